@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import (
+from leanify.core.errors import (
     BudgetError,
     DataError,
     DirectoryError,
@@ -30,41 +30,39 @@ from leanify.errors import (
     SourceError,
     TrainingError,
     UnsupportedModel,
-    spoken,
+    respell_errors,
 )
 from leanify.upstream import hooks
 
 if TYPE_CHECKING:
-    from leanify.architecture import Architecture, Layer, Stage
-    from leanify.design.measure.profiling import profile
-    from leanify.design.redesign import redesign
+    from leanify.comparison.comparing import compare
+    from leanify.core.architecture import Architecture, Layer, Stage
     from leanify.exporting.export import export
-    from leanify.exporting.hub import push_to_hub
     from leanify.lens.surgery import grow, read, write
+    from leanify.profiling.profile import profile
+    from leanify.search.redesign import redesign
+    from leanify.shrinking.shrink import shrink
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
     from leanify.spectra.measure import condition
-    from leanify.study.comparing import compare
-    from leanify.study.shrink import shrink
     from leanify.training.start import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
-    "Architecture": "architecture",
-    "Layer": "architecture",
-    "Stage": "architecture",
-    "compare": "study.comparing",
+    "Architecture": "core.architecture",
+    "Layer": "core.architecture",
+    "Stage": "core.architecture",
+    "compare": "comparison.comparing",
     "condition": "spectra.measure",
     "export": "exporting.export",
     "grow": "lens.surgery",
     "load": "sources.find",
-    "push_to_hub": "exporting.hub",
-    "profile": "design.measure.profiling",
+    "profile": "profiling.profile",
     "read": "lens.surgery",
-    "redesign": "design.redesign",
+    "redesign": "search.redesign",
     "save": "sources.lean_directory",
-    "shrink": "study.shrink",
+    "shrink": "shrinking.shrink",
     "train": "training.start",
     "write": "lens.surgery",
 }
@@ -88,7 +86,6 @@ __all__ = [
     "grow",
     "load",
     "profile",
-    "push_to_hub",
     "read",
     "redesign",
     "save",
@@ -102,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'leanify' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"leanify.{_HOMES[name]}"), name)
-    value = value if isinstance(value, type) else spoken(value)
+    value = value if isinstance(value, type) else respell_errors(value)
     globals()[name] = value
     return value
 

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from leanify.design.measure import peak, profiling
-from leanify.design.prices import counting
+from leanify.profiling import counting
+from leanify.profiling import profile as profiling
+from leanify.profiling import training_memory as peak
 
 ADAMW = 3  # weights and two moments, in units of the weights
 
 
-def weights_of(model: nn.Module) -> int:
+def weight_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def most(step: Callable[[], Any]) -> int:
+def peak_bytes(step: Callable[[], Any]) -> int:
     """The most bytes that a step holds beyond what was there before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
@@ -31,7 +32,7 @@ def most(step: Callable[[], Any]) -> int:
 
 def training_peak(shell: nn.Module, batch: int, tokens: int | None, loss: peak.Loss = peak.squares) -> int:
     """Weights, moments and the most that the second of two AdamW steps holds, in float32 on the CPU."""
-    model = profiling.fresh(shell, torch.device("cpu")).train()
+    model = profiling.materialise(shell, torch.device("cpu")).train()
     inputs: dict[str, Tensor] = counting.unmasked_inputs(model, tokens, "cpu", batch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
@@ -41,4 +42,4 @@ def training_peak(shell: nn.Module, batch: int, tokens: int | None, loss: peak.L
         optimiser.zero_grad()
 
     step()
-    return ADAMW * weights_of(model) + most(step)
+    return ADAMW * weight_bytes(model) + peak_bytes(step)

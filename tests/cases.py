@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify.design.measure.profiling import tensors_of
-from leanify.design.prices.counting import call
+from leanify.profiling.counting import call
+from leanify.profiling.profile import flatten_tensors
 from leanify.upstream.inputs import example_inputs
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}
 TEXT = {"hidden_size": 60, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 96, "vocab_size": 67}
-GROUPED = {**TEXT, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
+GROUPED_QUERY = {**TEXT, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ CASES = {
     "gpt2": Case(
         "gpt2", {"n_embd": 60, "n_layer": 4, "n_head": 3, "vocab_size": 67}, "AutoModelForCausalLM", native=False
     ),
-    "llama": Case("llama", GROUPED, "AutoModelForCausalLM"),
-    "llama, one kv head": Case("llama", {**GROUPED, "num_key_value_heads": 1}),
-    "qwen2": Case("qwen2", GROUPED),
+    "llama": Case("llama", GROUPED_QUERY, "AutoModelForCausalLM"),
+    "llama, one kv head": Case("llama", {**GROUPED_QUERY, "num_key_value_heads": 1}),
+    "qwen2": Case("qwen2", GROUPED_QUERY),
 }
 
 
@@ -58,7 +58,7 @@ def outputs(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> list[T
     """What a model gives on a fixed random batch of two."""
     inputs = inputs if inputs is not None else batch(model)
     with torch.no_grad():
-        return list(tensors_of(call(model, inputs)))
+        return list(flatten_tensors(call(model, inputs)))
 
 
 def batch(model: nn.Module) -> dict[str, Tensor]:
@@ -69,5 +69,5 @@ def batch(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.to(kind) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
-def equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
-UNEXPECTED = ("Traceback (most recent call last)", "unexpected error")
-IMPORTED = ("accelerate", "sklearn.datasets", "torch.distributed.checkpoint", "torch.distributed.fsdp", "timm.data")
-Ends = tuple[int, int]  # of a pipe or terminal: to read from, to write to
+BUG_MESSAGES = ("Traceback (most recent call last)", "unexpected error")
+PRELOADED = ("accelerate", "sklearn.datasets", "torch.distributed.checkpoint", "torch.distributed.fsdp", "timm.data")
+Pipe = tuple[int, int]  # of a pipe or terminal: to read from, to write to
 
 
 @dataclass(frozen=True)
-class Done:
+class Result:
     """What a command came to; ``returncode`` is negative where a signal ended it."""
 
     returncode: int
@@ -44,44 +44,44 @@ class Done:
     stderr: str
 
 
-def expected(*words: str) -> None:
+def assert_no_bug(*texts: str) -> None:
     """Fail where a command met what nothing expected: a bug, whatever else the test looks at."""
-    for text in words:
-        assert not any(one in text for one in UNEXPECTED), text
+    for text in texts:
+        assert not any(one in text for one in BUG_MESSAGES), text
 
 
 def run(
-    *arguments: str, where: Path | None = None, fresh: bool = False, before: str = "pass", **environment: str
-) -> Done:
+    *arguments: str, cwd: Path | None = None, new_interpreter: bool = False, setup: str = "pass", **environment: str
+) -> Result:
     """A command in the folder ``where``, with these variables of the environment beside those of the tests.
 
     ``fresh`` starts Python anew; ``before`` is what it runs first.
     """
     variables = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment}
-    if fresh:
-        told = subprocess.run(
-            [sys.executable, "-c", f"{before}\n{CODE}", *arguments],
-            capture_output=True, text=True, cwd=where, env={**os.environ, **variables},
+    if new_interpreter:
+        process = subprocess.run(
+            [sys.executable, "-c", f"{setup}\n{CODE}", *arguments],
+            capture_output=True, text=True, cwd=cwd, env={**os.environ, **variables},
         )  # fmt: skip
-        done = Done(told.returncode, told.stdout, told.stderr)
+        result = Result(process.returncode, process.stdout, process.stderr)
     else:
-        done = start("commands:command", *arguments, where=where, **variables).end()
-    expected(done.stdout, done.stderr)
-    return done
+        result = start("commands:command", *arguments, cwd=cwd, **variables).wait()
+    assert_no_bug(result.stdout, result.stderr)
+    return result
 
 
-def typed(line: str, capsys: Any) -> tuple[int, str, str]:
+def run_here(line: str, capsys: Any) -> tuple[int, str, str]:
     """The exit code of a command that is called in this process, and what it printed."""
     before, sys.argv = sys.argv, ["leanify", *shlex.split(line)]
     try:
-        code = called()
+        code = exit_code_of_main()
     finally:
         sys.argv = before
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def called() -> int:
+def exit_code_of_main() -> int:
     """The exit code of the command that ``sys.argv`` asks for, in this process."""
     from leanify.cli import main
 
@@ -103,45 +103,45 @@ class Process:
     out: Path
     err: Path
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def end(self) -> Done:
+    def wait(self) -> Result:
         """Wait for its end."""
-        return Done(_ask({"wait": self.pid}), self.printed(self.out), self.printed(self.err))
+        return Result(_send_request({"wait": self.pid}), self.read_output(self.out), self.read_output(self.err))
 
-    def until(self, begun: str) -> None:
+    def wait_for_line(self, prefix: str) -> None:
         """Wait for a line on standard error that begins so."""
-        while not any(line.startswith(begun) for line in self.printed(self.err).splitlines()):
-            assert _ask({"runs": self.pid}), self.printed(self.err)
+        while not any(line.startswith(prefix) for line in self.read_output(self.err).splitlines()):
+            assert _send_request({"runs": self.pid}), self.read_output(self.err)
             time.sleep(0.02)
 
-    def printed(self, file: Path) -> str:
+    def read_output(self, file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
-def start(entry: str, *arguments: str, where: Path | None = None, **environment: str) -> Process:
+def start(entry: str, *arguments: str, cwd: Path | None = None, **environment: str) -> Process:
     """Call a function, named ``module:function``, with these arguments in a process of its own; it returns a code."""
-    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    folder = Path(tempfile.mkdtemp(dir=_output_folder()))
     out, err = folder / "out", folder / "err"
-    asked = {
-        "entry": entry, "arguments": arguments, "where": str(where or Path.cwd()), "out": str(out), "err": str(err),
+    request = {
+        "entry": entry, "arguments": arguments, "where": str(cwd or Path.cwd()), "out": str(out), "err": str(err),
         "environment": {**os.environ, **environment},
     }  # fmt: skip
-    return Process(_ask(asked), out, err)
+    return Process(_send_request(request), out, err)
 
 
 def command(*arguments: str) -> int:
     """The command line in a process that is to end with it."""
     sys.argv = ["leanify", *arguments]
-    return ended()
+    return exit_code_after_flush()
 
 
 @cache
-def _folder() -> str:
-    made = tempfile.TemporaryDirectory(prefix="commands-")
-    atexit.register(made.cleanup)
-    return made.name
+def _output_folder() -> str:
+    directory = tempfile.TemporaryDirectory(prefix="commands-")
+    atexit.register(directory.cleanup)
+    return directory.name
 
 
 @cache
@@ -154,11 +154,11 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def _ask(asked: dict[str, Any]) -> int:
+def _send_request(request: dict[str, Any]) -> int:
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(json.dumps(asked) + "\n")
+    server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     answer = server.stdout.readline()
     assert answer, "the server of commands has ended"
@@ -177,23 +177,23 @@ def _serve() -> None:
     for module in pkgutil.walk_packages(leanify.__path__, "leanify."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in IMPORTED:
+    for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else the collector touches, and so copies, every page in every fork
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), flush=True)
-        elif "runs" in asked:
-            ended = os.waitid(os.P_PID, asked["runs"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            print(int(ended is None), flush=True)
+        request = json.loads(line)
+        if "wait" in request:
+            print(os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1]), flush=True)
+        elif "runs" in request:
+            status = os.waitid(os.P_PID, request["runs"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            print(int(status is None), flush=True)
         elif child := os.fork():
             print(child, flush=True)
         else:
             code = 70
             try:
-                code = _forked(asked)
+                code = _run_request(request)
             except BaseException:
                 importlib.import_module("traceback").print_exc()
                 sys.stderr.flush()
@@ -201,8 +201,8 @@ def _serve() -> None:
                 os._exit(code)
 
 
-def _forked(asked: dict[str, Any]) -> int:
-    for number, mode, path in ((0, os.O_RDONLY, os.devnull), (1, 577, asked["out"]), (2, 577, asked["err"])):
+def _run_request(request: dict[str, Any]) -> int:
+    for number, mode, path in ((0, os.O_RDONLY, os.devnull), (1, 577, request["out"]), (2, 577, request["err"])):
         os.dup2(os.open(path, mode), number)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),  # which a shell ignores for what it runs in the background
@@ -211,18 +211,18 @@ def _forked(asked: dict[str, Any]) -> int:
     ):
         signal.signal(number, handler)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["where"])
-    write_as("utf-8")
-    module, _, function = asked["entry"].partition(":")
-    return int(getattr(importlib.import_module(module), function)(*asked["arguments"]) or 0)
+    os.environ.update(request["environment"])
+    os.chdir(request["where"])
+    reopen_streams("utf-8")
+    module, _, function = request["entry"].partition(":")
+    return int(getattr(importlib.import_module(module), function)(*request["arguments"]) or 0)
 
 
 # -- forks of the tests' own process ----------------------------------------------------------------------------------
 
 
-def forked(
-    arguments: Sequence[str], folder: Path, change: Callable[[], None], out: Ends, err: Ends, reader: bool = True
+def run_forked(
+    arguments: Sequence[str], folder: Path, change: Callable[[], None], out: Pipe, err: Pipe, reader: bool = True
 ) -> tuple[int, str, str]:
     """Exit code, standard output and error of a command in a fork after ``change``. Without ``reader`` nobody reads."""
     child = os.fork()
@@ -232,7 +232,7 @@ def forked(
             os.dup2(out[1], 1), os.dup2(err[1], 2)
             for end in {*out, *err}:
                 os.close(end)
-            write_as("utf-8")
+            reopen_streams("utf-8")
             warnings.resetwarnings()  # pytest's, under which each is an error
             warnings.simplefilter("ignore")
             os.chdir(folder)
@@ -244,19 +244,23 @@ def forked(
         os.close(end)
     if not reader:
         os.close(out[0])
-    said = _read([err[0], out[0]] if reader else [err[0]])
+    outputs = _read_pipes([err[0], out[0]] if reader else [err[0]])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code, said.get(out[0], b"").decode(errors="surrogateescape"), said[err[0]].decode(errors="surrogateescape")
+    return (
+        code,
+        outputs.get(out[0], b"").decode(errors="surrogateescape"),
+        outputs[err[0]].decode(errors="surrogateescape"),
+    )
 
 
-def write_as(encoding: str) -> None:
+def reopen_streams(encoding: str) -> None:
     """Streams as the interpreter makes them at its start."""
     sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding=encoding, closefd=False) for n in (1, 2))
 
 
-def ended() -> int:
+def exit_code_after_flush() -> int:
     """The exit code of the command; 120 where the interpreter could not write what is left at its end."""
-    code = called()
+    code = exit_code_of_main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # closed, and so None
             try:
@@ -266,21 +270,21 @@ def ended() -> int:
     return code
 
 
-def _read(ends: list[int]) -> dict[int, bytes]:
+def _read_pipes(ends: list[int]) -> dict[int, bytes]:
     """What comes out of pipes until they are closed."""
-    found = dict.fromkeys(ends, b"")
-    left = set(ends)
-    while left:
-        for end in select.select(list(left), [], [])[0]:
+    outputs = dict.fromkeys(ends, b"")
+    open_ends = set(ends)
+    while open_ends:
+        for end in select.select(list(open_ends), [], [])[0]:
             try:
                 piece = os.read(end, 1 << 16)
             except OSError:  # a terminal whose other end is closed
                 piece = b""
-            found[end] += piece
+            outputs[end] += piece
             if not piece:
-                left.discard(end)
+                open_ends.discard(end)
                 os.close(end)
-    return found
+    return outputs
 
 
 if __name__ == "__main__":

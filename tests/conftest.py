@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from leanify import cli
+from leanify.core import terminal
 
 torch.set_num_threads(1)
 for number in (signal.SIGINT, signal.SIGHUP):  # ignored below nohup and in a script's background: commands inherit that
@@ -23,20 +24,26 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored below nohup and in a sc
 
 
 @pytest.fixture(autouse=True)
-def nothing_unexpected(request: pytest.FixtureRequest) -> Iterator[None]:
+def fail_on_unexpected_error(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which the command line met an error that nothing expected, whatever the test itself looks at."""
-    met: list[Exception] = []
+    errors: list[Exception] = []
     say = cli._say_unexpected
 
-    def noted(error: Exception) -> None:
-        met.append(error)
+    def record_error(error: Exception) -> None:
+        errors.append(error)
         say(error)
 
-    cli._say_unexpected = noted
+    cli._say_unexpected = record_error
     yield
     cli._say_unexpected = say
-    if met and not request.node.get_closest_marker("unexpected"):
-        pytest.fail(f"unexpected error: {met[0]!r}")
+    if errors and not request.node.get_closest_marker("unexpected"):
+        pytest.fail(f"unexpected error: {errors[0]!r}")
+
+
+@pytest.fixture(autouse=True)
+def reset_error_console() -> None:
+    """Standard error is looked at again: a test may have another terminal, width or colour."""
+    terminal.error_console.cache_clear()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,10 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what ``slow.txt`` names: tests, and single cases that cost more than others of their test."""
-    named = set(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
+    slow_cases = set(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
     for item in items:
         case = item.nodeid.removeprefix("tests/")
-        if case in named or case.partition("[")[0] in named:
+        if case in slow_cases or case.partition("[")[0] in slow_cases:
             item.add_marker(pytest.mark.slow)
 
 

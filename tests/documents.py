@@ -37,10 +37,10 @@ BLOCK = re.compile(
     r"(?P<notes>(?:<!--(?:(?!-->)[\s\S])*-->\n)*)^```(?P<kind>console|sh|python)\n(?P<body>[\s\S]*?)^```$", re.MULTILINE
 )
 NOTE = re.compile(r"<!--\s*([\s\S]*?)\s*-->")
-WRITTEN = re.compile(r"(<!-- written: (\w+) -->\n)[\s\S]*?(<!-- end -->)")
+GENERATED = re.compile(r"(<!-- written: (\w+) -->\n)[\s\S]*?(<!-- end -->)")
 TIMES = re.compile(r"\d[\d,.]*(?:–\d[\d,.]*)?\s*(?:µs|ms|seconds|s|min|h|/s|hours)(?![\w/])")
 JSON = re.compile(r"<!-- json: (.*?) -->")
-VALUES = (
+OPAQUE_KEYS = (
     "architecture",
     "weights",
     "fronts",
@@ -58,7 +58,7 @@ class Block:
     body: str
     start: int
     end: int
-    before: str = ""
+    setup: str = ""
     not_run: str | None = None
     varies: bool = False
     exit_code: int = 0
@@ -70,21 +70,21 @@ class Block:
         return re.findall(r"^\$ ((?:.*\\\n)*.*)$", self.body, re.MULTILINE)
 
 
-class Failed(Exception):
+class BlockFailed(Exception):
     """A block did not do what its page says."""
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in found if page.name != "CHANGELOG.md"]
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in paths if page.name != "CHANGELOG.md"]
 
 
-def blocks_of(text: str) -> Iterator[Block]:
+def parse_blocks(text: str) -> Iterator[Block]:
     for match in BLOCK.finditer(text):
         block = Block(match["kind"], match["body"], match.start("body"), match.end("body"))
         for note in NOTE.findall(match["notes"]):
             if note.startswith("run before"):
-                block = replace(block, before=note.removeprefix("run before"))
+                block = replace(block, setup=note.removeprefix("run before"))
             elif note.startswith("not run:"):
                 block = replace(block, not_run=note.removeprefix("not run:").strip())
             elif note.startswith("exit "):
@@ -96,7 +96,7 @@ def blocks_of(text: str) -> Iterator[Block]:
         yield block
 
 
-def plain(output: str) -> str:
+def normalise(output: str) -> str:
     """Output without what differs from machine to machine: durations, rates, and the width of columns."""
     return "\n".join(" ".join(TIMES.sub("TIME", line).split()) for line in output.strip().splitlines())
 
@@ -112,20 +112,21 @@ def shell(command: str, folder: Path, exit_code: int = 0) -> str:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-e", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
-    if done.returncode != exit_code:
-        raise Failed(
-            f"$ {command}\nexit {done.returncode}, expected {exit_code}\n{done.stdout[-800:]}{done.stderr[-1500:]}"
+    if process.returncode != exit_code:
+        raise BlockFailed(
+            f"$ {command}\nexit {process.returncode}, expected {exit_code}\n"
+            f"{process.stdout[-800:]}{process.stderr[-1500:]}"
         )
-    return done.stdout + (done.stderr if exit_code else "")
+    return process.stdout + (process.stderr if exit_code else "")
 
 
 def run(block: Block, folder: Path) -> str:
     """Run a block and return its body as it is now. Raises Failed."""
-    if block.before:
-        shell(block.before, folder)
+    if block.setup:
+        shell(block.setup, folder)
     if block.kind == "sh":
         shell(block.body, folder, block.exit_code)
         return block.body
@@ -134,81 +135,81 @@ def run(block: Block, folder: Path) -> str:
         shell(f"{sys.executable} block.py", folder, block.exit_code)
         return block.body
     *others, last = block.commands
-    printed = [(command, shell(command, folder)) for command in others]
-    printed.append((last, shell(last, folder, block.exit_code)))
-    lines = [f"$ {command}\n{trimmed(output)}" for command, output in printed]
+    outputs = [(command, shell(command, folder)) for command in others]
+    outputs.append((last, shell(last, folder, block.exit_code)))
+    lines = [f"$ {command}\n{strip_line_ends(output)}" for command, output in outputs]
     return "\n".join(lines)
 
 
-def shortened(block: Block) -> Block:
+def shorten(block: Block) -> Block:
     """The block with less to do: more words for its first leanify command."""
     if not block.shorter:
         return block
     return replace(block, body=re.sub(r"(leanify (?:.*\\\n)*.*)", rf"\1 {block.shorter}", block.body, count=1))
 
 
-def trimmed(output: str) -> str:
+def strip_line_ends(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.rstrip().splitlines()) + "\n"
 
 
-def checked(page: Path, write: bool) -> list[str]:
+def check_page(page: Path, write: bool) -> list[str]:
     """Run a page's blocks; what is wrong with them. With ``write`` the page is brought up to date."""
-    text, wrong, moved = page.read_text(encoding="utf-8"), [], 0
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    text, errors, offset = page.read_text(encoding="utf-8"), [], 0
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         for script in (*SAMPLES.glob("*.py"), *(ROOT / "docs" / "examples").glob("*.py")):
             (folder / script.name).write_bytes(script.read_bytes())
-        for block in blocks_of(text):
+        for block in parse_blocks(text):
             if block.not_run is not None:
                 continue
             try:
-                body = run(block if write else shortened(block), folder)
-            except Failed as failure:
-                wrong.append(str(failure))
+                body = run(block if write else shorten(block), folder)
+            except BlockFailed as failure:
+                errors.append(str(failure))
                 continue
             if write:
-                text = text[: block.start + moved] + body + text[block.end + moved :]
-                moved += len(body) - len(block.body)
-            elif block.kind == "console" and not block.varies and plain(body) != plain(block.body):
-                wrong.append(f"the output differs; python tests/documents.py --write\n{body}")
+                text = text[: block.start + offset] + body + text[block.end + offset :]
+                offset += len(body) - len(block.body)
+            elif block.kind == "console" and not block.varies and normalise(body) != normalise(block.body):
+                errors.append(f"the output differs; python tests/documents.py --write\n{body}")
         try:
-            wrong += undocumented(text, folder)
-        except Failed as failure:
-            wrong.append(str(failure))
-    now = WRITTEN.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
+            errors += undocumented_keys(text, folder)
+        except BlockFailed as failure:
+            errors.append(str(failure))
+    updated_text = GENERATED.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
     if write:
-        page.write_text(now, encoding="utf-8")
-    elif now != text:
-        wrong.append("a written part is out of date; python tests/documents.py --write")
-    return wrong
+        page.write_text(updated_text, encoding="utf-8")
+    elif updated_text != text:
+        errors.append("a written part is out of date; python tests/documents.py --write")
+    return errors
 
 
-def undocumented(text: str, folder: Path) -> Iterator[str]:
+def undocumented_keys(text: str, folder: Path) -> Iterator[str]:
     """Keys of a command's JSON that the section below its comment does not name."""
     for match in JSON.finditer(text):
         section = text[match.end() :].partition("<!-- json:")[0]
-        for key in sorted(names_in(json.loads(shell(match[1], folder)))):
+        for key in sorted(json_keys(json.loads(shell(match[1], folder)))):
             if f"`{key}`" not in section:
                 yield f"{match[1]}: the key {key!r} is not documented"
 
 
-def names_in(value: Any) -> set[str]:
+def json_keys(value: Any) -> set[str]:
     """The keys of nested JSON, but those below an architecture and below a map by design."""
     if isinstance(value, list):
-        return set().union(*map(names_in, value))
+        return set().union(*map(json_keys, value))
     if not isinstance(value, dict):
         return set()
-    return set(value).union(*(names_in(part) for key, part in value.items() if key not in VALUES))
+    return set(value).union(*(json_keys(part) for key, part in value.items() if key not in OPAQUE_KEYS))
 
 
 def keys() -> str:
     """Tables of all recipe keys, a section each."""
-    from leanify.runs.recipe import SECTIONS
-    from leanify.runs.strict_toml import keys_of
+    from leanify.core.recipe import SECTIONS
+    from leanify.core.strict_toml import describe_keys
 
     parts = []
     for section, kind in SECTIONS.items():
-        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {_cell(key.about)} |" for key in keys_of(kind)]
+        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {_cell(key.about)} |" for key in describe_keys(kind)]
         about = " ".join((kind.__doc__ or "").split())
         parts.append(
             f"## [{section}]\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
@@ -220,9 +221,9 @@ def _default(key: Any) -> str:
     return "required" if key.required else f"`{key.default}`" if key.default else "–"
 
 
-def _cell(words: str) -> str:
+def _cell(text: str) -> str:
     """A table's cell ends at a bar, in code as well."""
-    return words.replace("|", "\\|")
+    return text.replace("|", "\\|")
 
 
 WRITERS = {"keys": keys}
@@ -232,12 +233,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     count = 0
-    for page in asked.pages or pages():
-        for words in checked(page, asked.write):
+    for page in options.pages or pages():
+        for error in check_page(page, options.write):
             count += 1
-            print(f"{page}: {words}\n", flush=True)
+            print(f"{page}: {error}\n", flush=True)
         print(f"{page}", flush=True)
     return 1 if count else 0
 

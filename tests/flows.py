@@ -70,7 +70,7 @@ class Family:
         config = transformers.AutoConfig.for_model(self.kind, **self.options)
         getattr(transformers, self.cls)(config).save_pretrained(folder)
         if self.task:
-            tokenizer(folder)
+            save_tokenizer(folder)
         return folder
 
     def lean(self, folder: Path) -> Path:
@@ -78,7 +78,8 @@ class Family:
         model = leanify.load(self.source(folder / "source"))
         shape = leanify.read(model)
         stages = tuple(
-            stage.reshape(depth=2, heads=5) if i in shape.varied else stage for i, stage in enumerate(shape.stages)
+            stage.reshape(depth=2, heads=5) if i in shape.variable_stages else stage
+            for i, stage in enumerate(shape.stages)
         )
         return leanify.save(leanify.write(model, type(shape)(shape.source, stages)), folder / "lean")
 
@@ -98,7 +99,7 @@ FAMILIES = {
 }
 
 
-def tokenizer(folder: Path) -> Any:
+def save_tokenizer(folder: Path) -> Any:
     """A tokenizer of whole words, saved as transformers saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -107,10 +108,10 @@ def tokenizer(folder: Path) -> Any:
     rules.pre_tokenizer = pre_tokenizers.Whitespace()
     rules.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    dressed = PreTrainedTokenizerFast(tokenizer_object=rules, mask_token="[MASK]", eos_token="[SEP]", **names)
-    dressed.model_max_length = 16
-    dressed.save_pretrained(folder)
-    return dressed
+    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=rules, mask_token="[MASK]", eos_token="[SEP]", **names)
+    fast_tokenizer.model_max_length = 16
+    fast_tokenizer.save_pretrained(folder)
+    return fast_tokenizer
 
 
 def outputs(model: Any) -> Tensor:
@@ -119,16 +120,22 @@ def outputs(model: Any) -> Tensor:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inputs = example_inputs(inner, 2, 8 if hasattr(model, "config") else None)
     with torch.no_grad():
-        found = model.eval()(**inputs)
-    if isinstance(found, Tensor):
-        return found
-    return next(value for value in (found.get("logits"), found.get("logits_per_image"), found[0]) if value is not None)
+        result = model.eval()(**inputs)
+    if isinstance(result, Tensor):
+        return result
+    return next(
+        value for value in (result.get("logits"), result.get("logits_per_image"), result[0]) if value is not None
+    )
 
 
-def same(model: Any, other: Any) -> None:
-    left, right = outputs(model), outputs(other)
-    assert left.shape == right.shape, f"{tuple(left.shape)} became {tuple(right.shape)}"
-    assert torch.equal(left, right), f"outputs differ by {float((left - right).abs().max()):.1e}"
+def assert_same_model(model: Any, other: Any) -> None:
+    expected_outputs, other_outputs = outputs(model), outputs(other)
+    assert expected_outputs.shape == other_outputs.shape, (
+        f"{tuple(expected_outputs.shape)} became {tuple(other_outputs.shape)}"
+    )
+    assert torch.equal(expected_outputs, other_outputs), (
+        f"outputs differ by {float((expected_outputs - other_outputs).abs().max()):.1e}"
+    )
     assert leanify.read(model).stages == leanify.read(other).stages
 
 
@@ -140,9 +147,9 @@ def auto(family: Family, lean: Path, folder: Path) -> None:
     import transformers
 
     for cls in (getattr(transformers, family.cls), transformers.AutoModel):
-        loaded = cls.from_pretrained(lean)
-        assert leanify.read(loaded).depth == leanify.read(leanify.load(lean)).depth
-    same(leanify.load(lean), getattr(transformers, family.cls).from_pretrained(lean))
+        model = cls.from_pretrained(lean)
+        assert leanify.read(model).depth == leanify.read(leanify.load(lean)).depth
+    assert_same_model(leanify.load(lean), getattr(transformers, family.cls).from_pretrained(lean))
 
 
 def save_pretrained(family: Family, lean: Path, folder: Path) -> None:
@@ -151,8 +158,8 @@ def save_pretrained(family: Family, lean: Path, folder: Path) -> None:
     cls: Any = getattr(transformers, family.cls)
     first = cls.from_pretrained(lean)
     first.save_pretrained(folder / "again", max_shard_size="20KB")
-    same(first, cls.from_pretrained(folder / "again"))
-    same(first, leanify.load(folder / "again"))
+    assert_same_model(first, cls.from_pretrained(folder / "again"))
+    assert_same_model(first, leanify.load(folder / "again"))
 
 
 def trainer(family: Family, lean: Path, folder: Path) -> None:
@@ -181,17 +188,17 @@ def trainer(family: Family, lean: Path, folder: Path) -> None:
             label_names=["labels"] if family.kind != "clip" else ["return_loss"], remove_unused_columns=False,
         )  # fmt: skip
         data = {"train_dataset": [inputs] * 8, "eval_dataset": [inputs] * 2}
-        found = transformers.Trainer(model, arguments, data_collator=collate, **data)
-        found.train(resume_from_checkpoint=resume or None)
-        return found
+        hf_trainer = transformers.Trainer(model, arguments, data_collator=collate, **data)
+        hf_trainer.train(resume_from_checkpoint=resume or None)
+        return hf_trainer
 
     train(2, resume=False)
-    done = train(4, resume=True)
-    assert done.state.global_step == 4
-    done.save_model(folder / "final")
+    resumed_trainer = train(4, resume=True)
+    assert resumed_trainer.state.global_step == 4
+    resumed_trainer.save_model(folder / "final")
     assert (folder / "final" / "training_args.bin").is_file()
-    same(done.model, leanify.load(folder / "final"))
-    same(done.model, cls.from_pretrained(folder / "final"))
+    assert_same_model(resumed_trainer.model, leanify.load(folder / "final"))
+    assert_same_model(resumed_trainer.model, cls.from_pretrained(folder / "final"))
     leanify.load(folder / "out" / "checkpoint-4")
 
 
@@ -200,20 +207,20 @@ def pipeline(family: Family, lean: Path, folder: Path) -> None:
     import transformers
 
     model = leanify.load(lean)
-    words = transformers.AutoTokenizer.from_pretrained(lean)
-    ids = words("the cat sat on a mat", return_tensors="pt", return_token_type_ids=False)
+    text_tokenizer = transformers.AutoTokenizer.from_pretrained(lean)
+    ids = text_tokenizer("the cat sat on a mat", return_tensors="pt", return_token_type_ids=False)
     assert ids["input_ids"][0].tolist() == [2, 5, 6, 8, 10, 11, 12, 3]
     if family.task == "text-classification":
         with torch.no_grad():
-            wanted = model(**ids).logits[0].tolist()
+            expected = model(**ids).logits[0].tolist()
         run = transformers.pipeline(family.task, model=str(lean), function_to_apply="none", top_k=None)
-        assert sorted(found["score"] for found in run(["the cat sat on a mat"])[0]) == sorted(wanted)
+        assert sorted(answer["score"] for answer in run(["the cat sat on a mat"])[0]) == sorted(expected)
     elif family.task == "text-generation":
         options = {"max_new_tokens": 4, "do_sample": False}
-        wanted = model.generate(**ids, **options)[0, ids["input_ids"].shape[1] :]
+        expected = model.generate(**ids, **options)[0, ids["input_ids"].shape[1] :]
         run = transformers.pipeline(family.task, model=str(lean))
         found = run("the cat sat on a mat", return_tensors=True, **options)[0]["generated_token_ids"]
-        assert list(found)[-len(wanted) :] == wanted.tolist()
+        assert list(found)[-len(expected) :] == expected.tolist()
     else:
         again = transformers.AutoModelForSeq2SeqLM.from_pretrained(lean).generate(**ids, max_new_tokens=4)
         assert torch.equal(again, model.generate(**ids, max_new_tokens=4))
@@ -240,17 +247,17 @@ def peft(family: Family, lean: Path, folder: Path) -> None:
 
     cls: Any = getattr(transformers, family.cls)
     torch.manual_seed(0)
-    tuned = get_peft_model(
+    lora_model = get_peft_model(
         cls.from_pretrained(lean), LoraConfig(r=2, init_lora_weights=False, target_modules="all-linear")
     )
-    tuned.save_pretrained(folder / "adapter")
+    lora_model.save_pretrained(folder / "adapter")
     again = PeftModel.from_pretrained(cls.from_pretrained(lean), folder / "adapter")
-    wanted = outputs(tuned)
-    assert torch.equal(wanted, outputs(again))
-    merged = again.merge_and_unload()
-    merged.save_pretrained(folder / "merged")
-    same(merged, cls.from_pretrained(folder / "merged"))
-    same(merged, leanify.load(folder / "adapter", cls=family.cls))
+    expected = outputs(lora_model)
+    assert torch.equal(expected, outputs(again))
+    merged_model = again.merge_and_unload()
+    merged_model.save_pretrained(folder / "merged")
+    assert_same_model(merged_model, cls.from_pretrained(folder / "merged"))
+    assert_same_model(merged_model, leanify.load(folder / "merged", cls=family.cls))
 
 
 def heads(family: Family, lean: Path, folder: Path) -> None:
@@ -261,15 +268,15 @@ def heads(family: Family, lean: Path, folder: Path) -> None:
     if family.task:
         model.resize_token_embeddings(len(WORDS) + 2)
         leanify.save(model, folder / "resized")
-        same(model, leanify.load(folder / "resized"))
+        assert_same_model(model, leanify.load(folder / "resized"))
     if family.kind in ("bert", "mpnet", "gpt2", "llama", "qwen3"):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
-            three = leanify.load(lean, cls="AutoModelForSequenceClassification", overrides={"num_labels": 3})
-        assert any("re-initialised" in str(warning.message) for warning in said)
-        assert three.config.num_labels == 3
-        leanify.save(three, folder / "three")
-        same(three, leanify.load(folder / "three"))
+            classifier = leanify.load(lean, cls="AutoModelForSequenceClassification", overrides={"num_labels": 3})
+        assert any("re-initialised" in str(warning.message) for warning in caught_warnings)
+        assert classifier.config.num_labels == 3
+        leanify.save(classifier, folder / "three")
+        assert_same_model(classifier, leanify.load(folder / "three"))
 
 
 # -- flows of timm ------------------------------------------------------------------------------------------------
@@ -278,7 +285,7 @@ def heads(family: Family, lean: Path, folder: Path) -> None:
 def local_dir(family: Family, lean: Path, folder: Path) -> None:
     import timm
 
-    same(leanify.load(lean), timm.create_model(f"local-dir:{lean}", pretrained=True))
+    assert_same_model(leanify.load(lean), timm.create_model(f"local-dir:{lean}", pretrained=True))
     assert timm.create_model(f"local-dir:{lean}", pretrained=True, num_classes=3).num_classes == 3
 
 
@@ -288,8 +295,8 @@ def save_for_hf(family: Family, lean: Path, folder: Path) -> None:
 
     model = leanify.load(lean)
     save(model, str(folder / "hf"), safe_serialization=True)
-    same(model, timm.create_model(f"local-dir:{folder / 'hf'}", pretrained=True))
-    same(model, leanify.load(folder / "hf"))
+    assert_same_model(model, timm.create_model(f"local-dir:{folder / 'hf'}", pretrained=True))
+    assert_same_model(model, leanify.load(folder / "hf"))
 
 
 def load_checkpoint(family: Family, lean: Path, folder: Path) -> None:
@@ -298,14 +305,14 @@ def load_checkpoint(family: Family, lean: Path, folder: Path) -> None:
 
     model = timm.create_model(f"local-dir:{lean}")
     read(model, str(lean / "model.safetensors"))
-    same(leanify.load(lean), model)
+    assert_same_model(leanify.load(lean), model)
 
 
 def reset_classifier(family: Family, lean: Path, folder: Path) -> None:
     model: Any = leanify.load(lean)
     model.reset_classifier(7)
     leanify.save(model, folder / "seven")
-    same(model, leanify.load(folder / "seven"))
+    assert_same_model(model, leanify.load(folder / "seven"))
 
 
 # -- llama.cpp ----------------------------------------------------------------------------------------------------
@@ -319,7 +326,7 @@ print(json.dumps([[float(x) for x in row] for row in model.scores[: len(ids)]]))
 """
 
 
-def llama_cpp(kind: str, model_type: str | None, folder: Path) -> float:
+def llama_cpp(kind: str, folder: Path) -> float:
     """A lean model through llama.cpp's own converter and runtime, and how far its logits are from leanify's.
 
     ``LLAMA_CPP`` is a source tree of llama.cpp, ``LLAMA_CPP_PYTHON`` an interpreter that has llama_cpp; the converter
@@ -335,28 +342,34 @@ def llama_cpp(kind: str, model_type: str | None, folder: Path) -> float:
         sentence_iterator=texts, model_prefix=str(source / "tokenizer"), vocab_size=40, model_type="bpe",
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
-    words = sentencepiece.SentencePieceProcessor(model_file=str(source / "tokenizer.model"))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(source / "tokenizer.model"))
     (source / "tokenizer.vocab").unlink()
-    shape = {**CAUSAL, "vocab_size": words.vocab_size(), "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2}
+    shape = {
+        **CAUSAL,
+        "vocab_size": processor.vocab_size(),
+        "hidden_size": 64,
+        "head_dim": 32,
+        "num_attention_heads": 2,
+    }
     shape |= {"num_key_value_heads": 1, "intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **shape)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(source)
     plan = leanify.redesign(source, depth=2, heads=5)
     lean = folder / "lean"
-    plan.save(lean, pretrained=True, model_type=model_type)
+    plan.save(lean, pretrained=True)
     script = Path(os.environ["LLAMA_CPP"], "convert_hf_to_gguf.py")
     file = folder / "lean.gguf"
-    asked = [sys.executable, str(script), str(lean), "--outfile", str(file), "--outtype", "f32"]
-    subprocess.run(asked, check=True, capture_output=True)
-    ids = words.encode("the cat sat on a mat")
+    conversion = [sys.executable, str(script), str(lean), "--outfile", str(file), "--outtype", "f32"]
+    subprocess.run(conversion, check=True, capture_output=True)
+    ids = processor.encode("the cat sat on a mat")
     python = os.environ.get("LLAMA_CPP_PYTHON", sys.executable)
-    run = [python, "-c", RUN_GGUF, str(file), json.dumps(ids)]
-    found = torch.tensor(json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout))
+    evaluation = [python, "-c", RUN_GGUF, str(file), json.dumps(ids)]
+    logits = torch.tensor(json.loads(subprocess.run(evaluation, check=True, capture_output=True, text=True).stdout))
     with torch.no_grad():
-        wanted = leanify.load(lean)(torch.tensor([ids])).logits[0]
-    assert wanted.argmax(-1).equal(found.argmax(-1))
-    return float((wanted - found).abs().max() / wanted.abs().max())
+        expected = leanify.load(lean)(torch.tensor([ids])).logits[0]
+    assert expected.argmax(-1).equal(logits.argmax(-1))
+    return float((expected - logits).abs().max() / expected.abs().max())
 
 
 Flow = Callable[[Family, Path, Path], None]
@@ -369,14 +382,14 @@ TRANSFORMERS: dict[str, Flow] = {
 }  # fmt: skip
 
 
-def flows_of(name: str) -> dict[str, Flow]:
+def applicable_flows(name: str) -> dict[str, Flow]:
     family = FAMILIES[name]
     if not family.cls:
         return TIMM
-    left_out = set() if family.task else {"tokenizer, pipeline", "new head"}
+    excluded = set() if family.task else {"tokenizer, pipeline", "new head"}
     if family.task != "text-classification":
-        left_out |= {"SentenceTransformer"}
-    return {key: flow for key, flow in TRANSFORMERS.items() if key not in left_out}
+        excluded |= {"SentenceTransformer"}
+    return {key: flow for key, flow in TRANSFORMERS.items() if key not in excluded}
 
 
 SCHEMAS = """
@@ -388,13 +401,13 @@ for name in ("nms", "qnms"):
 
 
 @cache
-def before_timm() -> str:
+def missing_schemas() -> str:
     """torchvision's missing schemas, declared by hand, where this torch does not fit it."""
-    tried = subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, text=True)
-    return SCHEMAS if "torchvision::nms" in tried.stderr else ""
+    process = subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, text=True)
+    return SCHEMAS if "torchvision::nms" in process.stderr else ""
 
 
-ALONE = """
+LOAD_WITHOUT_LEANIFY = """
 import sys
 import timm, transformers
 transformers.logging.set_verbosity_error()
@@ -404,20 +417,23 @@ for cls, folder in {asked}:
             getattr(transformers, cls).from_pretrained(folder)
         else:
             timm.create_model("local-dir:" + folder, pretrained=True)
-        print("loads")
-    except Exception as error:
-        print("refused: " + " ".join(str(error).split())[:100])
+        print("\\nanswer: loads")
+    except Exception as error:  # upstream may have printed a question, whether code may run
+        print("\\nanswer: refused: " + " ".join(str(error).split())[:300])
 assert not any(name.partition(".")[0] == "leanify" for name in sys.modules)
 """
 
 
-def alone(asked: list[tuple[str, str]]) -> list[str]:
+def load_without_leanify(folders: list[tuple[str, str]]) -> list[str]:
     """What upstream answers in a process that never imports leanify: ``loads``, or why not."""
-    done = subprocess.run(
-        [sys.executable, "-c", before_timm() + ALONE.format(asked=asked)], capture_output=True, text=True
+    process = subprocess.run(
+        [sys.executable, "-c", missing_schemas() + LOAD_WITHOUT_LEANIFY.format(asked=folders)],
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
+    return [line.removeprefix("answer: ") for line in lines if line.startswith("answer: ")]
 
 
 def main() -> None:
@@ -425,20 +441,20 @@ def main() -> None:
 
     transformers.logging.set_verbosity_error()
     columns = list(dict.fromkeys([*TRANSFORMERS, *TIMM]))
-    rows, asked = [], []
+    rows, folders = [], []
     with tempfile.TemporaryDirectory() as place:
         for name, family in FAMILIES.items():
             lean = family.lean(Path(place, family.kind))
-            asked.append((family.cls, str(lean)))
+            folders.append((family.cls, str(lean)))
             cells = []
             for column in columns:
-                flow = flows_of(name).get(column)
+                flow = applicable_flows(name).get(column)
                 folder = Path(place, f"{family.kind}-{column}".replace(" ", ""))
-                cells.append("–" if flow is None else _tried(flow, family, lean, folder))
+                cells.append("–" if flow is None else _run_flow(flow, family, lean, folder))
             native = json.loads((lean / "leanify.json").read_text())["upstream"]
             rows.append((name, str(leanify.read(leanify.load(lean))), native, cells))
             print(name, cells, file=sys.stderr)
-        answers = alone(asked)
+        answers = load_without_leanify(folders)
     print("# Lean models in their own libraries\n")
     print("Each shape is grown past its width, at a tiny size. *ok* is equal to the last bit; for")
     print("SentenceTransformer, embeddings of a grown model within 1e-5 of the source's. Made by\n")
@@ -448,10 +464,10 @@ def main() -> None:
     for (name, _, _, cells), answer in zip(rows, answers, strict=True):
         print(f"| {name} | " + " | ".join(cells) + f" | {answer} |")
     if "LLAMA_CPP" in os.environ:
-        print("\n".join(["", *_beside_llama_cpp()]))
+        print("\n".join(["", *_llama_cpp_table()]))
 
 
-def _beside_llama_cpp() -> Iterator[str]:
+def _llama_cpp_table() -> Iterator[str]:
     """What llama.cpp makes of lean models: a table."""
     yield "## llama.cpp"
     yield ""
@@ -460,19 +476,19 @@ def _beside_llama_cpp() -> Iterator[str]:
     yield "difference is the largest of all logits, as a share of the largest logit; the likeliest token is the same"
     yield "at every place. Made with `LLAMA_CPP=SOURCE_TREE LLAMA_CPP_PYTHON=PYTHON` before the command above."
     yield ""
-    yield "| source | written as | difference |"
-    yield "|---|---|---|"
-    for kind, model_type in (("llama", "mistral"), ("mistral", None), ("qwen3", None), ("llama", None)):
+    yield "| source | difference |"
+    yield "|---|---|"
+    for kind in ("mistral", "qwen3", "llama"):
         with tempfile.TemporaryDirectory() as place:
             try:
-                found = f"{llama_cpp(kind, model_type, Path(place)):.1e}"
+                difference = f"{llama_cpp(kind, Path(place)):.1e}"
             except subprocess.CalledProcessError as error:
-                said = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
-                found = f"refused: {said.strip().splitlines()[-1][:100]}"
-            yield f"| {kind} | {model_type or 'itself'} | {found} |"
+                stderr = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
+                difference = f"refused: {stderr.strip().splitlines()[-1][:100]}"
+            yield f"| {kind} | {difference} |"
 
 
-def _tried(flow: Flow, family: Family, lean: Path, folder: Path) -> str:
+def _run_flow(flow: Flow, family: Family, lean: Path, folder: Path) -> str:
     folder.mkdir()
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,321 +1,373 @@
-"""What is fuzzed: a function a kind, of a generator of random numbers and a folder of intact files."""
+"""What is fuzzed: kinds of folders, how they are damaged, and what is then done with them.
+
+A case damages files of a folder, or puts links, pipes and devices into it, and uses it once. It may read what a link
+leads to, or refuse it; it may not wait, and no byte outside its folder may change.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
+import shlex
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fuzz_commands
-import fuzz_links
-from fuzz_commands import command
-from fuzz_files import mutate, mutated_bytes, mutated_value, some_file
-from fuzz_intact import HF, RECIPE, TIMM
+from fuzz_files import damage, mutate, mutated_bytes, mutated_value, some_file
+from fuzz_intact import HF, RECIPE, SHRUNK, TIMM, InlineEngine
 
-SHALLOW = {  # recipes' models with one layer: how deep they are is of no interest here, and costs
-    "masked": ("--set", "model.override.depth=1"),
-    "text": ("--set", "model.override.n_layer=1"),
-    "sentences": ("--set", "model.override.num_hidden_layers=1"),
-    "images": [
-        part
-        for key in ("patch_size", "embed_dim", "depth", "num_heads")
-        for part in ("--set", f"model.override.{key}={TIMM[key]}")
-    ],
-}
+from leanify.core.errors import LeanifyError
+
+BUG_MESSAGE = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
+SHRINK = "--target-params 0.8 --count body --minutes 0 --designs narrow " + " ".join(f"--set {s}" for s in SHRUNK)
+SMALL_IMAGES = "".join(f" --set model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth"))
+OWN_IMAGES = f"train own-images --dry-run {SMALL_IMAGES} --set model.override.num_heads=2 --set data.path="
 
 
-def looked_at(source: Any, **words: Any) -> None:
+def command(*arguments: str) -> None:
+    """The command line, as the console script calls it. Raises where a traceback or a bug of leanify's own ends it."""
+    from leanify.cli import main
+
+    sys.argv = ["leanify", *arguments]
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            main()
+    except SystemExit as error:
+        message = stderr.getvalue()
+        if {"\x1b", "\x07", "\u202e"} & set(message):
+            raise RuntimeError(f"control characters: {message[-300:]!r}") from error
+        if "Traceback" in message or BUG_MESSAGE in message or error.code not in (0, 1, 2, None):
+            raise RuntimeError(f"exit code {error.code}: {message[-300:]}") from error
+        if error.code:
+            raise LeanifyError(message.strip().replace("\n", " ")) from error
+    finally:
+        sys.stderr.write(stderr.getvalue())
+
+
+def read_shape(source: Any, **options: Any) -> None:
     from leanify.lens import surgery
     from leanify.sources import find
 
-    surgery.read(find.build_on_meta(find.find(source, **words)))
+    surgery.read(find.build_on_meta(find.find(source, **options)))
 
 
-def of_source(draw: random.Random, home: Path) -> None:
-    names = ["vit_tiny", "bert", "hf/gpt2", "timm/deit_tiny", "leanify/gpt2-tinystories", "digits", str(home), "a/b"]
-    name = mutated_bytes(draw, draw.choice(names).encode()).decode(errors="replace") if draw.random() < 0.7 else "bert"
-    draw.choice([lambda: looked_at(name), lambda: command("profile", "--no-measure", "--", name + "x")])()
+def load_and_save(folder: str) -> None:
+    import leanify
+
+    leanify.save(leanify.load(folder), "out")
 
 
-def of_hf_directory(draw: random.Random, home: Path) -> None:
-    """What transformers writes: configuration, shards and their index, tokenizer, generation configuration."""
-    folder = draw.choice(["hf", "hf", "bin"])
-    for _ in range(draw.choice([1, 1, 2])):
-        mutate(draw, some_file(draw, home / folder))
-    use_of_model(draw, folder)
+def more_seeds(folder: str) -> None:
+    import leanify
+
+    leanify.compare(folder, seeds=3, engine=InlineEngine(), measure=False)
 
 
-def of_adapter(draw: random.Random, home: Path) -> None:
-    mutate(draw, some_file(draw, home / draw.choice(["adapter", "adapter", "hf"])))
-    use_of_model(draw, "adapter")
+def read_tensors(file: str) -> None:
+    from leanify.sources import tensors
+
+    tensors.read_tensors(Path(file))
 
 
-def use_of_model(draw: random.Random, source: str) -> None:
-    uses = [
-        ("condition", source, "--samples", "2"),
-        ("condition", source, "--samples", "2", "--data", "rows.csv", "--json"),
-        ("profile", source, "--no-measure"),
-        ("redesign", source, "--depth", "1", "-o", "out"),
-        ("redesign", source, "--depth", "1", "-o", "out", "--weights", source),
-        ("redesign", "lean-hf", "--depth", "1", "-o", "out", "--weights", source),
-        ("train", source, "--dry-run", "--set", "data.path=rows.jsonl", "--set", "data.holdout=0.2"),
-    ]
-    command(*draw.choice(uses))
+def read_text(file: str) -> None:
+    from leanify.core.recipe import DataSection
+    from leanify.data.texts import corpus, text
+
+    corpus.corpora(DataSection("x", "causal-lm", file, on_error="skip"), 16, 256, corpus.Faults(True))
+    if not file.endswith(".txt"):
+        list(text.read_texts(Path(file)))
 
 
-def of_study(draw: random.Random, home: Path) -> None:
-    for _ in range(draw.choice([1, 1, 2])):
-        mutate(draw, some_file(draw, home / "study"))
-    uses = [
-        ("compare", "study", "--report"),
-        ("compare", "study", "--report", "--json"),
-        ("compare", "study", "--dry-run", "--designs", "x=depth:1,heads:2,mlp:24"),
-        ("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1", "--study", "study"),
-        ("runs", "."),
-        ("runs", "study", "--json"),
-        ("condition", "--checkpoints", str(some_file(draw, home / "study").parent), "--samples", "2"),
-    ]
-    command(*draw.choice(uses))
+# -- folders and files ------------------------------------------------------------------------------------------------
 
 
-def of_labelled(draw: random.Random, home: Path) -> None:
-    """A table of labelled texts, a folder of GLUE, a text to mask words of: as the recipes of text read them."""
-    mutate(draw, some_file(draw, home, ".csv", ".tsv", ".jsonl", ".parquet", ".txt"))
-    skip = ("--set", f"data.on_error={draw.choice(['stop', 'skip'])}")
-    table = f"data.path=rows.{draw.choice(['csv', 'jsonl', 'parquet'])}"
-    masked = f"data.path={home}/rows.{draw.choice(['txt', 'jsonl', 'parquet', 'csv'])}"
-    uses = [
-        ("train", "hf", "--dry-run", "--set", table, *skip),
-        ("train", "hf", "--dry-run", "--set", table, "--set", "data.holdout=0.2", *skip),
+@dataclass(frozen=True)
+class Kind:
+    """A kind of case: one of some intact files or folders is damaged, then one of the uses is made of it."""
+
+    targets: tuple[str, ...]
+    uses: tuple[str | Callable[[str], None], ...]  # command lines; {} is what was damaged
+    companions: tuple[str, ...] = ()  # what the uses need besides
+
+    def __call__(self, draw: random.Random, home: Path) -> None:
+        name = draw.choice(self.targets)
+        damage(draw, home / name, home.parent / "outside")
+        use = draw.choice(self.uses)
+        if callable(use):
+            use(name)
+        else:
+            command(*shlex.split(use.replace("{}", name)))
+
+
+ROWS = ("rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet")
+SKIP = "--set data.on_error=skip"
+DEPTH_1 = "--set model.override.depth=1"
+FOLDERS: dict[str, Kind] = {
+    "model": Kind(
+        ("hf", "bin", "lean-timm", "lean-hf"),
         (
-            "train",
-            "glue",
-            "--dry-run",
-            "--set",
-            "model.source=hf",
-            "--set",
-            "data.path=glue",
-            "--set",
-            "data.length=16",
+            "condition {} --samples 2",
+            "condition {} --samples 2 --data rows.csv --json",
+            "condition {} --samples 2 --plot plot.svg",
+            "profile {} --no-measure",
+            "redesign {} --depth 1 -o out",
+            "redesign {} --depth 1 -o out --weights {}",
+            "redesign lean-hf --depth 1 -o lean-hf/out --weights {}",
+            "train {} --dry-run --set data.path=rows.jsonl --set data.holdout=0.2",
+            "export {} --format hf -o out",
+            "export {} --format timm -o out",
+            "show {}",
+            load_and_save,
         ),
-        ("train", "masked-small", "--dry-run", "--set", masked, "--set", "data.length=8", *SHALLOW["masked"], *skip),
-        ("train", "chars", "--dry-run", "--set", masked, *SHALLOW["text"], *skip),
-        ("condition", "hf", "--samples", "2", "--data", table.removeprefix("data.path=")),
-    ]
-    command(*draw.choice(uses))
+        ("lean-hf", "rows.csv", "rows.jsonl"),
+    ),
+    "run": Kind(
+        ("run",),
+        (
+            *(["train --resume {}"] * 4),
+            "train --resume {} --accept-changed-data",
+            "train {} --dry-run",
+            "show {} --json",
+            "show {} --plot {}/curves.svg",
+            "runs . --json",
+            "condition --checkpoints {} --samples 2",
+            "redesign {} --depth 1 -o {}/out",
+            "export {} --format timm -o out",
+            load_and_save,
+        ),
+    ),
+    "study": Kind(
+        ("study",),
+        (
+            *(["compare {} --report"] * 2),
+            "compare {} --dry-run --designs x=depth:1,heads:2,mlp:24",
+            "show {}",
+            "runs . --json",
+            "train --resume {}/runs/baseline-0",
+            "condition --checkpoints {}/runs/baseline-0 --samples 2",
+            *([more_seeds] * 2),
+        ),
+    ),
+    "shrink": Kind(("shrunk",), (f"shrink hf --data rows.csv {SHRINK} -o {{}}",), ("hf", "rows.csv")),
+    "tables": Kind(
+        ROWS,
+        (
+            f"train hf --dry-run --set data.path={{}} {SKIP}",
+            "train hf --dry-run --set data.path={}",
+            f"train masked-small --dry-run --set data.length=8 {DEPTH_1} {SKIP} --set data.path={{}}",
+            f"train chars --dry-run --set model.override.n_layer=1 --set data.path={{}} {SKIP}",
+            "condition hf --samples 2 --data {}",
+            read_text,
+        ),
+        ("hf",),
+    ),
+    "texts": Kind(
+        ("texts",),
+        ("train {}", "condition hf --samples 2 --data {}", "train own-text --dry-run --set data.path={}"),
+        ("hf",),
+    ),
+    "images": Kind(
+        ("images", "pictures", "shards"),
+        (
+            "train {}",
+            f"{OWN_IMAGES}{{}}",
+            f"{OWN_IMAGES}{{}} {SKIP}",
+            f"{OWN_IMAGES}{{}} --set data.workers=0 {SKIP}",
+            "condition lean-timm --samples 4 --data {}",
+            "predict run-images {}",
+        ),
+        ("lean-timm", "run-images"),
+    ),
+    "predict": Kind(
+        ("run-images", "run-texts"),
+        ("predict {} images", "predict {} rows.csv --format json", "predict {} rows.txt --format csv"),
+        ("images", *ROWS),
+    ),
+    "tokenizer": Kind(
+        ("hf/tokenizer.json", "hf/tokenizer_config.json"),
+        (
+            "train hf --dry-run --set data.path=rows.csv --set data.holdout=0.2",
+            "condition hf --samples 2 --data rows.txt",
+        ),
+        ("hf", *ROWS),
+    ),
+    "log": Kind(
+        ("run/metrics.jsonl",),
+        ("show run --json", "show run --plot p.svg", "runs . --json", "train --resume run", "show run --format csv"),
+        ("run",),
+    ),
+    "tensors": Kind(
+        ("loose/a.pt", "loose/a.bin", "loose/model.safetensors"),
+        (read_tensors, "redesign lean-timm --depth 1 -o out --weights {}"),
+        ("loose", "lean-timm"),
+    ),
+}
 
 
-def of_probe(draw: random.Random, home: Path) -> None:
-    for _ in range(draw.choice([1, 3])):
-        mutate(draw, some_file(draw, home / "images"))
-    sources = [["lean-timm"], ["lean-timm", "--batch-size", "1"]]
-    command("condition", *draw.choice(sources), "--samples", "4", "--data", "images")
+ODD_NAMES = (
+    "$\\undefined$", "a$^$", "\x1b]0;x\x07", "\u202egnp", "\udcff", "a\nleanify: done", "-x", "[red]", "{0}", "%s",
+    "x" * 200,
+)  # fmt: skip
+MATPLOTLIBRC = ("text.usetex: True\n", "font.family: x\nfigure.dpi: 99999\n", "backend: module://evil\n", "\xff\0")
 
 
-def of_override(draw: random.Random, home: Path) -> None:
-    name = draw.choice(["vit_tiny_patch16_224", *HF])
-    options = mutated_value(draw, dict(TIMM if name.startswith("vit_") else HF[name]))
-    looked_at(name, overrides=options if isinstance(options, dict) else {"x": options})
-
-
-def of_config(draw: random.Random, home: Path) -> None:
-    name = draw.choice(list(HF))
-    written = {"model_type": name, "architectures": ["BertModel"] if name == "bert" else None, **HF[name]}
-    (home / "config.json").write_text(json.dumps(written))
-    mutate(draw, home / "config.json")
-    looked_at(str(home / "config.json"))
-
-
-def of_timm_config(draw: random.Random, home: Path) -> None:
-    written = {
-        "architecture": "vit_tiny_patch16_224",
-        "num_classes": 10,
-        "model_args": TIMM,
-        "pretrained_cfg": {"mean": [0.5]},
+def names_case(draw: random.Random, home: Path) -> None:
+    """A folder of another name, in a folder with settings of matplotlib's."""
+    name = draw.choice(["run", "lean-timm", "images"])
+    folder = home / draw.choice(ODD_NAMES)
+    (home / name).rename(folder)
+    if draw.random() < 0.5:
+        (home / "matplotlibrc").write_text(draw.choice(MATPLOTLIBRC), encoding="latin-1")
+    uses = {
+        "run": ("show {} --plot p.svg", "show {} --json", "train --resume {}", "condition {} --samples 2 --plot p.png"),
+        "lean-timm": (
+            "profile {} --no-measure",
+            "condition {} --samples 2 --plot p.svg",
+            "redesign {} --depth 1 -o out",
+        ),
+        "images": (f"{OWN_IMAGES}{{}}", "train {} --dry-run", "condition lean-hf --samples 2 --data {}"),
     }
-    (home / "config.json").write_text(json.dumps(written))
-    mutate(draw, home / "config.json")
-    looked_at(str(home / "config.json"))
+    line = draw.choice(uses[name]).split()
+    command(*(word.replace("{}", str(folder)) for word in line))
 
 
-def of_lean_directory(draw: random.Random, home: Path) -> None:
-    import leanify
-
-    folder = draw.choice(["lean-timm", "lean-hf"])
-    mutate(draw, some_file(draw, home / folder))
-    uses = [
-        ("profile", folder, "--no-measure"),
-        ("redesign", folder, "--depth", "1", "-o", "out"),
-        ("redesign", folder, "--depth", "1", "-o", "out", "--weights", folder),
-        ("export", folder, "--format", draw.choice(["hf", "timm"]), "-o", "out"),
-        ("show", folder),
-    ]
-    if draw.random() < 0.4:
-        leanify.load(home / folder)
-    else:
-        command(*draw.choice(uses))
-
-
-def of_run(draw: random.Random, home: Path) -> None:
-    import leanify
-
-    for _ in range(draw.choice([1, 1, 3])):
-        mutate(draw, some_file(draw, home / "run"))
-    uses = [
-        ("train", "--resume", "run"),
-        ("train", "--resume", "run", "--accept-changed-data"),
-        ("train", "run", "--dry-run"),
-        ("show", "run"),
-        ("show", "run", "--json"),
-        ("runs", ".", "--json"),
-        ("condition", "--checkpoints", "run", "--samples", "2"),
-        ("redesign", "run", "--depth", "1", "-o", "out"),
-        ("export", "run", "--format", "timm", "-o", "out"),
-    ]
-    if draw.random() < 0.3:
-        leanify.load(home / "run")
-    else:
-        command(*draw.choice(uses))
-
-
-def of_predict(draw: random.Random, home: Path) -> None:
-    """A run on own data, or what it is applied to, damaged."""
-    run, inputs = draw.choice([("run-images", "images"), ("run-texts", f"rows.{draw.choice(['csv', 'jsonl', 'txt'])}")])
-    damaged = home / draw.choice([run, inputs])
-    mutate(draw, damaged if damaged.is_file() else some_file(draw, damaged))
-    command("predict", run, inputs, "--format", draw.choice(["table", "json", "csv", "markdown"]))
-
-
-def of_own_data(draw: random.Random, home: Path) -> None:
-    """A folder of images, tables or texts: what lies there is looked at, or trained on."""
-    folder, recipe = draw.choice(
-        [("images", "images"), ("pictures", "images"), ("glue/sst2", "sentences"), ("texts/0.txt", "text")]
-    )
-    place = home / folder.partition("/")[0]
-    for _ in range(draw.choice([1, 1, 4])):
-        if any(path.is_file() for path in place.rglob("*")):  # the one before may have taken the last file away
-            mutate(draw, some_file(draw, place))
-    settings = [f"data.path={home / folder}", f"data.on_error={draw.choice(['stop', 'skip'])}"]
-    if draw.random() < 0.2:
-        command("train", folder)
-    else:
-        words = [part for word in settings for part in ("--set", word)]
-        command("train", f"own-{recipe}", "--dry-run", *SHALLOW[recipe], *words)
-
-
-def of_cache(draw: random.Random, home: Path) -> None:
+def cache_case(draw: random.Random, home: Path) -> None:
     """What is kept in the user's cache, damaged between two uses: prices, embeddings, token ids, tokenizers, draws."""
     import numpy as np
 
+    from leanify.core.files import cache
     from leanify.data.texts import corpus, tokens
-    from leanify.runs import cache
 
     tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
     encode, _ = corpus.encoder(None, 256)
-    teach = ("train", "hf", "--teacher", "hf", "--dry-run", "--set", "data.path=rows.csv", "--set", "data.holdout=0.2")
-    words = ("train", "masked-small", "--dry-run", "--set", f"data.path={home}/rows.txt")
-    words = (*words, *SHALLOW["masked"], "--set")
+    teacher_command = "train hf --teacher hf --dry-run --set data.path=rows.csv --set data.holdout=0.2"
+    masked_command = f"train masked-small --dry-run --set data.path={home}/rows.txt --set model.override.depth=1"
     uses: list[Callable[[], Any]] = [
-        lambda: command("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
-        lambda: command(*teach, "--set", "model.class=BertModel"),
-        lambda: tokens.of_text(tokens.Text(home / "rows.txt"), encode, "bytes").ids.sum(),
-        lambda: command(*words, "data.tokenizer=wordpiece-100", "--set", "data.length=8"),
-        lambda: cache.cached("drawn", {"a": 1}, lambda: {"x": np.arange(5), "y": np.zeros((2, 3))}),
+        lambda: command(*["redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"]),
+        lambda: command(*teacher_command.split(), "--set", "model.class=BertModel"),
+        lambda: tokens.encode_cached(tokens.Text(home / "rows.txt"), encode, "bytes").ids.sum(),
+        lambda: command(*masked_command.split(), *["--set", "data.tokenizer=wordpiece-100", "--set", "data.length=8"]),
+        lambda: cache.load_or_make("drawn", {"a": 1}, lambda: {"x": np.arange(5), "y": np.zeros((2, 3))}),
     ]
     use = draw.choice(uses)
     use()
-    mutate(draw, some_file(draw, cache.home()))
+    mutate(draw, some_file(draw, cache.home()))  # links are the user's: a cache may lie on another disk
     use()
 
 
-def of_tensors(draw: random.Random, home: Path) -> None:
-    from leanify.sources import tensors
+# -- values and command lines -----------------------------------------------------------------------------------------
 
-    file = home / "loose" / draw.choice(["a.pt", "a.bin", "model.safetensors"])
-    mutate(draw, file)
-    if draw.random() < 0.6:
-        tensors.read_tensors(file)
+
+def source_case(draw: random.Random, home: Path) -> None:
+    """Names, overrides and configurations of models."""
+    names = ["vit_tiny", "bert", "hf/gpt2", "timm/deit_tiny", "leanify/gpt2-tinystories", "digits", str(home), "a/b"]
+    kind = draw.choice(list(HF))
+    how = draw.randrange(4)
+    if how == 0:
+        read_shape(mutated_bytes(draw, draw.choice(names).encode()).decode(errors="replace"))
+    elif how == 1:
+        options = mutated_value(draw, dict(HF[kind]))
+        read_shape(kind, overrides=options if isinstance(options, dict) else {"x": options})
     else:
-        command("redesign", "lean-timm", "--depth", "1", "-o", "out", "--weights", f"loose/{file.name}")
+        timm = {"architecture": "vit_tiny_patch16_224", "num_classes": 10, "model_args": TIMM}
+        (home / "config.json").write_text(json.dumps(timm if how == 2 else {"model_type": kind, **HF[kind]}))
+        mutate(draw, home / "config.json")
+        read_shape(str(home / "config.json"))
 
 
-def of_recipe(draw: random.Random, home: Path) -> None:
-    from leanify.runs import recipe as recipes
-    from leanify.training.loop import Trainer
+def recipe_case(draw: random.Random, home: Path) -> None:
+    """A recipe's file damaged, or a key of it with anything for a value."""
+    from leanify.core import recipe as recipes
 
-    file = home / "r.toml"
-    file.write_text(RECIPE)
-    if draw.random() < 0.3:
-        mutate(draw, file)
-        return command("train", str(file), "--dry-run")
-    values = mutated_value(draw, recipes.parse(RECIPE).to_dict())
-    Trainer(recipes.from_dict(values))
-
-
-def of_table(draw: random.Random, home: Path) -> None:
-    from leanify.data.texts import corpus, text
-    from leanify.runs.recipe import DataSection
-
-    file = home / draw.choice(["rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet"])
-    mutate(draw, file)
-    skip: Any = draw.choice(["stop", "skip"])
-    corpus.corpora(DataSection("x", "causal-lm", str(file), on_error=skip), 16, 256, corpus.Faults(skip == "skip"))
-    if file.suffix != ".txt":
-        list(text.rows_in(file))
+    (home / "r.toml").write_text(RECIPE)
+    if draw.random() < 0.4:
+        mutate(draw, home / "r.toml")
+        return command("train", "r.toml", "--dry-run")
+    table = recipes.parse(RECIPE).to_dict()
+    keys = [f"{section}.{key}" for section, entries in table.items() for key in entries]
+    keys += [f"data.{key}" for key in ("path", "tokenizer", "length", "text", "label", "img_size", "workers", "test")]
+    keys += ["distill.source", "model.shape", "model.weights", "x", "model", ""]
+    settings = []
+    for _ in range(draw.choice([1, 2])):
+        settings += ["--set", f"{draw.choice(keys)}={draw.choice(VALUES)}"]
+    command("train", "r.toml", "--dry-run", *settings)
 
 
-def of_images(draw: random.Random, home: Path) -> None:
-    from leanify.data.images.batches import ImageFolder
-    from leanify.runs import recipe as recipes
-    from leanify.training.loop import Trainer
+def command_case(draw: random.Random, home: Path) -> None:
+    """Any command with one or two of its options, as it declares them, each with anything for a value."""
+    import typer
 
-    for _ in range(draw.choice([1, 1, 4])):
-        mutate(draw, some_file(draw, home / "images"))
-    if draw.random() < 0.5:
-        list(ImageFolder(home / "images").batches(100, 4, (3, 8, 8), [0.5] * 3, [0.5] * 3))
-        return
-    words = [
-        f"data.path={home / 'images'}",
-        "data.name=x",
-        "data.workers=0",
-        "data.samples=",
-        "model.override.num_classes=2",
+    from leanify.cli import app
+
+    line = draw.choice(COMMANDS)
+    name, *arguments = shlex.split(line)
+    click_command: Any = typer.main.get_command(app(name))
+    options = [
+        option
+        for option in click_command.params
+        if option.opts[0].startswith("-")
+        and option.opts[0] not in EXCLUDED_OPTIONS
+        and not getattr(option, "hidden", False)
     ]
-    skip = f"data.on_error={draw.choice(['stop', 'skip'])}"
-    trainer = Trainer(recipes.with_settings(recipes.parse(RECIPE), [*words, skip]))
-    list(trainer.batches(0))
-    trainer.evaluate()
+    for option in draw.sample(options, min(len(options), draw.choice([1, 1, 2]))):
+        spelling = draw.choice(option.opts)
+        arguments += [spelling] if option.is_flag else [spelling, draw.choice(VALUES)]
+    if draw.random() < 0.1:
+        arguments = [draw.choice(VALUES) if draw.random() < 0.5 else word for word in arguments]
+    command(name, *arguments)
 
+
+VALUES = (
+    "-1", "0", "1", "2", "3", "7", "0.5", "-0.5", "1.5", "1e-400", "1e400", "nan", "inf", "-inf", "1000000",
+    "1000000000", "1e308", "\x1b[2J",
+    "", " ", "٣", "１２", "²", "½", "1_000", "0x10", "1e3", "+1", "--", "-", "1,2", ",", "1,,2", "-1,2", "2,4,8",
+    "a=b", "=", "key=", "=v", "a.b=1", "encoder=6", "x=depth:1", "heads=2,4", "M", "1M", "-1M", "nanM", "12ms",
+    "True", "None", "[]", "{}", "all", "auto", "cpu", "cuda:99", "meta", "float16", "hf", "timm", "AutoModel",
+    "/dev/null", "/dev/full", "/dev/zero", "/", ".", "..", "nowhere/x", "rows.txt", "lean-timm", "lean-hf", "run",
+    "κ×", "a\udcff", "a\nb", "\t", "%s", "{x}", "[red]", "[/red]", "$(ls)", "x.html", "x.png", "images", "*", "?",
+    "~", "~nobody/x", "study", "-1GB", "0.5,0.5", str(10**24), "x" * 5000,
+)  # fmt: skip
+COMMANDS = (
+    "redesign lean-timm --target-params 0.9 --min-depth 1 -o out",
+    "redesign lean-hf --depth 1",
+    "train run --dry-run",
+    "train hf --dry-run --set data.path=rows.csv",
+    "compare study --report",
+    "compare run --dry-run --seeds 2",
+    "profile lean-timm --no-measure",
+    "profile lean-hf --repeats 1 --batch-size 1",
+    "condition lean-timm --samples 2",
+    "condition hf --samples 2 --data rows.csv",
+    "export nowhere -o out --format hf",
+    "export lean-timm -o out/out --format x",
+    f"shrink hf --data rows.csv {SHRINK} -o out --dry-run",
+    "recipes digits",
+    "runs .",
+    "show run",
+    "show lean-timm",
+    "predict run images",
+    "zoo --library timm",
+)
+EXCLUDED_OPTIONS = ("--install-completion", "--show-completion", "--check", "--audit", "--engine")  # write or take long
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
-    name.removeprefix("of_"): function
-    for name, function in [*vars(fuzz_commands).items(), *vars(fuzz_links).items(), *globals().items()]
-    if name.startswith("of_")
+    **FOLDERS,
+    "cache": cache_case,
+    "names": names_case,
+    "source": source_case,
+    "recipe": recipe_case,
+    "command": command_case,
 }
-TEXTS = ("rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet")
-NEEDED = {
-    "command": ("lean-timm", "lean-hf", "run", "hf", "study", "images", "rows.csv", "rows.txt"),
-    "setting": ("run",),
-    "hf_directory": ("hf", "bin", "lean-hf", "rows.csv", "rows.jsonl"),
-    "adapter": ("hf", "adapter", "lean-hf", "rows.csv", "rows.jsonl"),
-    "study": ("study", "lean-timm"),
-    "labelled": ("hf", "glue", *TEXTS),
-    "probe": ("lean-timm", "images"),
-    "lean_directory": ("lean-timm", "lean-hf"),
-    "run": ("run",),
-    "predict": ("run-images", "run-texts", "images", *TEXTS),
-    "own_data": ("images", "pictures", "glue", "texts", "hf"),
-    "cache": ("hf", "lean-timm", *TEXTS),
-    "images": ("images",),
+INPUTS = {name: tuple(dict.fromkeys((*kind.targets, *kind.companions))) for name, kind in FOLDERS.items()} | {
     "tensors": ("loose", "lean-timm"),
-    "table": TEXTS,
-    "linked_run": ("run",),
-    "linked_study": ("study", "lean-timm"),
-    "linked_shrink": ("hf", "rows.csv", "shrunk"),
-    "linked_model": ("hf", "bin", "adapter", "lean-timm", "lean-hf"),
-    "linked_data": ("images", "pictures", "glue", "texts", "hf", "lean-timm"),
-    "linked_cache": ("lean-timm", "rows.txt"),
-    "shards": ("shards",),
+    "tokenizer": ("hf", *ROWS),
+    "log": ("run",),
+    "names": ("run", "lean-timm", "lean-hf", "images"),
+    "cache": ("hf", "lean-timm", *ROWS),
+    "command": ("lean-timm", "lean-hf", "run", "hf", "study", "images", "rows.csv", "rows.txt"),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 TIMM = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embed_dim": 8, "depth": 2, "num_heads": 2}
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -44,27 +44,27 @@ checkpoint_every = 1
 """
 
 
-class Here:
+class InlineEngine:
     """An engine that trains in this process: a worker of its own would first import everything again."""
 
     def submit(self, function: Any, /, study: str, design: str, seed: int, *rest: float | None) -> Future[None]:
-        from leanify.study import worker
-        from leanify.study.folder import StudyFolder
-        from leanify.study.plan import Key
+        from leanify.comparison import worker
+        from leanify.comparison.folder import StudyFolder
+        from leanify.comparison.plan import Key
 
         share, rate = rest
-        worker.work(StudyFolder.open(Path(study)), Key(design, seed, rate), share)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        worker.execute_run(StudyFolder.open(Path(study)), Key(design, seed, rate), share)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
 
-def samples_in(home: Path) -> None:
+def make_intact(home: Path) -> None:
     """The intact files that cases are made of; made once."""
     import torch
 
     import leanify
-    from leanify.runs import recipe as recipes
+    from leanify.core import recipe as recipes
 
     leanify.train(recipes.parse(RECIPE), home / "run")
     leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), home / "lean-timm")
@@ -77,12 +77,12 @@ def samples_in(home: Path) -> None:
     torch.save(tensors, home / "loose" / "a.pt")
     torch.save({"state_dict": tensors, "epoch": 3, "args": {"lr": [0.1]}}, home / "loose" / "a.bin")
     shapes = ("small=depth:1,heads:2,mlp:32", "wide=depth:1,heads:4,mlp:16", "thin=depth:2,heads:2,mlp:16")
-    designs = ("baseline", *shapes)  # as many as a surface over shapes needs
-    asked = {"seeds": 2, "designs": designs, "rates": (1,)}
-    leanify.compare(recipes.parse(RECIPE), home / "study", engine=Here(), measure=False, **asked)
+    designs = ("baseline", *shapes)
+    settings = {"seeds": 2, "designs": designs, "rates": (1,)}
+    leanify.compare(recipes.parse(RECIPE), home / "study", engine=InlineEngine(), measure=False, **settings)
     _tables(home)
     _images(home / "images")
-    _upstreams(home)
+    _upstream_folders(home)
     _runs_on_own_data(home)
     _half_shrunk(home)
 
@@ -90,21 +90,21 @@ def samples_in(home: Path) -> None:
 def _half_shrunk(home: Path) -> None:
     """A shrink that was stopped once its weights were carried."""
     import leanify
-    from leanify.study.shrink_folder import ShrinkFolder
+    from leanify.shrinking.folder import ShrinkFolder
 
-    def stopped(*_: Any) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.chdir(home)
-        patch.setattr(ShrinkFolder, "finish", stopped)
+        patch.setattr(ShrinkFolder, "finish", interrupt)
         leanify.shrink("hf", "rows.csv", 0.8, 0, "shrunk", count="body", designs=["narrow"], settings=SHRUNK)
 
 
 def _runs_on_own_data(home: Path) -> None:
     """A run on images and one on labelled texts, for `leanify predict`."""
     import leanify
-    from leanify.runs import recipe as recipes
+    from leanify.core import recipe as recipes
 
     pictures = ["data.name=x", "data.samples=", "data.workers=0", "data.mixup=0", "data.holdout=0"]
     pictures += ["model.override.in_chans=3", "model.override.num_classes=2"]
@@ -114,7 +114,7 @@ def _runs_on_own_data(home: Path) -> None:
 
 
 def _tables(home: Path) -> None:
-    """Texts with and without labels: lines, commas, tabs, columns; and a folder as GLUE has it."""
+    """Texts with and without labels: lines, commas, tabs, columns."""
     import pyarrow
     import pyarrow.parquet
 
@@ -128,9 +128,6 @@ def _tables(home: Path) -> None:
     (home / "texts").mkdir()
     for number in range(4):
         (home / "texts" / f"{number}.txt").write_text("a line of a text, and one more\n" * 20)
-    (home / "glue" / "sst2").mkdir(parents=True)
-    for split in ("train", "dev"):
-        (home / "glue" / "sst2" / f"{split}.tsv").write_text(tabs)
 
 
 def _images(folder: Path) -> None:
@@ -159,24 +156,17 @@ def _images(folder: Path) -> None:
                 shard.addfile(label, io.BytesIO(file.parent.name.encode()))
 
 
-def _upstreams(home: Path) -> None:
-    """Directories as transformers writes them: shards and a tokenizer, a torch file, an adapter of PEFT."""
+def _upstream_folders(home: Path) -> None:
+    """Directories as transformers writes them: shards and a tokenizer, and a torch file."""
     import torch
 
     import leanify
-    from leanify.data.texts.vocabulary import tokenizer_of
+    from leanify.data.texts.vocabulary import make_tokenizer
 
     model: Any = leanify.load("bert", overrides=HF["bert"] | {"max_position_embeddings": 32})
     model.save_pretrained(home / "hf", max_shard_size="5KB")
-    tokenizer_of("bytes", lambda: [], "")[0].save_pretrained(home / "hf")
+    make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(home / "hf")
     (home / "hf" / "generation_config.json").write_text(json.dumps({"max_length": 20, "temperature": 1.0}))
     (home / "bin").mkdir()
     shutil.copy(home / "hf" / "config.json", home / "bin")
     torch.save(model.state_dict(), home / "bin" / "pytorch_model.bin")
-    (home / "adapter").mkdir()
-    adapter = {"peft_type": "LORA", "task_type": None, "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
-    (home / "adapter" / "adapter_config.json").write_text(json.dumps(adapter | {"base_model_name_or_path": "hf"}))
-    rank = {"lora_A": torch.ones(2, 8), "lora_B": torch.ones(8, 2)}
-    layers = [f"base_model.model.encoder.layer.{number}.attention.self.query" for number in range(2)]
-    tensors = {f"{layer}.{k}.weight": v.clone() for layer in layers for k, v in rank.items()}
-    save_file(tensors, home / "adapter" / "adapter_model.safetensors")

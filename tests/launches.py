@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 
-def launched(recipe: Path, phase: str) -> list[int]:
+def run_phase(recipe: Path, phase: str) -> list[int]:
     """The exit codes of all processes of a phase."""
     run, world, *kill = phase.split(":")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     children = []
     for rank in range(int(world)):
         child = os.fork()
@@ -31,23 +31,23 @@ def launched(recipe: Path, phase: str) -> list[int]:
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
             os.environ.update({name: str(value) for name, value in numbers.items()} if int(world) > 1 else {})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            trained(recipe, recipe.with_name(run), int(kill[0]) if kill else -1)
+            train_and_exit(recipe, recipe.with_name(run), int(kill[0]) if kill else -1)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def trained(recipe: Path, run: Path, killed_at: int) -> None:
+def train_and_exit(recipe: Path, run: Path, kill_step: int) -> None:
     from leanify.training import start as training
     from leanify.training.loop import Trainer
 
     step = Trainer.step
 
-    def perhaps(self: Any, number: int, batches: Any) -> None:
-        if number == killed_at:
+    def step_or_die(self: Any, number: int, batches: Any) -> None:
+        if number == kill_step:
             os.kill(os.getpid(), signal.SIGKILL)
         step(self, number, batches)
 
-    Trainer.step = perhaps  # type: ignore[method-assign]
+    Trainer.step = step_or_die  # type: ignore[method-assign]
     try:
         if run.exists():
             training.train(resume=run)
@@ -61,4 +61,4 @@ def trained(recipe: Path, run: Path, killed_at: int) -> None:
 
 def main(recipe: str, *phases: str) -> None:
     for phase in phases:
-        print(json.dumps(launched(Path(recipe), phase)), flush=True)
+        print(json.dumps(run_phase(Path(recipe), phase)), flush=True)

@@ -26,45 +26,45 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or self._chunks()
         path = self.path.partition("?")[0]
         if path == "/api/repos/create":
-            words = json.loads(body)
-            name = "/".join(part for part in (words.get("organization") or "me", words["name"]) if part)
+            request = json.loads(body)
+            name = "/".join(part for part in (request.get("organization") or "me", request["name"]) if part)
             self.repositories.setdefault(name, {})
             self._json({"url": self._url(name), "id": name})
         elif path == "/api/validate-yaml":
             self._json({"errors": [], "warnings": []})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
             files = json.loads(body)["files"]
             modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]
             self._json({"files": modes})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
             for line in body.splitlines():
                 part = json.loads(line)
                 if part["key"] == "file":
-                    self.repositories[found[1]][part["value"]["path"]] = base64.b64decode(part["value"]["content"])
-            url = f"{self._url(found[1])}/commit/{COMMIT}"
+                    self.repositories[match[1]][part["value"]["path"]] = base64.b64decode(part["value"]["content"])
+            url = f"{self._url(match[1])}/commit/{COMMIT}"
             self._json({"success": True, "commitOid": COMMIT, "commitUrl": url, "pullRequestUrl": None})
         else:
             self._missing()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            files = self.repositories.get(found[1])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+            files = self.repositories.get(match[1])
             if files is None:
                 return self._error("RepoNotFound")
-            if found[2] not in files:
+            if match[2] not in files:
                 return self._error("EntryNotFound")
-            data = files[found[2]]
+            data = files[match[2]]
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
             return self._send(data, "application/octet-stream", headers)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", path):
-            files = self.repositories.get(found[1])
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", path):
+            files = self.repositories.get(match[1])
             if files is None:
                 return self._error("RepoNotFound")
             siblings = [{"rfilename": name} for name in files]
-            return self._json({"id": found[1], "modelId": found[1], "sha": COMMIT, "siblings": siblings, "tags": []})
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+(/.*)?", path):
-            files = self.repositories.get(found[1], {})
+            return self._json({"id": match[1], "modelId": match[1], "sha": COMMIT, "siblings": siblings, "tags": []})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+(/.*)?", path):
+            files = self.repositories.get(match[1], {})
             return self._json(
                 [
                     {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -77,11 +77,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chunks(self) -> bytes:
         """A body that is sent in chunks."""
-        found = b""
+        body = b""
         while self.headers.get("Transfer-Encoding") == "chunked" and (size := int(self.rfile.readline(), 16)):
-            found += self.rfile.read(size)
+            body += self.rfile.read(size)
             self.rfile.readline()
-        return found
+        return body
 
     def _url(self, name: str) -> str:
         return f"http://{self.headers['Host']}/{name}"
@@ -114,8 +114,8 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.unknown: list[str] = []
-        kept = {"repositories": self.repositories, "unknown": self.unknown}
-        super().__init__(("127.0.0.1", 0), type("Handler", (_Handler,), kept))
+        attributes = {"repositories": self.repositories, "unknown": self.unknown}
+        super().__init__(("127.0.0.1", 0), type("Handler", (_Handler,), attributes))
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 

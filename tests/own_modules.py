@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH, HEADS, DEPTH, UNITS, WORDS, LENGTH = 24, 4, 3, 40, 31, 7
-Made = tuple[nn.Module, Any]
+WIDTH, HEADS, DEPTH, UNITS, VOCABULARY, LENGTH = 24, 4, 3, 40, 31, 7
+Example = tuple[nn.Module, Any]
 
 
 class FusedAttention(nn.Module):
@@ -58,13 +58,13 @@ class Gpt(nn.Module):
         super().__init__()
         self.config = config
         parts = {
-            "wte": nn.Embedding(WORDS, config.n_embd),
+            "wte": nn.Embedding(VOCABULARY, config.n_embd),
             "wpe": nn.Embedding(32, config.n_embd),
             "h": nn.ModuleList(GptBlock(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd),
         }
         self.transformer = nn.ModuleDict(parts)
-        self.lm_head = nn.Linear(config.n_embd, WORDS, bias=False)
+        self.lm_head = nn.Linear(config.n_embd, VOCABULARY, bias=False)
         self.transformer["wte"].weight = self.lm_head.weight
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -76,12 +76,12 @@ class Gpt(nn.Module):
         return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def words(length: int = LENGTH) -> Tensor:
-    return torch.randint(0, WORDS, (2, length))
+def token_ids(length: int = LENGTH) -> Tensor:
+    return torch.randint(0, VOCABULARY, (2, length))
 
 
-def gpt() -> Made:
-    return Gpt(SimpleNamespace(n_embd=WIDTH, n_head=HEADS, n_layer=DEPTH)), words()
+def gpt() -> Example:
+    return Gpt(SimpleNamespace(n_embd=WIDTH, n_head=HEADS, n_layer=DEPTH)), token_ids()
 
 
 class RootMeanSquare(nn.Module):
@@ -94,7 +94,7 @@ class RootMeanSquare(nn.Module):
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * self.weight
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, angles: Tensor) -> Tensor:
     """Rotary positions as complex numbers: x is batch, tokens, heads, head_dim."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * angles[None, :, None]).flatten(3).type_as(x)
@@ -115,8 +115,8 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
-        q = turned(self.wq(x).view(batch, tokens, self.n_local_heads, self.head_dim), angles)
-        k = turned(self.wk(x).view(batch, tokens, self.n_local_kv_heads, self.head_dim), angles)
+        q = apply_rotary(self.wq(x).view(batch, tokens, self.n_local_heads, self.head_dim), angles)
+        k = apply_rotary(self.wk(x).view(batch, tokens, self.n_local_kv_heads, self.head_dim), angles)
         v = self.wv(x).view(batch, tokens, self.n_local_kv_heads, self.head_dim)
         k, v = (t.repeat_interleave(self.n_rep, dim=2) for t in (k, v))
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -151,9 +151,9 @@ class Llama(nn.Module):
 
     def __init__(self, args: dict[str, int]) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(WORDS, args["dim"])
+        self.tok_embeddings = nn.Embedding(VOCABULARY, args["dim"])
         self.layers = nn.ModuleList(LlamaBlock(args) for _ in range(args["n_layers"]))
-        self.norm, self.output = RootMeanSquare(args["dim"]), nn.Linear(args["dim"], WORDS, bias=False)
+        self.norm, self.output = RootMeanSquare(args["dim"]), nn.Linear(args["dim"], VOCABULARY, bias=False)
         size = args["dim"] // args["n_heads"]
         angles = torch.outer(torch.arange(64), 100.0 ** -(torch.arange(0, size, 2) / size))
         self.angles = torch.polar(torch.ones_like(angles), angles)
@@ -167,8 +167,8 @@ class Llama(nn.Module):
         return self.output(self.norm(x)).float()
 
 
-def llama() -> Made:
-    return Llama({"dim": WIDTH, "n_heads": HEADS, "n_kv_heads": 2, "n_layers": DEPTH}), words()
+def llama() -> Example:
+    return Llama({"dim": WIDTH, "n_heads": HEADS, "n_kv_heads": 2, "n_layers": DEPTH}), token_ids()
 
 
 class KernelAttention(nn.Module):
@@ -214,11 +214,11 @@ class Tower(nn.Module):
         return self.head(x.mean(1))
 
 
-def tower(block: Callable[[], nn.Module]) -> Made:
+def tower(block: Callable[[], nn.Module]) -> Example:
     return Tower(nn.ModuleList(block() for _ in range(DEPTH))), torch.randn(2, LENGTH, 10)
 
 
-def kernels() -> Made:
+def kernels() -> Example:
     return tower(KernelBlock)
 
 
@@ -263,17 +263,17 @@ class LectureBlock(nn.Module):
 class Lecture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(32, WIDTH)
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
         self.blocks = nn.Sequential(*(LectureBlock() for _ in range(DEPTH)))
-        self.ln_f, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        self.ln_f, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, idx: Tensor) -> Tensor:
         x = self.tokens(idx) + self.places(torch.arange(idx.shape[1], device=idx.device))
         return self.lm_head(self.ln_f(self.blocks(x)))
 
 
-def lecture() -> Made:
-    return Lecture(), words()
+def lecture() -> Example:
+    return Lecture(), token_ids()
 
 
 class FourLinears(nn.Module):
@@ -285,8 +285,8 @@ class FourLinears(nn.Module):
         self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        given = zip(self.linears, (query, key, value), strict=False)
-        q, k, v = (map_(x).view(len(query), -1, self.h, self.d_k).transpose(1, 2) for map_, x in given)
+        projections = zip(self.linears, (query, key, value), strict=False)
+        q, k, v = (map_(x).view(len(query), -1, self.h, self.d_k).transpose(1, 2) for map_, x in projections)
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
         if mask is not None:
             scores = scores.masked_fill(mask[:, None] == 0, -1e9)
@@ -333,7 +333,11 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.encoder = nn.ModuleList(EncoderLayer() for _ in range(DEPTH))
         self.decoder = nn.ModuleList(DecoderLayer() for _ in range(DEPTH))
-        self.src, self.tgt, self.out = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.src, self.tgt, self.out = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Linear(WIDTH, VOCABULARY),
+        )
 
     def forward(self, src: Tensor, tgt: Tensor, tgt_mask: Tensor) -> Tensor:
         memory, x = self.src(src), self.tgt(tgt)
@@ -344,8 +348,8 @@ class EncoderDecoder(nn.Module):
         return self.out(x)
 
 
-def encoder_decoder() -> Made:
-    return EncoderDecoder(), (words(), words(5), torch.ones(1, 5, 5).tril())
+def encoder_decoder() -> Example:
+    return EncoderDecoder(), (token_ids(), token_ids(5), torch.ones(1, 5, 5).tril())
 
 
 class PlainBlock(nn.Module):
@@ -363,21 +367,21 @@ class PlainBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def torch_attention() -> Made:
+def torch_attention() -> Example:
     return tower(PlainBlock)
 
 
-def torch_encoder() -> Made:
+def torch_encoder() -> Example:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, UNITS, 0.0, batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False), torch.randn(2, LENGTH, WIDTH)
 
 
-def torch_encoder_post_norm() -> Made:
+def torch_encoder_post_norm() -> Example:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, UNITS, 0.0, activation="gelu", batch_first=True)
     return nn.TransformerEncoder(layer, DEPTH), torch.randn(2, LENGTH, WIDTH)
 
 
-def torch_transformer() -> Made:
+def torch_transformer() -> Example:
     model = nn.Transformer(WIDTH, HEADS, DEPTH, DEPTH, UNITS, 0.0, batch_first=True)
     return model, (torch.randn(2, LENGTH, WIDTH), torch.randn(2, 5, WIDTH))
 
@@ -401,7 +405,7 @@ class InlineBlock(nn.Module):
         return x + self.down(F.silu(gate) * units)
 
 
-def inline() -> Made:
+def inline() -> Example:
     return tower(InlineBlock)
 
 
@@ -451,7 +455,7 @@ class ImageTower(nn.Module):
         return self.head(self.norm(self.layers(x))[:, 0])
 
 
-def vision() -> Made:
+def vision() -> Example:
     return ImageTower(ScaledBlock), torch.randn(2, 3, 16, 16)
 
 
@@ -491,7 +495,7 @@ class PairTower(nn.Module):
         return self.head(x.mean(1))
 
 
-def pairs() -> Made:
+def pairs() -> Example:
     return PairTower(), torch.randn(2, LENGTH, 10)
 
 
@@ -506,10 +510,12 @@ class Interleaved(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
-        each = self.n_head // self.n_query_groups
-        qkv = self.attn(x).view(batch, tokens, self.n_query_groups, each + 2, self.head_size).permute(0, 2, 3, 1, 4)
-        q, k, v = qkv.split((each, 1, 1), dim=2)
-        k, v = (t.expand(-1, -1, each, -1, -1).reshape(batch, -1, tokens, self.head_size) for t in (k, v))
+        group_size = self.n_head // self.n_query_groups
+        qkv = (
+            self.attn(x).view(batch, tokens, self.n_query_groups, group_size + 2, self.head_size).permute(0, 2, 3, 1, 4)
+        )
+        q, k, v = qkv.split((group_size, 1, 1), dim=2)
+        k, v = (t.expand(-1, -1, group_size, -1, -1).reshape(batch, -1, tokens, self.head_size) for t in (k, v))
         q = q.reshape(batch, -1, tokens, self.head_size)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(heads.transpose(1, 2).reshape(batch, tokens, self.head_size * self.n_head))
@@ -527,7 +533,7 @@ class Parallel(nn.Module):
         return x + self.attn(y) + self.mlp(y)
 
 
-def interleaved() -> Made:
+def interleaved_qkv() -> Example:
     return tower(Parallel)
 
 
@@ -554,7 +560,7 @@ class OneKey(nn.Module):
         return x + self.back(F.relu(self.fc(F.rms_norm(x, (WIDTH,)))).square())
 
 
-def one_key() -> Made:
+def one_key() -> Example:
     return tower(OneKey)
 
 
@@ -589,18 +595,18 @@ class BertHeads(nn.Module):
         return heads.view(*heads.size()[:-2], self.all_head_size)
 
 
-def bert() -> Made:
+def bert() -> Example:
     return tower(Bert)
 
 
-def sequential() -> Made:
+def sequential() -> Example:
     """Everything in one Sequential: an embedding, blocks, a head."""
     return nn.Sequential(nn.Linear(10, WIDTH), *(PlainBlock() for _ in range(DEPTH)), nn.Linear(WIDTH, 3)), torch.randn(
         2, LENGTH, 10
     )
 
 
-class ByNumber(nn.Module):
+class NumberedBlocks(nn.Module):
     """Loops over a number that it keeps."""
 
     def __init__(self) -> None:
@@ -615,11 +621,11 @@ class ByNumber(nn.Module):
         return x.mean(1)
 
 
-def by_number() -> Made:
-    return ByNumber(), torch.randn(2, LENGTH, 10)
+def numbered_blocks() -> Example:
+    return NumberedBlocks(), torch.randn(2, LENGTH, 10)
 
 
-class ByName(nn.Module):
+class NamedBlocks(nn.Module):
     """Blocks as numbered attributes, called one by one."""
 
     def __init__(self) -> None:
@@ -631,11 +637,11 @@ class ByName(nn.Module):
         return self.block3(self.block2(self.block1(self.embed(x)))).mean(1)
 
 
-def by_name() -> Made:
-    return ByName(), torch.randn(2, LENGTH, 10)
+def named_blocks() -> Example:
+    return NamedBlocks(), torch.randn(2, LENGTH, 10)
 
 
-MADE: tuple[Callable[[], Made], ...] = (
+EXAMPLES: tuple[Callable[[], Example], ...] = (
     gpt, llama, kernels, lecture, encoder_decoder, torch_attention, torch_encoder, torch_encoder_post_norm,
-    torch_transformer, inline, vision, pairs, interleaved, one_key, bert, sequential, by_number, by_name,
+    torch_transformer, inline, vision, pairs, interleaved_qkv, one_key, bert, sequential, numbered_blocks, named_blocks,
 )  # fmt: skip

@@ -64,7 +64,7 @@ keep = 2
 """
 
 
-def outcome(run: Path) -> dict[str, Any]:
+def final_state(run: Path) -> dict[str, Any]:
     """What must be equal: rows without what was read from a clock, and every tensor of the last checkpoint."""
     import torch
 
@@ -72,26 +72,26 @@ def outcome(run: Path) -> dict[str, Any]:
 
     rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in RunDirectory.open(run).rows()]
     last = RunDirectory.open(run).checkpoints()[-1]
-    assert last.broken() is None
-    tensors = flat({"weights": last.weights(), "state": last.state()})
+    assert last.find_damage() is None
+    tensors = flatten({"weights": last.weights(), "state": last.state()})
     return {"rows": rows, "step": last.step} | {
         name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in flat(item, f"{prefix}/{key}").items()}
+        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}/{key}").items()}
     return {prefix: value}
 
 
-def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]]:
+def run_modes(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]]:
     """(exit code, last checkpoint's step) of each mode; a signal is a negative code."""
     file = run.with_suffix(".toml")
     file.write_text(recipe)
-    done = commands.start("runs:main", str(run), *modes).end()
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    result = commands.start("runs:main", str(run), *modes).wait()
+    assert result.returncode == 0, result.stderr
+    return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
 
 
 def main(path: str, *modes: str) -> None:
@@ -112,33 +112,33 @@ def main(path: str, *modes: str) -> None:
 
 
 def _train(training: Any, run: Path, kind: str, amount: int) -> None:
-    left = [amount]
+    remaining = [amount]
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
         place = f"{run.name}/checkpoints/" if kind == "aim" else run.name
         if event in FILE_EVENTS and place in str(arguments[0]):
-            down()
+            count_down()
 
-    def down() -> None:
-        left[0] -= 1
-        if left[0] <= 0:
+    def count_down() -> None:
+        remaining[0] -= 1
+        if remaining[0] <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if kind in ("event", "aim"):
         sys.addaudithook(count)
     if kind == "write":
-        from leanify.runs.checkpoint_writing import Summed
+        from leanify.runs.checkpoint_writing import HashedFile
 
-        write = Summed.write
+        write = HashedFile.write
 
-        def half(self: Any, data: Any) -> int:
-            if left[0] == 1:
+        def write_half(self: Any, data: Any) -> int:
+            if remaining[0] == 1:
                 write(self, memoryview(data).cast("B")[: len(data) // 2])
                 self.flush()
-            down()
+            count_down()
             return write(self, data)
 
-        Summed.write = half
+        HashedFile.write = write_half
     if kind in SIGNALS:
         from leanify.training.loop import Trainer
 

@@ -54,8 +54,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(*arguments: str, where: Path | None = None) -> commands.Done:
-    return commands.run("compare", *arguments, where=where, COLUMNS="80")
+def run(*arguments: str, where: Path | None = None) -> commands.Result:
+    return commands.run("compare", *arguments, cwd=where, COLUMNS="80")
 
 
 def outcomes(study: Path) -> dict[str, Any]:
@@ -64,18 +64,18 @@ def outcomes(study: Path) -> dict[str, Any]:
 
     from leanify.runs.run_directory import RunDirectory
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for file in sorted((study / "runs").glob("*.json")):
         path = RunDirectory.open(file.with_suffix(""))
         rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in path.rows()]
         weights = path.checkpoints()[-1].weights()
         assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
         sums = {name: tensor.double().sum().item() for name, tensor in weights.items()}
-        found[file.stem] = (json.loads(file.read_text()), rows, sums)
-    return found
+        results[file.stem] = (json.loads(file.read_text()), rows, sums)
+    return results
 
 
-def starts(study: Path) -> dict[str, int]:
+def start_counts(study: Path) -> dict[str, int]:
     """How often each run that has ended was started."""
     return {
         file.stem: len(json.loads((file.with_suffix("") / "environment.json").read_text()))

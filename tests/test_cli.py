@@ -25,7 +25,8 @@ SMALL = [
 ]
 
 
-def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tmp_path: Path) -> None:
+def test_redesign_writes_directory_and_table(tmp_path: Path) -> None:
+    """The table fits 100 columns."""
     done = run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "-o", str(tmp_path / "lean"))
     assert done.returncode == 0, done.stderr
     assert all(line.startswith("warning ") for line in done.stderr.splitlines())
@@ -38,7 +39,7 @@ def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tm
     assert leanify.read(leanify.load(tmp_path / "lean")).stages[0].depth < 6
 
 
-def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
+def test_json_output_is_one_object(tmp_path: Path) -> None:
     done = run("redesign", "vit_base", *SMALL, "--heads", "4", "--json", "-o", str(tmp_path / "lean"))
     data = json.loads(done.stdout)
     assert data["chosen"]["heads"] == 4
@@ -50,7 +51,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("measured", [["--no-measure"], [*SMALL, "--repeats", "1"]], ids=["counted", "measured"])
-def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
+def test_profile_ratios_are_to_first(measured: list[str]) -> None:
     done = run("profile", "vit_tiny_patch16_224", "vit_small_patch16_224", "--explain", *measured)
     assert done.returncode == 0, done.stderr
     assert ("×3." if len(measured) == 1 else "×1.000") in done.stdout
@@ -68,7 +69,7 @@ def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
         (["redesign", "vit_base", "--target-params", "1M"], "the smallest that trades layers for heads has"),
         (["redesign", "llama", "--heads", "33", "--override", "num_key_value_heads=8"], "multiple of 4"),
         (["redesign", "vit_base", "--heads", "3.5"], "--heads must be an integer"),
-        (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
+        (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "not one of grow, split, auto"),
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
         pytest.param(
             ["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced", marks=pytest.mark.slow
@@ -77,7 +78,7 @@ def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
         (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "not a floating-point type"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_exits_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run(*arguments, *(["-o", str(tmp_path / "out")] if arguments[0] == "redesign" else []))
     assert done.returncode == 2
     assert done.stdout == ""
@@ -86,7 +87,8 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_directory_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_nonempty_output_is_refused_first(tmp_path: Path) -> None:
+    """A directory that is not empty is refused before any work."""
     (tmp_path / "mine").touch()
     done = run("redesign", "vit_base", "--target-params", "0.5", "-o", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -109,14 +111,15 @@ def test_help_imports_no_torch(command: str) -> None:
         assert "Usage: leanify" in done.stdout
 
 
-def test_what_a_plan_is_shown_by_imports_no_scipy() -> None:
+def test_showing_plans_imports_no_scipy() -> None:
     script = "import sys, leanify.cli.redesign, leanify.cli.planned; print('scipy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(("words", "frozen"), [("recipes digits", True), ("train digits --dry-run -h", False)])
-def test_what_trains_nothing_ends_without_a_last_look_for_cycles(words: str, frozen: bool) -> None:
+def test_exit_skips_final_garbage_collection(words: str, frozen: bool) -> None:
+    """A command that trains nothing ends without a last look for reference cycles."""
     script = """
 import atexit, gc, sys
 atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))
@@ -128,7 +131,7 @@ main()
     assert done.stdout.splitlines()[-1] == f"frozen {frozen}"
 
 
-def test_the_command_line_and_the_library_are_twins() -> None:
+def test_cli_and_library_are_twins() -> None:
     overrides: dict[str, Any] = dict(pair.split("=") for pair in SMALL[1::2])
     plan = leanify.redesign("vit_base", target_params="0.6", overrides={k: int(v) for k, v in overrides.items()})
     data = json.loads(run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "--json").stdout)
@@ -138,13 +141,13 @@ def test_the_command_line_and_the_library_are_twins() -> None:
 # -- what every command takes -----------------------------------------------------------------------------------------
 
 
-def test_the_version_and_short_help() -> None:
+def test_version_and_short_help() -> None:
     assert run("--version").stdout == f"leanify {leanify.__version__}\n"
     assert run("recipes", "-h").stdout == run("recipes", "--help").stdout
     assert "--no-color" in run("-h").stdout
 
 
-def test_quiet_silences_warnings_and_nothing_else() -> None:
+def test_quiet_silences_only_warnings() -> None:
     loud, quiet = (run("condition", *SMALL, "vit_base", "--samples", "1", *more) for more in ([], ["--quiet"]))
     assert loud.stdout == quiet.stdout
     assert "random" in loud.stdout
@@ -159,7 +162,8 @@ def test_quiet_silences_warnings_and_nothing_else() -> None:
         ("leanify recipes dig", "digits"),
     ],
 )
-def test_the_shell_completes_commands_models_and_recipes(words: str, found: str) -> None:
+def test_shell_completes_names(words: str, found: str) -> None:
+    """The shell completes commands, models and recipes."""
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_LEANIFY_COMPLETE": "complete_bash"}
     done = run(**asked)
     assert found in done.stdout.split()
@@ -170,7 +174,7 @@ def test_completion_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
-def test_a_warning_of_several_runs_is_said_once() -> None:
+def test_repeated_warning_is_shown_once() -> None:
     """Python itself says it again after each change of its filters, which libraries make."""
     code = (
         "import sys, warnings; from leanify import cli\ndef run_command():\n    for words in 'aba':\n        with "
@@ -181,7 +185,10 @@ def test_a_warning_of_several_runs_is_said_once() -> None:
     assert done.stderr.splitlines() == ["leanify: warning: a", "leanify: warning: b"]
 
 
-def test_the_control_says_that_it_is_one(tmp_path: Path) -> None:
-    leanify.redesign("vit_tiny", depth=7, heads=4).save(tmp_path / "both", control=True)
-    first = {name: (tmp_path / "both" / name / "README.md").read_text().splitlines()[0] for name in ("lean", "control")}
-    assert first == {"lean": "# A lean model", "control": "# The control of a lean model"}
+def test_readmes_are_model_cards(tmp_path: Path) -> None:
+    plan = leanify.redesign("vit_tiny", depth=7, heads=4).save(tmp_path / "both", control=True)
+    readmes = {name: (tmp_path / "both" / name / "README.md").read_text() for name in ("lean", "control")}
+    for name, title in (("lean", "# A lean model"), ("control", "# The control of a lean model")):
+        assert readmes[name].startswith("---\nlibrary_name: timm\ntags: [leanify, pruning]\n---\n" + title)
+    assert f"{plan.chosen.params / 1e6:.2f} M of 5.72 M parameters" in readmes["lean"]
+    assert "New weights: it has not been trained." in readmes["lean"]

@@ -8,22 +8,28 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file, run, starts
+from PIL import Image
+from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file, run, start_counts
 
 import leanify
-from leanify.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import ModelSection
-from leanify.study import comparing as studies
-from leanify.study import engines, rates, runner
-from leanify.study.designs import Designer, parse_shape, parse_sweep, split_names
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import Key, PlannedDesign, StudyPlan, ranked
+from leanify.cli.study_tables import longer_study
+from leanify.comparison import comparing as studies
+from leanify.comparison import engines, rates, runner
+from leanify.comparison.designs import Designer, parse_shape, parse_sweep, split_names
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
+from leanify.comparison.results import read_study
+from leanify.core import recipe as recipes
+from leanify.core.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
+from leanify.core.recipe import ModelSection
+from leanify.runs.run_directory import RunDirectory
 
 TINY = recipes.parse(RECIPE)
 OLD = Path(__file__).parent / "fixtures" / "studies"
@@ -41,8 +47,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     return folder / "s", json.loads(done.stdout)
 
 
-def test_costs_are_measured_in_fewer_rounds_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leanify.study import measure
+def test_expensive_costs_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanify.profiling import timing
 
     calls: list[str] = []
 
@@ -51,11 +57,11 @@ def test_costs_are_measured_in_fewer_rounds_where_each_takes_long(monkeypatch: p
         return float(len(calls))
 
     work = {name: [lambda name=name: timed(name)] * 3 for name in "ab"}  # type: ignore[misc]
-    measure._rounds(work)
+    timing.time_rounds(work)
     assert (len(calls), calls[:4]) == (2 * 3 * 7, ["a", "b", "a", "b"])
     calls.clear()
-    monkeypatch.setattr(measure, "ENOUGH", -1)
-    found = measure._rounds(work)
+    monkeypatch.setattr(timing, "MAX_SECONDS", -1)
+    found = timing.time_rounds(work)
     assert {name: [time.median for time in times] for name, times in found.items()} == {
         "a": [7, 9, 11],
         "b": [8, 10, 12],
@@ -64,7 +70,7 @@ def test_costs_are_measured_in_fewer_rounds_where_each_takes_long(monkeypatch: p
     assert len(calls) == 2 * 3 * 3
 
 
-def test_threads_of_compare_sleep_while_they_wait(tmp_path: Path) -> None:
+def test_waiting_threads_sleep(tmp_path: Path) -> None:
     """Where other processes use the cores, threads that spin take ten times as long; torch reads it when imported."""
     (tmp_path / "torch.py").write_text("import os\nprint(os.environ['OMP_WAIT_POLICY'], flush=True)\nos._exit(0)\n")
     told = subprocess.run(
@@ -77,7 +83,7 @@ def test_threads_of_compare_sleep_while_they_wait(tmp_path: Path) -> None:
 # -- what is planned --------------------------------------------------------------------------------------------------
 
 
-def test_designs_are_read_as_they_are_typed() -> None:
+def test_designs_parse_as_typed() -> None:
     assert split_names(["baseline,a=depth:4,heads:8,b=mlp:64", "front:3"]) == [
         "baseline", "a=depth:4,heads:8", "b=mlp:64", "front:3",
     ]  # fmt: skip
@@ -90,17 +96,17 @@ def test_designs_are_read_as_they_are_typed() -> None:
         parse_sweep(["width=3"])
 
 
-def test_designs_cost_what_their_models_have() -> None:
+def test_design_costs_match_models() -> None:
     """Prices, shapes and the recipe's [model] say the same model, for every kind of design."""
-    from leanify.design.prices import counting
     from leanify.lens import surgery
-    from leanify.study.measure import on_meta
+    from leanify.profiling import counting
+    from leanify.training.preparation import model_on_meta
 
     names = ["baseline", "lean", "depth-only", "mlp-only", "wide-heads", NARROW]
     designs = Designer(recipes.load("digits-study"), "0.65").all(names, {"heads": [3]})
     assert [design.name for design in designs] == ["baseline", "lean", *names[2:5], "narrow", "heads3"]
     for design in designs:
-        model = on_meta(design.model)
+        model = model_on_meta(design.model)
         [stage] = surgery.read(model).stages
         assert stage.primary is not None
         assert (stage.depth, stage.primary.heads, stage.primary.head_dim, stage.primary.mlp) == (
@@ -116,15 +122,56 @@ def test_designs_cost_what_their_models_have() -> None:
     assert (wide.inner, wide.heads, wide.params) == (lean.inner, base.heads, lean.params)
 
 
+def typed(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanify.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["leanify", *words])
+    main()
+
+
+def test_longer_study_is_the_same_study(study: tuple[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that is proposed where models have not learnt: the recipe of a run, with more steps."""
+    folder, _ = study
+    old = read_study(StudyFolder(folder))
+    command = longer_study(old, folder, 480)
+    assert command[:2] == ["leanify", "compare"]
+    assert command[3:5] == ["-o", f"{folder}-480-steps"]
+    seen: list[StudyPlan] = []
+    monkeypatch.setattr("leanify.comparison.duration.forecast", lambda plan, jobs: seen.append(plan) or {"designs": []})
+    typed([*command[1:], "--dry-run", "--json"], monkeypatch)
+    [new] = seen
+    assert new.recipe.schedule is not None
+    assert new.recipe.schedule.steps == 480
+    assert new.recipe.data == old.plan.recipe.data
+    for design in new.designs:
+        before = old.plan.design(design.name)
+        assert (design.model, design.params, design.macs) == (before.model, before.params, before.macs)
+    assert (new.seeds, new.rates, new.budget) == (old.plan.seeds, old.plan.rates, old.plan.budget)
+
+
+def test_study_on_pictures_ends(tmp_path: Path) -> None:
+    """Runs whose data are read by processes of their own: neither the readers nor the runs hold up the study."""
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("L", (8, 8), number * 10).save(tmp_path / "pets" / name / f"{number}.png")
+    settings = ("schedule.steps=1", "model.depth=2", "run.eval_every=1")
+    made = leanify.compare(
+        tmp_path / "pets", tmp_path / "s", designs=("baseline",), seeds=2, rates=(1.0,), settings=settings,
+        measure=False,
+    )  # fmt: skip
+    assert [run.status for run in made.results[0].runs] == ["finished", "finished"]
+
+
 def plan(*designs: str, seeds: tuple[int, ...] = (0, 1)) -> StudyPlan:
     made = tuple(
         PlannedDesign(name, replace(TINY.model, depth=i + 1), i + 1, 2, 8, 64, 1000 * (i + 1), 5000, 0, 3.0 - i)
         for i, name in enumerate(designs)
     )
-    return StudyPlan("tiny", TINY, "0.5", seeds, ranked(made), 1)
+    return StudyPlan("tiny", TINY, "0.5", seeds, rank_designs(made), 1)
 
 
-def test_a_plan_is_written_and_read_back(tmp_path: Path) -> None:
+def test_plan_round_trips(tmp_path: Path) -> None:
     written = replace(plan("baseline", "lean", "front-1"), margin=0.5)
     (tmp_path / "study.toml").write_text(written.to_toml())
     assert StudyPlan.read(tmp_path / "study.toml") == written
@@ -133,26 +180,28 @@ def test_a_plan_is_written_and_read_back(tmp_path: Path) -> None:
         StudyPlan.read(tmp_path / "study.toml")
 
 
-def test_a_plan_grows_and_does_not_change() -> None:
+def test_plan_only_grows() -> None:
+    """A plan grows and does not change."""
     old = plan("baseline", "lean")
-    grown = old.joined(plan("baseline", "lean", "control", seeds=(0, 1, 2)))
+    grown = old.merge(plan("baseline", "lean", "control", seeds=(0, 1, 2)))
     assert [design.name for design in grown.designs] == ["baseline", "lean", "control"]
     assert [design.rank for design in grown.designs] == [3, 2, 1]
     assert grown.seeds == (0, 1, 2)
-    other = replace(old, recipe=recipes.with_settings(TINY, ["optim.lr=1"]))
+    other = replace(old, recipe=recipes.apply_settings(TINY, ["optim.lr=1"]))
     with pytest.raises(RecipeError, match=r"optim\.lr: 0\.003 → 1\.0.* -o"):
-        old.joined(other)
+        old.merge(other)
     with pytest.raises(RecipeError, match="the shape of 'lean'"):
-        old.joined(plan("lean"))
+        old.merge(plan("lean"))
 
 
-def test_what_determines_a_run_is_its_fingerprint() -> None:
+def test_fingerprint_covers_run_settings() -> None:
+    """The fingerprint of a run changes with everything that determines the run."""
     old = plan("baseline", "lean")
     prints = {old.fingerprint(key) for key in old.runs()}
     assert len(prints) == 4
     again = replace(old, title="other", margin=3.0, threads=4, seeds=(1, 0))
     assert {again.fingerprint(key) for key in again.runs()} == prints
-    longer = replace(old, recipe=recipes.with_settings(TINY, ["schedule.epochs=5"]))
+    longer = replace(old, recipe=recipes.apply_settings(TINY, ["schedule.epochs=5"]))
     assert not prints & {longer.fingerprint(key) for key in longer.runs()}
 
 
@@ -164,7 +213,7 @@ def test_one_seed_has_no_interval() -> None:
         plan("baseline", seeds=(0,))
 
 
-def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
+def test_design_task_must_match(tmp_path: Path) -> None:
     leanify.save(leanify.load("deit_tiny_patch16_224", overrides={"depth": 1, "img_size": 32}), tmp_path / "other")
     with pytest.raises(LeanifyError, match="recipe") as caught:
         Designer(TINY, "0.5").all([str(tmp_path / "other")], {})
@@ -172,7 +221,7 @@ def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
     assert "(1, 10)" in str(caught.value)
 
 
-def test_a_lean_directory_is_a_design(tmp_path: Path) -> None:
+def test_lean_directory_is_a_design(tmp_path: Path) -> None:
     """Its shape is taken, for the recipe's classes and inputs; every seed draws its weights anew."""
     source = leanify.load("vit_tiny_patch16_224", overrides={**TINY.model.override, "num_classes": 7, "img_size": 64})
     leanify.save(leanify.write(source, leanify.read(source).grown(heads=3)), tmp_path / "more")
@@ -184,7 +233,7 @@ def test_a_lean_directory_is_a_design(tmp_path: Path) -> None:
     assert design.predicted != pytest.approx(Designer(TINY, "0.5").all(["baseline"], {})[0].predicted)
 
 
-def test_an_engine_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="an extra: pip install submitit")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LeanifyError, match="Slurm is not available"):
@@ -193,12 +242,13 @@ def test_an_engine_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
         engines.check_engine("pbs")
 
 
-def test_more_jobs_than_memory_are_refused_with_the_number_that_fits() -> None:
+def test_too_many_jobs_are_refused() -> None:
+    """The message names the number of jobs that fits into memory."""
     with pytest.raises(RecipeError, match=r"--jobs 100000 .* GiB .*--jobs \d+"):
         runner.check_jobs(plan("baseline"), 100_000)
 
 
-def test_jobs_that_are_refused_leave_no_folder(tmp_path: Path) -> None:
+def test_refused_jobs_leave_no_folder(tmp_path: Path) -> None:
     for jobs, words in ((100_000, "of memory"), (0, "must be at least 1")):
         with pytest.raises(RecipeError, match=words):
             leanify.compare(recipe_file(tmp_path), tmp_path / "study", designs=["baseline"], jobs=jobs)
@@ -212,7 +262,7 @@ def test_jobs_that_are_refused_leave_no_folder(tmp_path: Path) -> None:
         (["--designs", "leaner"], "'leaner' is not a design"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_exits_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run(str(recipe_file(tmp_path)), *arguments, where=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
@@ -221,31 +271,32 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0,1", "-1", "nan", "inf", "0.5;2"])
-def test_rates_that_are_no_rates_are_refused(text: str) -> None:
+def test_invalid_rates_are_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--rates takes multiples .* such as 0\.5,1,2"):
         rates.parse(text)
 
 
-def test_a_rate_is_that_of_the_runs_and_trials_are_shorter() -> None:
+def test_rate_trials_are_shorter() -> None:
+    """A rate applies to the runs, and the trials that choose it are shorter than they."""
     base = replace(plan("baseline", "lean"), rates=(0.5, 1.0, 2.0))
     optim, schedule = base.recipe.optim, base.recipe.schedule
     assert optim is not None
     assert schedule is not None
     assert [str(key) for key in base.trials()][:3] == ["baseline-0-rate0.5", "baseline-0-rate1", "baseline-0-rate2"]
-    trial = base.recipe_of(Key("lean", 0, 2.0))
+    trial = base.run_recipe(Key("lean", 0, 2.0))
     assert (trial.optim.lr, trial.schedule.epochs) == (2 * optim.lr, schedule.epochs / 2)  # type: ignore[union-attr,operator]
     known = replace(base, designs=tuple(replace(design, rate=0.5) for design in base.designs))
     assert list(known.trials()) == []
-    assert known.recipe_of(Key("lean", 1)).optim.lr == optim.lr / 2  # type: ignore[union-attr]
-    assert replace(base, rates=(2.0,)).recipe_of(Key("lean", 1)).optim.lr == 2 * optim.lr  # type: ignore[union-attr]
+    assert known.run_recipe(Key("lean", 1)).optim.lr == optim.lr / 2  # type: ignore[union-attr]
+    assert replace(base, rates=(2.0,)).run_recipe(Key("lean", 1)).optim.lr == 2 * optim.lr  # type: ignore[union-attr]
     with pytest.raises(RecipeError, match=r"rates: 0\.5,1,2 → 1"):
-        base.joined(replace(base, rates=(1.0,)))
+        base.merge(replace(base, rates=(1.0,)))
 
 
 # -- what is run ------------------------------------------------------------------------------------------------------
 
 
-def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str, object]]) -> None:
+def test_study_object_matches_interface(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     assert {"study", "task", "metric", "margin", "designs", "pairs", "verdicts"} <= set(found)
     assert (found["study"], found["task"], found["metric"]) == (str(path), "classification", "top1")
@@ -270,7 +321,7 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
     assert json.loads((path / "results.json").read_text()) == found
 
 
-def test_each_design_takes_the_best_of_its_rates(study: tuple[Path, dict[str, object]]) -> None:
+def test_designs_get_their_best_rate(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     plan = StudyFolder.open(path).plan
     for design in found["designs"]:  # type: ignore[attr-defined]
@@ -281,23 +332,23 @@ def test_each_design_takes_the_best_of_its_rates(study: tuple[Path, dict[str, ob
         assert design["rate"] == pytest.approx(best * 3e-3)
 
 
-def test_the_outcomes_of_samples_make_the_quality_of_a_run(study: tuple[Path, dict[str, object]]) -> None:
+def test_sample_outcomes_average_to_quality(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     folder = StudyFolder.open(path)
     for design in found["designs"]:  # type: ignore[attr-defined]
         for entry in design["runs"]:
-            right = folder.samples_of(Key(design["name"], entry["seed"]))
+            right = folder.run_samples(Key(design["name"], entry["seed"]))
             assert right is not None
             assert set(right) <= {0.0, 100.0}
             assert right.mean() == pytest.approx(entry["quality"])
 
 
 @pytest.mark.parametrize("name", ["old", "oldt"])
-def test_a_study_of_an_earlier_version_opens_and_answers_nothing_that_it_cannot_know(name: str, tmp_path: Path) -> None:
+def test_old_study_opens(name: str, tmp_path: Path) -> None:
     """Written before outcomes, looks, rates and ranges of costs were kept."""
     path = shutil.copytree(OLD / name, tmp_path / "s")
     written = json.loads((path / "results.json").read_text())
-    found = studies.finished(StudyFolder.open(path))
+    found = studies.finish_study(StudyFolder.open(path))
     again = found.to_json()
     for before, now in zip(written["designs"], again["designs"], strict=True):
         assert {key: now[key] for key in ("name", "depth", "mlp", "params", "latency_s", "kappa")} == {
@@ -314,7 +365,7 @@ def test_a_study_of_an_earlier_version_opens_and_answers_nothing_that_it_cannot_
     assert found.html(path / "report.html").is_file()
 
 
-def test_the_numbers_are_those_of_the_runs(study: tuple[Path, dict[str, object]]) -> None:
+def test_study_numbers_match_runs(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     for design in found["designs"]:  # type: ignore[attr-defined]
         for entry in design["runs"]:
@@ -323,7 +374,7 @@ def test_the_numbers_are_those_of_the_runs(study: tuple[Path, dict[str, object]]
         assert design["quality"]["mean"] == pytest.approx(sum(run["quality"] for run in design["runs"]) / 2)
 
 
-def test_a_run_of_a_study_is_that_of_train(study: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+def test_study_run_equals_train(study: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
     """The same recipe, trained by `leanify train`, gives the same rows: nothing of a study changes a run."""
     import torch
 
@@ -332,7 +383,7 @@ def test_a_run_of_a_study_is_that_of_train(study: tuple[Path, dict[str, object]]
     threads = torch.get_num_threads()
     torch.set_num_threads(folder.plan.threads)
     try:
-        leanify.train(folder.plan.recipe_of(Key("narrow", 1)), tmp_path / "alone")
+        leanify.train(folder.plan.run_recipe(Key("narrow", 1)), tmp_path / "alone")
     finally:
         torch.set_num_threads(threads)
     rows = [json.loads(line) for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
@@ -342,21 +393,21 @@ def test_a_run_of_a_study_is_that_of_train(study: tuple[Path, dict[str, object]]
 
 
 @pytest.mark.slow
-def test_a_study_is_shown_and_grown_without_running_anything_twice(study: tuple[Path, dict[str, object]]) -> None:
+def test_growing_a_study_reruns_nothing(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     before = outcomes(path)
     shown = run(str(path), "--report", "--json")
     assert json.loads(shown.stdout) == found
     grown = leanify.compare(path, seeds=3, jobs=2, measure=False)
     assert [result.quality.seeds for result in grown.results] == [3, 3]
-    assert {name: count for name, count in starts(path).items() if name in before} == dict.fromkeys(before, 1)
+    assert {name: count for name, count in start_counts(path).items() if name in before} == dict.fromkeys(before, 1)
     assert {name: value for name, value in outcomes(path).items() if name in before} == before
     assert grown.result("narrow").costs is not None
     with pytest.raises(RecipeError, match="another study"):
         leanify.compare(TINY, path, settings=["optim.lr=1"], designs=[])
 
 
-def test_a_damaged_file_is_named(study: tuple[Path, dict[str, object]]) -> None:
+def test_damaged_file_is_named(study: tuple[Path, dict[str, object]]) -> None:
     path, _ = study
     whole = (path / "results.json").read_text()
     try:
@@ -370,12 +421,12 @@ def test_a_damaged_file_is_named(study: tuple[Path, dict[str, object]]) -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_is_reported_and_run_again_when_asked(tmp_path: Path) -> None:
+def test_failures_are_reported_and_retried(tmp_path: Path) -> None:
     """A loss that is not finite fails a run; the rest goes on."""
     folder = StudyFolder.create(tmp_path / "s", plan_of_failures())
-    with engines.engine_of("local", folder, 1) as engine:
+    with engines.open_engine("local", folder, 1) as engine:
         studies.train_all(folder, engine)
-    found = studies.finished(folder)
+    found = studies.finish_study(folder)
     assert [run.status for run in found.result("broken").runs] == ["failed", "failed"]
     assert "is not finite" in found.result("broken").runs[0].reason
     assert (found.result("broken").quality.failed, found.result("baseline").quality.seeds) == (2, 2)
@@ -387,7 +438,7 @@ def test_what_fails_is_reported_and_run_again_when_asked(tmp_path: Path) -> None
 
 def plan_of_failures() -> StudyPlan:
     """A baseline, and a design whose activations overflow."""
-    recipe = recipes.with_settings(TINY, ["schedule.epochs=1"])
+    recipe = recipes.apply_settings(TINY, ["schedule.epochs=1"])
     huge = replace(recipe.model, override={**recipe.model.override, "init_values": 1e38})
     return StudyPlan("tiny", recipe, None, (0, 1), (_planned("baseline", recipe.model), _planned("broken", huge)), 1)
 
@@ -399,7 +450,7 @@ def _planned(name: str, model: ModelSection) -> PlannedDesign:
 @pytest.mark.parametrize(
     ("kills", "jobs"), [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(20, 2, marks=pytest.mark.long)]
 )
-def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, jobs: int, tmp_path: Path) -> None:
+def test_killed_study_resumes_identically(kills: int, jobs: int, tmp_path: Path) -> None:
     """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
     arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2", "--rates", "1")
     arguments += ("--jobs", str(jobs), "-o")
@@ -425,7 +476,7 @@ def killed_often(arguments: tuple[str, ...], target: Path, most: int, draw: rand
         said = process.stderr.read()
         process.wait()
         process.stderr.close()
-        now = starts(target)
+        now = start_counts(target)
         assert {name: now[name] for name in known} == known
         known = now
         if process.returncode != -signal.SIGKILL:
@@ -434,20 +485,20 @@ def killed_often(arguments: tuple[str, ...], target: Path, most: int, draw: rand
     return kills
 
 
-def test_outcomes_of_another_plan_are_refused(tmp_path: Path) -> None:
+def test_outcomes_must_match_plan(tmp_path: Path) -> None:
     folder = StudyFolder.create(tmp_path / "s", plan("baseline", "lean"))
     folder.record(Outcome("lean", 0, "0123", "finished", quality=1.0))
     with pytest.raises(DirectoryError, match="another plan"):
         folder.outcomes()
 
 
-def test_a_budget_is_needed_and_reached() -> None:
+def test_budget_is_required_and_met() -> None:
     with pytest.raises(BudgetError):
-        studies.planned(studies.Request(recipe=TINY, target_params=0.01))
+        studies.make_plan(studies.Request(recipe=TINY, target_params=0.01))
 
 
 @pytest.mark.long
-def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
+def test_killed_study_leaves_no_process(tmp_path: Path) -> None:
     """Its workers and their runs end with the process that was killed."""
     process = subprocess.Popen(
         command(str(recipe_file(tmp_path)), "-o", str(tmp_path / "s"), "--designs", f"baseline,{NARROW}",
@@ -471,13 +522,70 @@ def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
         pytest.fail("a run went on after its study was killed")
 
 
+SCRIPT = """
+import leanify
+leanify.compare({recipe!r}, {study!r}, designs=["baseline"], seeds=2, rates=[1], settings=["schedule.epochs=1"],
+                measure=False)
+print("ran")
+"""
+
+
 @pytest.mark.slow
-def test_a_run_that_was_given_up_has_not_failed(tmp_path: Path) -> None:
-    """An interrupted study closes its workers: their runs are killed, and go on another time."""
-    recipe = recipes.with_settings(TINY, ["schedule.epochs=1000"])
+def test_script_needs_no_main_guard(tmp_path: Path) -> None:
+    """A run's process does not execute the main module again."""
+    text = SCRIPT.format(recipe=str(recipe_file(tmp_path)), study=str(tmp_path / "s"))
+    (tmp_path / "script.py").write_text(text)
+    env = {**environment(), "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, text=True, capture_output=True, env=env)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert StudyFolder.open(tmp_path / "s").missing() == []
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> StudyFolder:
+    """A study of one design whose runs take minutes."""
+    recipe = recipes.apply_settings(TINY, ["schedule.epochs=1000", "run.checkpoint_every=100000"])
     designs = (_planned("baseline", recipe.model),)
-    folder = StudyFolder.create(tmp_path / "s", StudyPlan("tiny", recipe, "0.5", (0, 1), designs, 1))
-    with engines.engine_of("local", folder, 1) as engine:
+    return StudyFolder.create(tmp_path / "s", StudyPlan("tiny", recipe, "0.5", (0, 1), designs, 1))
+
+
+@pytest.mark.slow
+def test_terminated_study_saves_runs(endless: StudyFolder) -> None:
+    """SIGTERM as Ctrl-C: a checkpoint, the line that resumes, the exit code that shells have."""
+    process = subprocess.Popen(command(str(endless.path), "--jobs", "1"), stderr=-1, text=True, env=environment())
+    while not endless.rows(Key("baseline", 0)):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, message = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"leanify: interrupted; continue with: leanify compare {endless.path}" in message
+    saved = RunDirectory.open(endless.run(Key("baseline", 0))).checkpoints()
+    assert saved[-1].step >= endless.rows(Key("baseline", 0))[-1]["step"] > 0
+    assert endless.outcomes() == []
+
+
+@pytest.mark.slow
+def test_dead_run_records_its_reason(endless: StudyFolder) -> None:
+    with engines.open_engine("local", endless, 1) as engine:
+        job = engine.submit(runner.execute, str(endless.path), "baseline", 0, None)
+        while not endless.rows(Key("baseline", 0)):
+            time.sleep(0.05)
+            assert not job.done()
+        [run] = engine.running  # type: ignore[attr-defined]
+        os.kill(run.process.pid, signal.SIGKILL)
+        while not job.done():
+            time.sleep(0.05)
+        job.result()
+    [outcome] = endless.outcomes()
+    assert (outcome.status, outcome.reason) == ("failed", "killed by SIGKILL, probably because memory ran out")
+
+
+@pytest.mark.slow
+def test_cancelled_run_is_no_failure(endless: StudyFolder) -> None:
+    """An interrupted study closes its workers: their runs are killed, and go on another time."""
+    folder = endless
+    with engines.open_engine("local", folder, 1) as engine:
         job = engine.submit(runner.execute, str(folder.path), "baseline", 0, None)
         while not folder.rows(Key("baseline", 0)):
             time.sleep(0.05)

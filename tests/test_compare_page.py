@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from studies import RECIPE
 
-from leanify.runs import recipe as recipes
-from leanify.spectra.report import known
-from leanify.study import comparing as studies
-from leanify.study.figures import differences
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import PlannedDesign, StudyPlan, ranked
-from leanify.study.results import Study
-from leanify.study.values import Costs
+from leanify.comparison import comparing as studies
+from leanify.comparison.figures import plot_differences
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import PlannedDesign, StudyPlan, rank_designs
+from leanify.comparison.results import Study
+from leanify.comparison.values import Costs
+from leanify.core import recipe as recipes
+from leanify.spectra.report import format_kappa
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BOUNDS = {"baseline": (30.0, None), "lean": (159.0, 161.0), "control": (40.0, 200.0)}
@@ -37,7 +37,7 @@ def study(tmp_path: Path) -> Study:
         PlannedDesign(name, recipe.model, depth, heads, 16, mlp, 1000 * depth * heads, 10**6 * depth, 0, float(depth))
         for name, (depth, heads, mlp) in SHAPES.items()
     )
-    plan = StudyPlan("page", recipe, "0.5", (0, 1, 2, 3), ranked(designs), 1, tokens=17)
+    plan = StudyPlan("page", recipe, "0.5", (0, 1, 2, 3), rank_designs(designs), 1, tokens=17)
     folder = StudyFolder.create(tmp_path / "study", plan)
     for number, key in enumerate(plan.runs()):
         print_ = plan.fingerprint(key)
@@ -55,16 +55,17 @@ def study(tmp_path: Path) -> Study:
         folder.record(replace(done, kappa_bounds=BOUNDS.get(key.design), best=100.0, unit="points of top1"))
         right = np.arange(500) < 5 * quality
         folder.record_samples(key, 100.0 * right - 100 * right.mean() + quality)
-    found = studies.finished(folder)
+    found = studies.finish_study(folder)
     costs = Costs(1e-3, 900.0, 300.0, 10**7, 9 * 10**6, 32, "cpu")
     data = found.to_json()
     for place, design in enumerate(data["designs"]):
         design |= vars(replace(costs, latency_s=1e-3 * (1 + place)))
     folder.write_results(data)
-    return studies.finished(folder)
+    return studies.finish_study(folder)
 
 
-def test_the_page_says_what_was_found_and_links_to_its_runs(study: Study) -> None:
+def test_page_states_findings_and_links(study: Study) -> None:
+    """The page says what was found and links to its runs."""
     page = study.html(study.path / "report.html")
     text = page.read_text()
     for verdict in study.verdicts:
@@ -74,21 +75,21 @@ def test_the_page_says_what_was_found_and_links_to_its_runs(study: Study) -> Non
     assert all((study.path / link).is_dir() for link in links if "wide-3" not in link)
     assert "wide, seed 3, failed: the loss of step 7 is not finite" in text
     assert not re.search(r'(src|href)="(https?:)?//', text)
-    assert text.count("<svg") == 11
+    assert text.count("<svg") == 4
 
 
-def test_kappa_is_shown_with_its_bounds_where_it_is_not_exact(study: Study) -> None:
+def test_inexact_kappa_shows_bounds(study: Study) -> None:
     found = {result.name: result.to_json()["kappa_bounds"] for result in study.results}
     assert found == {"baseline": [30.0, "inf"], "lean": [159.0, 161.0], "control": [40.0, 200.0], "wide": None}
     text = study.html(study.path / "report.html").read_text()
-    kappas = {name: known(study.result(name).kappa, study.result(name).kappa_bounds) for name in found}
+    kappas = {name: format_kappa(study.result(name).kappa, study.result(name).kappa_bounds) for name in found}
     assert kappas["baseline"] == "> 30.0"
     assert kappas["control"] == "40.0–200"
     assert kappas["lean"] == f"{40 * SHAPES['lean'][0]}"
     assert all(f"<td>{html.escape(kappa)}</td>" in text for kappa in kappas.values())
 
 
-def test_failed_runs_and_differences_are_counted(study: Study) -> None:
+def test_failures_and_differences_are_counted(study: Study) -> None:
     wide = study.result("wide")
     assert (wide.quality.seeds, wide.quality.failed) == (3, 1)
     pair = next(pair for pair in study.pairs if (pair.design, pair.against) == ("wide", "baseline"))
@@ -98,12 +99,12 @@ def test_failed_runs_and_differences_are_counted(study: Study) -> None:
     assert len(frame) == 16
 
 
-def test_dots_and_bar_of_a_single_difference_lie_within_the_figure(study: Study) -> None:
+def test_single_difference_stays_inside_figure(study: Study) -> None:
     from matplotlib.figure import Figure
 
     one = replace(study, pairs=study.pairs[:1])
     axes = Figure().subplots()
-    assert differences(axes, one, StudyFolder(study.path))
+    assert plot_differences(axes, one, StudyFolder(study.path))
     low, high = axes.get_ylim()
     for line in axes.lines[:2]:  # the dots, and the middle of the bar
         assert all(low + 0.2 * (high - low) < y < high - 0.2 * (high - low) for y in line.get_ydata())
@@ -111,7 +112,7 @@ def test_dots_and_bar_of_a_single_difference_lie_within_the_figure(study: Study)
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 @pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_draws_every_figure_and_asks_for_nothing(study: Study, width: int, tmp_path: Path) -> None:
+def test_browser_draws_figures_offline(study: Study, width: int, tmp_path: Path) -> None:
     """Headless Chromium: nothing on the console, no request, every figure with ink, nothing wider than the window; a
     click sorts a table, and marks say their numbers.
     """
@@ -141,7 +142,7 @@ def test_a_browser_draws_every_figure_and_asks_for_nothing(study: Study, width: 
     assert sizes[least] == min(sizes.values())
     assert depths[deepest] == max(depths.values())
     assert hints > len(study.results)
-    assert drawn == [True] * 11
+    assert drawn == [True] * 4
     assert fits
     assert [name for name in requests if not name.startswith("data:")] == []
     assert "CONSOLE" not in done.stderr

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.lens import sites
-from leanify.lens.resize import part_of
+from leanify.lens.resize import weighted_part
 from leanify.spectra.measure import CHANNELS, OBJECTS, condition
 from leanify.spectra.projections import head_weights
 from leanify.upstream.build import build_model
@@ -108,7 +108,7 @@ def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float 
 
 
 @torch.no_grad()
-def test_a_is_the_concatenation_of_the_heads(model):
+def test_a_concatenates_heads(model):
     places = places_of(model)
     with watching(model, places) as (calls, inputs):
         model(**batch_for(model))
@@ -126,7 +126,7 @@ def test_a_is_the_concatenation_of_the_heads(model):
 
 
 @torch.no_grad()
-def test_head_weights_make_the_heads_values(model):
+def test_head_weights_give_head_values(model):
     """v_i = x W_v[i]ᵀ + b, and A W_oᵀ = Σ A_i W_o[i]ᵀ: no rotation or norm stands between."""
     places = places_of(model)
     xs: dict[nn.Module, Tensor] = {}
@@ -161,13 +161,13 @@ def test_head_weights_make_the_heads_values(model):
 def _maker_of_v(place) -> nn.Module:
     """The projection that makes v, alone or fused: its input is the attention's x."""
     rows = [part for part in place.attention.reading.rows if "norm" not in part and part != "gate"]
-    rows = [part for part in rows if part_of(place.attention.module, part) is not None]
+    rows = [part for part in rows if weighted_part(place.attention.module, part) is not None]
     part = next((p for p in rows if p.rpartition(".")[2][0] == "v"), rows[-1])
     return place.attention.module.get_submodule(part)
 
 
 @torch.no_grad()
-def test_kappa_is_the_reference(model):
+def test_kappa_matches_reference(model):
     """Hooks, float64 svdvals, one sample at a time."""
     places = places_of(model)
     batch = batch_for(model)
@@ -182,7 +182,7 @@ def test_kappa_is_the_reference(model):
 
 
 @torch.no_grad()
-def test_windows_are_averaged_within_their_sample():
+def test_windows_average_per_sample():
     """TNT's inner attention runs within each patch: (images · patches, pixels, inner)."""
     torch.manual_seed(0)
     model = build_model(Origin("timm", "tnt_s_patch16_224", {"img_size": 64, "depth": 1}))
@@ -199,7 +199,7 @@ def test_windows_are_averaged_within_their_sample():
     assert layer.tokens == 16
 
 
-def test_the_model_is_left_as_it_was():
+def test_probing_leaves_model_unchanged():
     model = build_model(FAMILIES["bert"]).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     condition(model, batch_for(model))

@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_info
 from torch import Tensor
 
-from leanify.spectra.spectrum import TOLERANCE, _by_gram, _by_svd, spectra
+from leanify.spectra.spectrum import TOLERANCE, _solve_gram, _solve_svd, spectra
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
@@ -37,7 +37,8 @@ def with_kappa(rows: int, columns: int, shape: str, kappa: float, seed: int = 0)
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_kappa_equals_the_svds_up_to_a_million(rows, columns, shape):
+def test_gram_kappa_equals_svd(rows, columns, shape):
+    """The two agree up to a κ of a million."""
     for kappa in (1.0, 30.0, 1e3, 9e3, 3e4, 1e5, 9e5):
         a = with_kappa(rows, columns, shape, kappa).float()[None]
         reference = torch.linalg.svdvals(a[0].double())
@@ -50,16 +51,17 @@ def test_kappa_equals_the_svds_up_to_a_million(rows, columns, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_the_gram_matrixs_error_bound_holds(rows, columns, shape):
+def test_gram_error_bound_holds(rows, columns, shape):
     for seed, kappa in enumerate((10.0, 1e3, 1e4, 1e5, 1e6)):
         a = with_kappa(rows, columns, shape, kappa, seed)
         reference = torch.linalg.svdvals(a)
-        values, error = _by_gram(a[None])
+        values, error = _solve_gram(a[None])
         true = (values[0, 0] / values[0, -1]) / (reference[0] / reference[-1]) - 1
         assert not abs(true.item()) > error.item() + 1e-15
 
 
-def test_float64_goes_on_to_1e8_and_says_where_it_ends():
+def test_float64_reaches_kappa_1e8():
+    """Beyond, the answer says where double precision ends."""
     a = torch.stack([with_kappa(40, 60, "log", kappa) for kappa in (1e4, 1e8, 1e12)])
     found = spectra(a)
     assert found.kappa[:2].tolist() == pytest.approx([1e4, 1e8], rel=1e-6)
@@ -67,13 +69,13 @@ def test_float64_goes_on_to_1e8_and_says_where_it_ends():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_bounds_hold_against_arithmetic_of_40_digits(shape):
+def test_bounds_hold_at_40_digits(shape):
     for seed, kappa in enumerate((3.0, 1e2, 1e4, 1e6)):
         a = with_kappa(9, 14, shape, kappa, seed)
         with mpmath.workdps(40):
             exact = mpmath.svd_r(mpmath.matrix(a.tolist()), compute_uv=False)
             true = exact[0] / exact[8]
-            for values, error in (_by_gram(a[None]), _by_svd(a[None])):
+            for values, error in (_solve_gram(a[None]), _solve_svd(a[None])):
                 found = mpmath.mpf(values[0, 0].item()) / mpmath.mpf(values[0, -1].item())
                 assert abs(found / true - 1) <= error.item() + 2**-51
 
@@ -81,7 +83,7 @@ def test_both_bounds_hold_against_arithmetic_of_40_digits(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (48, 64), (200, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kappa_meant_lies_within_the_bounds_that_rounding_leaves(rows, columns, shape, dtype):
+def test_bounds_contain_unrounded_kappa(rows, columns, shape, dtype):
     unit = torch.finfo(dtype).eps / 2
     for seed, share in enumerate((1e-6, 1e-3, 0.1, 1.0, 10.0)):  # κ·unit: from harmless to unknowable
         a = with_kappa(rows, columns, shape, max(1.0, share / unit), seed)
@@ -91,7 +93,8 @@ def test_the_kappa_meant_lies_within_the_bounds_that_rounding_leaves(rows, colum
         assert found.low.item() <= found.kappa.item() <= found.high.item()
 
 
-def test_a_float32_kappa_above_a_million_is_given_with_its_bounds():
+def test_large_float32_kappa_has_bounds():
+    """A κ of float32 values above a million is given with its bounds."""
     a = with_kappa(197, 768, "log", 3e6).float()
     reference = torch.linalg.svdvals(a.double())
     found = spectra(a[None])
@@ -103,7 +106,7 @@ def test_a_float32_kappa_above_a_million_is_given_with_its_bounds():
 
 @pytest.mark.parametrize("rank", [0, 1, 7, 31])
 @pytest.mark.parametrize(("rows", "columns"), [(32, 80), (80, 32), (32, 32)])
-def test_rank_deficiency_is_a_kappa_without_an_upper_bound(rows, columns, rank):
+def test_rank_deficiency_has_no_upper_bound(rows, columns, rank):
     g = torch.Generator().manual_seed(rank)
     left, right = torch.randn(rows, rank, generator=g), torch.randn(rank, columns, generator=g)
     found = spectra((left @ right)[None])
@@ -114,7 +117,7 @@ def test_rank_deficiency_is_a_kappa_without_an_upper_bound(rows, columns, rank):
     assert found.effective_rank.item() <= rank + 1e-3
 
 
-def test_a_singular_matrix_has_an_infinite_kappa():
+def test_singular_matrix_has_infinite_kappa():
     a = torch.randn(6, 9)
     a[3] = a[2]
     assert spectra(a[None]).kappa.item() == math.inf
@@ -135,28 +138,29 @@ def test_scale_changes_nothing():
         assert spectra(a * scale).kappa.tolist() == pytest.approx(spectra(a).kappa.tolist(), rel=1e-5)
 
 
-def test_many_matrices_equal_one_at_a_time(monkeypatch):
+def test_batched_matrices_equal_single_ones(monkeypatch):
     a = torch.randn(37, 20, 30)
     alone = [spectra(one[None]).kappa.item() for one in a]
     monkeypatch.setattr("leanify.spectra.spectrum.CHUNK", 5 * 600)
     assert spectra(a).kappa.tolist() == pytest.approx(alone, rel=1e-12)
 
 
-def test_threads_are_given_back():
+def test_thread_count_is_restored():
     before = torch.get_num_threads(), threadpool_info()
     spectra(torch.randn(64, 197, 64))
     assert (torch.get_num_threads(), threadpool_info()) == before
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_values_that_are_not_finite_give_nan_alone_in_their_matrix(bad):
+def test_nonfinite_values_give_local_nan(bad):
+    """Only their own matrix is NaN."""
     a = torch.randn(3, 5, 7)
     a[1, 2, 3] = bad
     found = spectra(a)
     assert found.values.isnan().any(-1).tolist() == [False, True, False]
 
 
-def test_a_layer_of_low_rank_is_found_through_its_own_rounding():
+def test_low_rank_survives_rounding():
     """W_v of rank r in each of 3 heads leaves A the rank 3 r, and float32 noise where zeros were meant."""
     from leanify.spectra.measure import condition
 

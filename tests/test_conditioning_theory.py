@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from leanify.spectra.results import quartiles
+from leanify.spectra import plots
+from leanify.spectra.results import LayerProbe, Probe, Sample, quartiles
 from leanify.spectra.spectrum import spectra
 from leanify.spectra.theory import gaussian_kappa
 
@@ -23,7 +25,7 @@ GRID = [(n, d, h) for n in (32, 64, 197) for d in (8, 32, 64) for h in (1, 2, 4,
 
 
 @pytest.mark.parametrize(("tokens", "head_dim", "heads"), GRID)
-def test_theorem_3_2(tokens, head_dim, heads):
+def test_theorem_3_2_holds(tokens, head_dim, heads):
     """Equation 3 with its second σ_m read as σ_1: σ_1 ≈ √inner + √N and σ_k ≈ |√inner − √N|, so κ is their ratio.
 
     The edges fluctuate by about k^{-2/3} of themselves (Tracy and Widom 1996), and near the square much more: there
@@ -42,14 +44,14 @@ def test_theorem_3_2(tokens, head_dim, heads):
 
 
 @pytest.mark.parametrize(("tokens", "head_dim", "heads"), GRID)
-def test_lemma_3_3(tokens, head_dim, heads):
+def test_lemma_3_3_holds(tokens, head_dim, heads):
     """A Gaussian matrix has full rank with probability 1 — square ones too, where κ is large but finite."""
     found = spectra(gaussian_heads(tokens, head_dim, heads))
     assert found.rank.tolist() == [min(tokens, heads * head_dim)] * len(found.rank)
     assert found.kappa.isfinite().all()
 
 
-def test_kappa_goes_to_one_with_heads_but_only_past_its_peak():
+def test_kappa_falls_past_its_peak():
     """Equation 2 needs inner > N: before that, more heads make κ worse."""
     heads = (1, 2, 3, 4, 6, 8, 12, 16, 24, 30)
     measured = [spectra(gaussian_heads(197, 64, h)).kappa.median().item() for h in heads]
@@ -66,7 +68,8 @@ def test_splitting_heads_changes_nothing():
     assert statistics.fmean(kappas) == pytest.approx(gaussian_kappa(256, 64), rel=0.1)
 
 
-def test_the_prediction_is_symmetric_and_infinite_where_square():
+def test_prediction_is_symmetric_around_square():
+    """It is infinite where A is square."""
     assert gaussian_kappa(64, 197) == gaussian_kappa(197, 64)
     assert gaussian_kappa(197, 197) == math.inf
     assert gaussian_kappa(768, 197) == pytest.approx(3.0524, abs=1e-4)
@@ -81,7 +84,7 @@ def softmax_heads(heads: int, head_dim: int, samples: int = 3) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def test_softmax_heads_grown_peak_where_a_is_square():
+def test_softmax_growth_peaks_at_square():
     """Real heads share a large σ_1, so κ is some ten times the Gaussian one; its peak and its fall are the same."""
     heads = (1, 2, 3, 4, 6, 8, 12, 16, 24)
     measured = [spectra(softmax_heads(h, 64)).kappa.median().item() for h in heads]
@@ -92,7 +95,7 @@ def test_softmax_heads_grown_peak_where_a_is_square():
     assert quiet == pytest.approx([28, 78, 126, 52, 39, 29, 25, 21], rel=0.25)
 
 
-def test_softmax_heads_split_are_flat_from_a_few_on():
+def test_softmax_splits_level_off():
     """At inner 768 the shape of A never changes. A single map of 197 × 197 is square all the same, and κ is its own."""
     measured = {h: spectra(softmax_heads(h, 768 // h)).kappa.median().item() for h in (1, 2, 4, 8, 12, 16, 24)}
     few, many = measured[4], measured[24]
@@ -103,11 +106,28 @@ def test_softmax_heads_split_are_flat_from_a_few_on():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 97])
-def test_quartiles_are_numpys(count: int) -> None:
+def test_quartiles_match_numpy(count: int) -> None:
     values = np.random.default_rng(count).lognormal(size=count)
     assert quartiles(values.tolist()) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]), rel=1e-12)
 
 
-def test_an_infinite_value_reaches_only_the_quartiles_that_it_takes_part_in() -> None:
+def test_infinite_values_reach_their_quartiles() -> None:
+    """An infinite value reaches only the quartiles that it takes part in."""
     assert quartiles([1.0, 2.0, 3.0, 4.0, math.inf]) == (2.0, 3.0, 4.0)
     assert quartiles([1.0, math.inf, math.inf]) == (math.inf, math.inf, math.inf)
+
+
+def test_plot_agrees_with_table() -> None:
+    """Layers count from 0; medians lie on their bars; a κ without upper bound is a triangle at its lower one."""
+    sample = Sample(8, 10.0, 8, 2.0, 3.0, 5.0, 0.5, 1e-12, 9.9, 10.1)
+    skewed = [replace(sample, kappa=kappa) for kappa in (1.0, 2.0, 90.0)]
+    unbounded = [replace(sample, kappa=9e5, low=4e5, high=math.inf)]
+    layers = []
+    for name, samples in (("a", skewed), ("b", unbounded), ("c", [replace(sample, tokens=1)]), ("d", skewed)):
+        layers.append(LayerProbe(name, 16, 2, 8, "tokens × inner", True, tuple(samples), (1.0,)))
+    figure = plots.layers_figure({"model": Probe(tuple(layers))}, "data", theory=False)
+    medians, triangles = figure.axes[0].lines
+    assert list(medians.get_xdata()) == [0, 1, 2, 3]
+    assert [y for y in medians.get_ydata() if not math.isnan(y)] == [2.0, 2.0]
+    assert list(zip(triangles.get_xdata(), triangles.get_ydata(), strict=True)) == [(1, 4e5)]
+    assert [text.xy[0] for text in figure.axes[0].texts] == [2]  # a single token has no κ

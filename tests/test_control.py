@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import leanify
-from leanify.design.options import Options
-from leanify.design.prices.live import prices_of
-from leanify.design.prices.price_list import PriceList
-from leanify.design.prices.shapes import Shape, StageShape
-from leanify.design.search.control import CLOSE, control, has_close_control
-from leanify.design.search.rules import Rules
-from leanify.design.search.towers import towers
+from leanify.profiling.live_model import make_price_list
+from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import Shape, StageShape
+from leanify.search.control import CLOSE, control, has_close_control
+from leanify.search.options import Options
+from leanify.search.rules import Rules
+from leanify.search.towers import towers
 
 BART = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32,
         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}  # fmt: skip
@@ -26,18 +26,18 @@ LEAN = [  # depth, heads, head_dim, mlp of a ViT of 12 layers, 6 heads of 64, ML
 
 @pytest.fixture(scope="module")
 def vit() -> PriceList:
-    return prices_of(leanify.load("vit_small", device="meta"))
+    return make_price_list(leanify.load("vit_small", device="meta"))
 
 
 @pytest.fixture(scope="module")
 def bart() -> PriceList:
-    return prices_of(leanify.load("bart", overrides=BART, device="meta"), 16)
+    return make_price_list(leanify.load("bart", overrides=BART, device="meta"), 16)
 
 
 @pytest.fixture(scope="module")
 def swin() -> PriceList:
     """All four stages of a Swin, the shallow ones too."""
-    return PriceList(prices_of(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
+    return PriceList(make_price_list(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
 
 
 def params(prices: PriceList, shape: Shape) -> int:
@@ -65,7 +65,8 @@ def brute(prices: PriceList, lean: StageShape, size: int, multiple: int = 64) ->
 
 
 @pytest.mark.parametrize("multiple", [None, 64, 128, 24, 16])
-def test_the_control_is_the_nearest_in_the_largest_steps_that_come_close(vit: PriceList, multiple: int | None) -> None:
+def test_control_uses_largest_close_steps(vit: PriceList, multiple: int | None) -> None:
+    """The control is the nearest in the largest steps that come close."""
     leans = [*LEAN, *((depth, heads, 64, 1024) for depth in range(2, 13) for heads in (7, 8, 10, 11, 13))]
     for depth, heads, head_dim, mlp in leans:
         lean = StageShape(depth, heads, head_dim, mlp)
@@ -79,22 +80,22 @@ def test_the_control_is_the_nearest_in_the_largest_steps_that_come_close(vit: Pr
         assert any(stage.mlp % one == 0 for one in allowed(multiple or 64))
 
 
-def test_a_control_is_another_design_than_lean(vit: PriceList) -> None:
+def test_control_differs_from_lean(vit: PriceList) -> None:
     """With the baseline's heads there is nothing to isolate; a depth alone makes no difference to that."""
     assert control(vit, (StageShape(7, 6, 64, 1000),), Rules()) is None
     assert control(vit, (StageShape(7, 7, 64, 1000),), Rules()) is not None
     assert control(vit, (StageShape(7, 6, 32, 1000),), Rules()) is not None
 
 
-def test_without_an_mlp_there_is_no_control(vit: PriceList) -> None:
+def test_no_mlp_means_no_control(vit: PriceList) -> None:
     bare = (StageShape(7, 9, 64, 0),)
     assert control(vit, bare, Rules()) is None
-    (tower,) = towers(vit.architecture, vit.changed)
+    (tower,) = towers(vit.architecture, vit.stage_indices)
     assert has_close_control(vit, tower, bare, params(vit, bare), Rules())
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
-def test_each_tower_with_other_heads_has_its_own_control(bart: PriceList, which: tuple[int, ...]) -> None:
+def test_towers_have_own_controls(bart: PriceList, which: tuple[int, ...]) -> None:
     """Two towers, of which some get heads: those alone are widened, each to its own size."""
     lean = list(bart.baseline)
     for i in which:
@@ -124,10 +125,10 @@ def _stage(prices: PriceList, shape: Shape, i: int) -> int:
 
 
 @pytest.mark.parametrize("lean", LEAN)
-def test_a_close_control_is_one_within_a_thousandth(vit: PriceList, lean: Any) -> None:
+def test_close_control_is_within_thousandth(vit: PriceList, lean: Any) -> None:
     """Of the size of the whole model, whatever that is."""
     stage = StageShape(*lean)
-    (tower,) = towers(vit.architecture, vit.changed)
+    (tower,) = towers(vit.architecture, vit.stage_indices)
     off = brute(vit, stage, params(vit, (stage,)))
     for size in (int(off / CLOSE * 0.999), int(off / CLOSE * 1.001) + 1, params(vit, (stage,))):
         close = brute(vit, stage, size) <= CLOSE * size
@@ -137,10 +138,10 @@ def test_a_close_control_is_one_within_a_thousandth(vit: PriceList, lean: Any) -
 @pytest.mark.parametrize(
     ("less", "more"), [(1, 1.4), (1, 2.0), (2, 1.6), (2, 2.3), (3, 1.7), (4, 2.6)]
 )  # of the third and the fourth the leading stage goes one step up, of the last one down
-def test_stages_of_a_tower_are_widened_by_one_factor(swin: PriceList, less: int, more: float) -> None:
+def test_stages_widen_by_one_factor(swin: PriceList, less: int, more: float) -> None:
     """Swin: every stage is rounded for itself, the leading one also a step up or down; of three the nearest."""
     prices = swin
-    (tower,) = towers(prices.architecture, prices.changed)
+    (tower,) = towers(prices.architecture, prices.stage_indices)
     old = [stage for stage in prices.baseline if stage is not None]
     assert len(old) == 4
     lean = tuple(s._replace(depth=max(1, s.depth - less), heads=round(more * s.heads)) for s in old)

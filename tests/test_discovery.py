@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from zoo import laws, tiny, tiny_transformers
 
 import leanify
 from leanify.lens import families
 from leanify.upstream.build import build_model
-from leanify.upstream.origin import origin_of
-from leanify.zoo import laws, tiny, tiny_transformers
+from leanify.upstream.origin import get_origin
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def table() -> Iterator[None]:
     """What a test forgets is put back."""
     torch.set_num_threads(1)
     tiny.warm()
-    rows = families.known()
+    rows = families.all_rows()
     before = dict(rows)
     yield
     rows.clear()
@@ -31,7 +31,7 @@ def table() -> Iterator[None]:
 def forget(model: nn.Module) -> list[str]:
     """Drop the rows of a model's attentions and MLPs. Returns the names of the attentions."""
     names = {f"{type(module).__module__}.{type(module).__qualname__}" for module in model.modules()}
-    table = families.known()
+    table = families.all_rows()
     rows = {name: table[name][0] for name in names & table.keys()}
     attentions = [name for name, row in rows.items() if row.is_attention]
     assert attentions
@@ -55,7 +55,7 @@ def forget(model: nn.Module) -> list[str]:
         ("timm", "swin_tiny_patch4_window7_224"),  # a table of positions a head
     ],
 )
-def test_what_no_row_describes_is_found_and_obeys_every_law(library: str, name: str) -> None:
+def test_unknown_model_obeys_every_law(library: str, name: str) -> None:
     model, call = tiny.build(library, name)
     written = leanify.read(model)
     forget(model)
@@ -64,8 +64,8 @@ def test_what_no_row_describes_is_found_and_obeys_every_law(library: str, name: 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_is_found_without_memory() -> None:
-    origin = origin_of(tiny.build("hf", "llama")[0])
+def test_discovery_uses_no_memory() -> None:
+    origin = get_origin(tiny.build("hf", "llama")[0])
     assert origin is not None
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
@@ -75,17 +75,17 @@ def test_it_is_found_without_memory() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(("library", "name"), [("timm", "vit_tiny_patch16_224"), ("hf", "vit"), ("hf", "phi")])
-def test_it_is_found_in_every_precision(library: str, name: str, dtype: torch.dtype) -> None:
+def test_discovery_works_in_every_precision(library: str, name: str, dtype: torch.dtype) -> None:
     model, _ = tiny.build(library, name)
     written = leanify.read(model)
     forget(model)
     assert leanify.read(model.to(dtype)) == written
 
 
-def test_a_wrong_row_is_blamed() -> None:
+def test_wrong_row_is_blamed() -> None:
     """Not the model, nor the version of the library alone: whoever wrote the row can mend it."""
     model, _ = tiny.build("timm", "davit_tiny")
-    table = families.known()
+    table = families.all_rows()
     name = "timm.models.davit.WindowAttention"
     (row,) = table[name]
     table[name] = [replace(row, edits={"no such words": "-1"})]
@@ -102,15 +102,16 @@ def test_a_wrong_row_is_blamed() -> None:
 
 @pytest.mark.parametrize(("library", "name"), [("timm", "beit_base_patch16_224"), ("hf", "olmo2")])
 @pytest.mark.filterwarnings("ignore")
-def test_what_no_reading_explains_is_refused_with_what_was_tried(library: str, name: str) -> None:
+def test_unreadable_model_names_attempts(library: str, name: str) -> None:
+    """A model that no reading explains is refused with what was tried."""
     model, _ = tiny.build(library, name)
     gone = forget(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings"):
         leanify.read(model)
-    assert not families.known().keys() & set(gone)
+    assert not families.all_rows().keys() & set(gone)
 
 
-def test_what_cannot_be_run_is_refused() -> None:
+def test_unrunnable_model_is_refused() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,25 +123,26 @@ def test_what_cannot_be_run_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_discovered_row_is_a_row_like_any_other() -> None:
+def test_discovered_row_is_ordinary() -> None:
     model, _ = tiny.build("hf", "bert")
     (name,) = (one for one in forget(model) if one.endswith("BertAttention"))
     leanify.read(model)
-    kept = [row for module in model.modules() if (row := families.attached(module)) is not None]
+    kept = [row for module in model.modules() if (row := families.attached_row(module)) is not None]
     (attention,) = {repr(row): row for row in kept if row.is_attention}.values()
     (mlp,) = {repr(row): row for row in kept if row.is_mlp}.values()
     assert (attention.name, attention.columns) == (name, {"output.dense": "h d"})
     assert (mlp.rows, mlp.columns) == ({"intermediate.dense": "m"}, {"output.dense": "m"})
-    assert families.rows_of(families.toml(attention)) == [replace(attention, name=families.short(name))]
-    assert name not in families.known()
+    assert families.parse_rows(families.toml(attention)) == [replace(attention, name=families.short(name))]
+    assert name not in families.all_rows()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_read_of_one_model_is_not_believed_of_the_next() -> None:
+def test_readings_stay_with_their_model() -> None:
+    """What is read of one model is not believed of the next."""
     one, _ = tiny.build("hf", "bert")
     other, _ = tiny.build("hf", "bert")
     forget(one)
-    table = dict(families.known())
+    table = dict(families.all_rows())
     leanify.read(one)
-    assert families.known() == table
-    assert not any(families.attached(module) for module in other.modules())
+    assert families.all_rows() == table
+    assert not any(families.attached_row(module) for module in other.modules())

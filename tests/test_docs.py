@@ -28,45 +28,47 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_the_readme_and_the_page_on_the_evidence_give_the_same_answer() -> None:
+def test_readme_matches_evidence_page() -> None:
     answer = re.compile(
-        r"<!-- written by tests/benchmarks/ranking_pages.py -->.+?<!-- end of what is written -->", re.DOTALL
+        r"<!-- written by recipes/research/ranking/pages.py -->.+?<!-- end of what is written -->", re.DOTALL
     )
     readme, page = (answer.findall((documents.ROOT / name).read_text()) for name in ("README.md", "docs/evidence.md"))
     assert readme == page
     assert len(readme) == 1
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
-    blocks = [block for page in documents.pages() for block in documents.blocks_of(page.read_text(encoding="utf-8"))]
+def test_blocks_run_or_give_reason() -> None:
+    blocks = [block for page in documents.pages() for block in documents.parse_blocks(page.read_text(encoding="utf-8"))]
     assert sum(block.not_run is None for block in blocks) > 20
     assert all(block.not_run != "" for block in blocks)
 
 
-def test_what_is_not_said_in_a_page_is_found(tmp_path: Path) -> None:
+def test_checker_finds_missing_output(tmp_path: Path) -> None:
+    """The check itself finds what a page does not say."""
     page = tmp_path / "page.md"
     page.write_text(
         "```console\n$ echo one 0.2 s\none 0.1 s\n```\n\n```console\n$ echo two\nthree\n```\n\n```sh\nfalse\n```\n"
     )
-    differs, fails = documents.checked(page, write=False)
+    differs, fails = documents.check_page(page, write=False)
     assert "the output differs" in differs
     assert "exit 1, expected 0" in fails
-    documents.checked(page, write=True)
-    assert documents.checked(page, write=False) == [fails]
+    documents.check_page(page, write=True)
+    assert documents.check_page(page, write=False) == [fails]
 
 
-def test_a_long_command_is_checked_with_less_to_do(tmp_path: Path) -> None:
+def test_long_commands_are_shortened(tmp_path: Path) -> None:
+    """A long command is checked with less to do."""
     page = tmp_path / "page.md"
     page.write_text("<!-- shorter: --seeds 1 -->\n```sh\nleanify() { [ $# = 3 ]; }\nleanify compare\n```\n")
-    (block,) = documents.blocks_of(page.read_text())
-    assert documents.shortened(block).body.splitlines()[1:] == ["leanify compare --seeds 1"]
-    assert documents.checked(page, write=False) == []
+    (block,) = documents.parse_blocks(page.read_text())
+    assert documents.shorten(block).body.splitlines()[1:] == ["leanify compare --seeds 1"]
+    assert documents.check_page(page, write=False) == []
 
 
 @pytest.mark.docs
 @pytest.mark.parametrize("page", documents.pages(), ids=lambda page: str(page.relative_to(documents.ROOT)))
 def test_pages_do_what_they_say(page: Path) -> None:
-    assert not documents.checked(page, write=False)
+    assert not documents.check_page(page, write=False)
 
 
 @pytest.mark.docs
@@ -79,7 +81,7 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     for command in COMMANDS:
         for option in typer.main.get_command(app(command)).params:
             long = next((name for name in option.opts if name.startswith("--")), None)
-            if long is not None:
+            if long is not None and not getattr(option, "hidden", False):  # the help lists no hidden option
                 assert page.count(f'<a id="{command}{long[1:]}"></a>') == 1, (command, long)
 
 
@@ -96,7 +98,7 @@ def test_scripts_and_gate(tmp_path: Path) -> None:
 
 @pytest.mark.docs
 @pytest.mark.filterwarnings("ignore")  # the kernel's own
-def test_notebook_runs() -> None:
+def test_notebook_runs_in_full() -> None:
     import nbformat
     from nbclient import NotebookClient
 
@@ -107,7 +109,7 @@ def test_notebook_runs() -> None:
 @pytest.mark.docs
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["load", "read", "write", "grow", "redesign", "profile", "condition"])
-def test_examples_of_docstrings_do_what_they_say(name: str) -> None:
+def test_docstring_examples_run(name: str) -> None:
     examples = doctest.DocTestFinder(recurse=False).find(getattr(leanify, name), name, globs={})
     assert sum(len(example.examples) for example in examples) > 1
     report = io.StringIO()

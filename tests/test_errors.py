@@ -6,7 +6,7 @@ import pytest
 
 import leanify
 from leanify.cli import main
-from leanify.errors import in_python
+from leanify.core.errors import python_spelling
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,12 @@ from leanify.errors import in_python
         ("try --override img_size=32", "try overrides={'img_size': '32'}"),
     ],
 )
-def test_options_become_keyword_arguments_and_commands_stay(said: str, meant: str) -> None:
-    assert in_python(said) == meant
+def test_options_become_keywords(said: str, meant: str) -> None:
+    """Options become keyword arguments, and commands stay."""
+    assert python_spelling(said) == meant
 
 
-def test_the_same_mistake_in_python_and_in_the_shell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shell_and_python_errors_match(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(leanify.BudgetError, match="target_params='lots'") as raised:
         leanify.redesign("vit_tiny", target_params="lots")
     assert "--" not in str(raised.value)

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from zoo import laws, running, tiny
 
 import leanify
-from leanify.architecture import Architecture
-from leanify.design.options import Options
-from leanify.design.prices.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
-from leanify.design.prices.live import prices_of
-from leanify.design.prices.price_list import PriceList
-from leanify.design.prices.shapes import StageShape
-from leanify.design.redesign import costs_of
+from leanify.core.architecture import Architecture
 from leanify.lens.sites import locate
+from leanify.profiling.counting import count, idle_parameters, macs, observe_on_cpu, observe_on_meta
+from leanify.profiling.live_model import make_price_list
+from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import StageShape
+from leanify.search.options import Options
+from leanify.search.redesign import model_costs
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.build import build_model
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.origin import origin_of
-from leanify.warm.carry import carry
-from leanify.warm.donor import Donor
-from leanify.zoo import laws, running, tiny
+from leanify.upstream.origin import get_origin
 
 MIXTURES = {
     "mixtral": "layers.0.mlp.experts",  # gate and up side by side
@@ -50,7 +50,8 @@ def weights_of(model: nn.Module, path: str) -> int:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_other_expert_widths_are_built_counted_as_priced_and_survive_the_disk(name: str) -> None:
+def test_expert_widths_survive_the_disk(name: str) -> None:
+    """Other expert widths are built, and counted as priced."""
     model, call = tiny.build("hf", name)
     applied = laws.hold_all(model, call)
     assert applied["wider"]
@@ -66,7 +67,7 @@ def test_other_expert_widths_are_built_counted_as_priced_and_survive_the_disk(na
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_every_expert_changes_alike(name: str) -> None:
+def test_experts_change_together(name: str) -> None:
     model, _ = tiny.build("hf", name)
     half = leanify.write(model, with_units(leanify.read(model), 20))
     wide = leanify.write(model, with_units(leanify.read(model), 60))
@@ -74,11 +75,11 @@ def test_every_expert_changes_alike(name: str) -> None:
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
 
 
-def test_a_mixture_is_priced_by_its_experts() -> None:
-    origin = origin_of(tiny.build("hf", "mixtral")[0])
+def test_mixture_price_covers_experts() -> None:
+    origin = get_origin(tiny.build("hf", "mixtral")[0])
     assert origin is not None
     meta = build_model(origin, "meta")
-    prices = prices_of(meta, 12)
+    prices = make_price_list(meta, 12)
     for units in (8, 24, 120):
         said = prices.total([StageShape(2, 12, 8, units)])
         wanted = replace(
@@ -119,7 +120,7 @@ NUMBERS = [(4, 1), (4, 2), (12, 3), (8, 1)]
 def small(name: str, cls: str | None = "AutoModelForCausalLM") -> nn.Module:
     torch.manual_seed(0)
     model = leanify.load(name, overrides=SOURCES[name], cls=cls)
-    return running.randomised(model)
+    return running.randomise(model)
 
 
 def with_experts(shape: Architecture, experts: int, active: int) -> Architecture:
@@ -135,9 +136,7 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(("experts", "active"), NUMBERS)
-def test_another_number_of_experts_is_what_upstream_builds(
-    name: str, experts: int, active: int, tmp_path: Path
-) -> None:
+def test_expert_count_matches_upstream(name: str, experts: int, active: int, tmp_path: Path) -> None:
     model = small(name).float()
     wanted = with_experts(leanify.read(model), experts, active)
     lean = leanify.write(model, wanted)
@@ -158,8 +157,8 @@ def test_another_number_of_experts_is_what_upstream_builds(
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_their_number_is_priced_as_it_is_counted(name: str) -> None:
-    costs = costs_of(name, Options(overrides=SOURCES[name], tokens=12))
+def test_expert_count_is_priced_exactly(name: str) -> None:
+    costs = model_costs(name, Options(overrides=SOURCES[name], tokens=12))
     listed = PriceList(costs)
     (stage,) = listed.architecture.stages
     (old,) = listed.baseline
@@ -178,9 +177,9 @@ def test_their_number_is_priced_as_it_is_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_redesign_with_other_experts(name: str) -> None:
+def test_redesign_changes_experts(name: str) -> None:
     plan = leanify.redesign(
-        name, overrides=SOURCES[name], tokens=12, target_params=0.8, experts=6, active_experts=1, min_depth=1
+        name, overrides=SOURCES[name], tokens=12, target_params=0.8, mlp={"experts": 6, "active": 1}, min_depth=1
     )
     assert plan.baseline.experts == 8
     for design in [*plan.candidates, *([plan.control] if plan.control else [])]:
@@ -191,29 +190,29 @@ def test_a_redesign_with_other_experts(name: str) -> None:
         every = sum(parameter.numel() for parameter in built.parameters())
         routed = sum(p.numel() for path, p in built.named_parameters() if ".experts." in path)
         assert (design.params, design.params_active) == (every, every - routed * 5 // 6)
-    pinned = leanify.redesign(name, overrides=SOURCES[name], tokens=12, experts=4)
+    pinned = leanify.redesign(name, overrides=SOURCES[name], tokens=12, mlp={"experts": 4})
     assert (pinned.chosen.experts, pinned.chosen.active_experts) == (4, pinned.baseline.active_experts)
     assert (pinned.chosen.depth, pinned.chosen.heads) == (pinned.baseline.depth, pinned.baseline.heads)
 
 
-REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
+REFUSED: dict[str, tuple[str, dict[str, int], str]] = {
     "a dense model": ("gpt2", {"experts": 4}, "has no routed experts"),
     "a router that is not known": ("switch_transformers", {"experts": 4}, "nothing says to how many of its 8"),
-    "more active than there are": ("mixtral", {"experts": 2, "active_experts": 3}, "to 3 of 2 experts"),
+    "more active than there are": ("mixtral", {"experts": 2, "active": 3}, "to 3 of 2 experts"),
     "groups": ("deepseek_v3", {"experts": 7}, "must be a multiple of 2"),
-    "more active than in a group": ("deepseek_v3", {"active_experts": 5}, "at most 4 of 8 can be active"),
+    "more active than in a group": ("deepseek_v3", {"active": 5}, "at most 4 of 8 can be active"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_numbers_that_cannot_be_are_refused_in_words(case: str) -> None:
+def test_impossible_expert_counts_are_refused(case: str) -> None:
     name, asked, words = REFUSED[case]
     overrides = SOURCES.get(name, {"num_layers": 2} if name == "switch_transformers" else {"n_layer": 2})
     with pytest.raises(leanify.ShapeError, match=words):
-        leanify.redesign(name, overrides=overrides, tokens=12, **asked)  # type: ignore[arg-type]
+        leanify.redesign(name, overrides=overrides, tokens=12, mlp=asked)
 
 
-def test_a_redesign_of_a_mixture_has_a_control() -> None:
+def test_redesigned_mixture_has_control() -> None:
     plan = leanify.redesign("mixtral", target_params=0.5, tokens=32)
     assert plan.control is not None
     assert plan.baseline.mlp == 14336
@@ -221,14 +220,14 @@ def test_a_redesign_of_a_mixture_has_a_control() -> None:
 
 
 @pytest.mark.parametrize("name", ["dbrx", "switch_transformers"])
-def test_experts_in_a_loop_are_counted_without_memory(name: str) -> None:
+def test_looped_experts_need_no_memory(name: str) -> None:
     """They ask which of them have rows; on meta it is the first, which has them all."""
-    model = build_model(origin_of(tiny.build("hf", name)[0]), "meta")  # type: ignore[arg-type]
-    on_meta = observed_on_meta(model, 12, macs)
-    assert on_meta == observed_on_cpu(model, 12, macs)
+    model = build_model(get_origin(tiny.build("hf", name)[0]), "meta")  # type: ignore[arg-type]
+    on_meta = observe_on_meta(model, 12, macs)
+    assert on_meta == observe_on_cpu(model, 12, macs)
 
 
-def test_dbrx_has_the_parameters_that_were_published() -> None:
+def test_dbrx_has_published_parameters() -> None:
     """132 B in all, 36 B of them active (Databricks, 2024); four of sixteen experts."""
     model = leanify.load("dbrx", device="meta", cls="AutoModelForCausalLM")
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -238,10 +237,10 @@ def test_dbrx_has_the_parameters_that_were_published() -> None:
     assert (layer.experts, layer.active, layer.mlp) == (16, 4, 10752)
 
 
-def test_the_experts_that_the_data_is_sent_to_stay() -> None:
+def test_most_used_experts_stay() -> None:
     """A router that sends everything to the second and the last of four experts loses nothing with the others."""
     model, call = tiny.build("hf", "gpt_oss")
-    model = running.randomised(model)
+    model = running.randomise(model)
     located = locate(model)
     for site in located.sites:
         if site.reading.is_table and "x" in site.sizes:
@@ -249,22 +248,22 @@ def test_the_experts_that_the_data_is_sent_to_stay() -> None:
     torch.manual_seed(0)
     batches = [example_inputs(model, 2, 12) for _ in range(3)]
     shape = leanify.read(model).map_layers(lambda layer: replace(layer, experts=2) if layer.experts else layer)
-    carried = carry(Donor(model, batches[:2], batches[2:]), shape).model
+    carried = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), shape).model
     assert leanify.read(carried) == shape
     expected = running.outputs(model, call)
     assert running.difference(running.outputs(carried, call), expected) < 1e-10
     assert running.difference(running.outputs(leanify.write(model, shape), call), expected) > 1e-3
 
 
-def test_a_mixture_loses_blocks_by_what_the_data_says() -> None:
+def test_mixture_drops_blocks_by_data() -> None:
     model, _ = tiny.build("hf", "mixtral")
-    model = running.randomised(model)
+    model = running.randomise(model)
     torch.manual_seed(0)
     batches = [example_inputs(model, 2, 12) for _ in range(3)]
     shape = leanify.read(model)
     [stage] = shape.stages
     assert stage.primary is not None
     shorter = replace(shape, stages=(stage.reshape(stage.depth - 1, stage.primary.heads, mlp=stage.primary.mlp),))
-    found = carry(Donor(model, batches[:2], batches[2:]), shorter)
+    found = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), shorter)
     assert leanify.read(found.model) == shorter
     assert found.steps[-1].move == "drop"

@@ -12,21 +12,21 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import mean_squared_error
 
 import leanify
+from farthest_point import FarthestPoint
+from leanify.core.errors import DataError, RecipeError
 from leanify.data.sampling import HOLDOUT, SAMPLE
-from leanify.errors import DataError, RecipeError
-from leanify.paper.farthest_point import FarthestPoint
-from leanify.paper.models.point_encoder import PointEncoder
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.regression import Regression
 from leanify.training import loop
 from leanify.training import start as training
+from point_encoder import PointEncoder
 
 TINY = ["model.mlp=8", "model.override.width=6", "model.head_dim=6", "data.length=5", "data.samples=64",
         "schedule.steps=4", "schedule.warmup=1", "schedule.batch_size=16", "run.eval_every=2"]  # fmt: skip
 KEYS = [(0, 3), (0, 4), (1, 3)]
 
 
-def test_targets_are_the_farthest_points_by_distance() -> None:
+def test_targets_are_farthest_points() -> None:
     points, targets = FarthestPoint(100, 16, 8, SAMPLE).draw(0, KEYS)
     found = points["points"].numpy()
     assert found.shape == (3, 16, 8)
@@ -35,14 +35,14 @@ def test_targets_are_the_farthest_points_by_distance() -> None:
     np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, rtol=1e-6)
 
 
-def test_points_are_uniform_on_the_sphere() -> None:
+def test_points_are_uniform_on_sphere() -> None:
     points = FarthestPoint(4000, 2, 3, SAMPLE).draw(0, [(0, i) for i in range(4000)])[0]["points"].flatten(0, 1)
     height = points[:, 2].sort().values  # Archimedes: uniform in −1 … 1
     assert (height - torch.linspace(-1, 1, len(height))).abs().max() < 0.05
     assert points.mean(0).norm() < 0.03
 
 
-def test_a_sample_is_a_function_of_seed_epoch_and_index_alone() -> None:
+def test_seed_epoch_index_decide_samples() -> None:
     samples = FarthestPoint(100, 4, 3, SAMPLE)
     whole = samples.draw(7, KEYS)[0]["points"]
     assert torch.equal(whole[1:2], samples.draw(7, KEYS[1:2])[0]["points"])
@@ -55,26 +55,28 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone() -> None:
     assert len(drawn.flatten(1).unique(dim=0)) == 300
 
 
-def test_a_full_rank_head_has_the_answer_and_the_middle_scores_1() -> None:
+def test_full_rank_heads_can_answer() -> None:
     """One head with query and key the identity, sharpened: softmax(−βXXᵀ)X is the farthest point (Amsel et al.)."""
     points, targets = FarthestPoint(100, 16, 64, SAMPLE).draw(0, [(0, i) for i in range(64)])
     x = points["points"]
     near = torch.softmax(-5000 * x @ x.mT, -1) @ x - targets
     assert near.square().sum(-1).mean() < 0.01
     task = Regression()
-    found = {name: value.double() for name, value in task.found(lambda points: 0 * points, points, targets).items()}  # type: ignore[arg-type]
+    found = {
+        name: value.double() for name, value in task.tally_batch(lambda points: 0 * points, points, targets).items()
+    }  # type: ignore[arg-type]
     assert task.metrics(found)["loss"] == pytest.approx(1, abs=1e-6)
 
 
-def test_the_error_is_scikit_learns() -> None:
+def test_error_matches_scikit_learn() -> None:
     torch.manual_seed(0)
     guess, targets = torch.randn(4, 5, 3), torch.randn(4, 5, 3)
-    found = Regression().found(lambda points: guess, {"points": guess}, targets)  # type: ignore[arg-type]
+    found = Regression().tally_batch(lambda points: guess, {"points": guess}, targets)  # type: ignore[arg-type]
     theirs = 3 * mean_squared_error(targets.flatten(0, 1).numpy(), guess.flatten(0, 1).numpy())
     assert Regression().metrics(found)["loss"] == pytest.approx(theirs, rel=1e-6)
 
 
-def test_the_encoder_is_torchs_post_norm_encoder_with_another_norm() -> None:
+def test_encoder_matches_torch_without_norms() -> None:
     torch.manual_seed(0)
     model = PointEncoder(width=8, depth=1, heads=2, head_dim=4, mlp=16)
     theirs = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -92,7 +94,7 @@ def test_the_encoder_is_torchs_post_norm_encoder_with_another_norm() -> None:
     torch.testing.assert_close(model(points), theirs.train()(points))
 
 
-def test_it_trains_and_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+def test_resume_is_bit_identical(tmp_path: Path) -> None:
     value = training.resolve("farthest-point", TINY)
     whole = RunDirectory.open(training.train(value, tmp_path / "whole"))
     trainer = loop.Trainer(value)
@@ -110,10 +112,10 @@ def test_it_trains_and_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     ("settings", "error", "words"),
     [
         (["data.task=classification"], RecipeError, "is a regression task; data.task is classification"),
-        (["data.path=/tmp"], RecipeError, "data.path does not apply to farthest-point"),
+        (["data.path=/tmp"], RecipeError, "data.path does not apply to .*farthest_point.py"),
         (["data.length=1"], RecipeError, "needs at least 2 points"),
         (["model.source=leanify/nystromformer", "model.override=", "model.head_dim="], DataError, "takes points"),
-        (["data.name=nearest-point"], RecipeError, "not a data set for regression; built in: .*farthest-point"),
+        (["data.name=nearest-point"], RecipeError, "not a data set for regression; name the function that reads it"),
     ],
 )
 def test_bad_input_is_one_message(settings: list[str], error: type[Exception], words: str, tmp_path: Path) -> None:

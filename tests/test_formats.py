@@ -13,9 +13,8 @@ import pytest
 
 import leanify
 from leanify.cli import formats
-from leanify.design.search.amounts import amount, check_budget
-from leanify.runs import recipe as recipes
-from leanify.runs.settings import check_settings
+from leanify.core import recipe as recipes
+from leanify.search.amounts import amount, check_budget
 
 ROWS: list[dict[str, Any]] = [
     {"name": "a|b", "heads": [4, 8], "memory": {"peak": None}},
@@ -33,7 +32,7 @@ def shown(kind: formats.Kind, capsys: Any) -> str:
     return text
 
 
-def test_every_format_holds_the_same_rows(capsys: Any) -> None:
+def test_formats_hold_equal_rows(capsys: Any) -> None:
     assert shown("table", capsys) == "drawn\n"
     assert json.loads(shown("json", capsys)) == {"rows": ROWS}
     assert list(csv.DictReader(io.StringIO(shown("csv", capsys)))) == CELLS
@@ -42,15 +41,23 @@ def test_every_format_holds_the_same_rows(capsys: Any) -> None:
     assert lines[2] == r"| a\|b | 4;8 |  |  |"
 
 
+def test_markdown_leaves_out_empty_columns(capsys: Any) -> None:
+    rows = [{"name": "a", "latency": None, "heads": 0}, {"name": "b", "latency": None, "heads": 2}]
+    formats.show("markdown", {}, rows, lambda: None)
+    assert capsys.readouterr().out.splitlines()[::2] == ["| name | heads |", "| a | 0 |"]
+    formats.show("csv", {}, rows, lambda: None)
+    assert capsys.readouterr().out.splitlines()[0] == "name,latency,heads"
+
+
 def test_two_formats_are_refused() -> None:
-    assert formats.kind_of("csv", False) == "csv"
-    assert formats.kind_of("json", True) == "json"
+    assert formats.output_kind("csv", False) == "csv"
+    assert formats.output_kind("json", True) == "json"
     for asked in (("cvs", False), ("csv", True)):
         with pytest.raises(leanify.LeanifyError, match="format"):
-            formats.kind_of(*asked)
+            formats.output_kind(*asked)
 
 
-def test_amounts_are_no_shares() -> None:
+def test_amounts_are_not_shares() -> None:
     assert amount("--max-latency", "12ms") == 0.012
     assert amount("--max-params", "43M") == 43e6
     with pytest.raises(leanify.BudgetError, match="is a share"):
@@ -74,16 +81,16 @@ def test_amounts_are_no_shares() -> None:
         ("nonsense.nonsense=1", "there are model, data"),
     ],
 )
-def test_a_wrong_setting_names_the_right_one(setting: str, words: str) -> None:
+def test_wrong_setting_names_right_one(setting: str, words: str) -> None:
     with pytest.raises(leanify.RecipeError, match=words):
-        check_settings([setting])
+        recipes.apply_settings(recipes.load("digits"), [setting])
 
 
-def test_what_is_suggested_is_a_key() -> None:
-    from leanify.runs.meanings import MEANINGS
+def test_suggested_names_are_keys() -> None:
+    from leanify.core.recipe_aliases import ALIASES
 
-    own = {key for key in MEANINGS.values() if not key.startswith("model.override.")}  # the rest are the model's
-    assert own <= set(recipes.keys())
+    own = {key for key in ALIASES.values() if not key.startswith("model.override.")}  # the rest are the model's
+    assert own <= set(recipes.all_keys())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_what_is_suggested_is_a_key() -> None:
         ["profile", "vit_base", "--max-params", "0.5"],
     ],
 )
-def test_options_are_checked_before_torch_is_imported(arguments: list[str]) -> None:
+def test_options_are_checked_before_torch(arguments: list[str]) -> None:
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print('HEAVY', [m for m in ('torch', 'timm', 'transformers') if m in sys.modules]))\n"
@@ -106,7 +113,8 @@ def test_options_are_checked_before_torch_is_imported(arguments: list[str]) -> N
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_readers_get_four_digits_and_machines_all_of_them(capsys: Any) -> None:
+def test_only_machines_get_full_precision(capsys: Any) -> None:
+    """Readers get four digits and machines all of them."""
     row = {"top1": 90.92592592592594, "loss": 0.1 + 0.2, "params": 1234567, "rows": [1 / 3]}
     printed = {kind: shown_as(kind, row, capsys) for kind in ("markdown", "csv")}
     assert printed["markdown"].splitlines()[2] == "| 90.93 | 0.3000 | 1234567 | 0.3333 |"

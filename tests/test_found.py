@@ -10,9 +10,9 @@ import pytest
 
 import leanify
 from leanify.cli import app
+from leanify.core import recipe as recipes
 from leanify.data.found import recognise
-from leanify.runs import recipe as recipes
-from leanify.training import defaults
+from leanify.training import default_recipe
 from leanify.training import start as training
 
 
@@ -25,16 +25,16 @@ def images(folder: Path, *classes: str, number: int = 3) -> Path:
     return folder
 
 
-def test_images_by_class(tmp_path: Path) -> None:
+def test_images_are_recognised_by_class(tmp_path: Path) -> None:
     images(tmp_path / "flat", "cat", "dog")
     found = recognise(tmp_path / "flat")
     assert found is not None
-    assert (found.kind, found.validated, found.classes, found.samples) == ("images", False, 2, 6)
+    assert (found.kind, found.is_validated, found.classes, found.samples) == ("images", False, 2, 6)
     images(tmp_path / "split" / "train", "cat", "dog", "fox")
     images(tmp_path / "split" / "val", "cat", "dog", "fox", number=1)
     found = recognise(tmp_path / "split")
     assert found is not None
-    assert (found.kind, found.validated, found.classes, found.samples) == ("images", True, 3, 9)
+    assert (found.kind, found.is_validated, found.classes, found.samples) == ("images", True, 3, 9)
     assert "(cat, dog, fox)" in found.description
     assert recognise(images(tmp_path / "one", "cat")) is None
     assert recognise(tmp_path / "nowhere") is None
@@ -56,7 +56,9 @@ def test_images_by_class(tmp_path: Path) -> None:
         ("train.txt", "all of it", "text", None, "9 bytes"),
     ],
 )
-def test_tables_and_texts(tmp_path: Path, name: str, text: str, kind: str, classes: int | None, words: str) -> None:
+def test_tables_and_texts_are_recognised(
+    tmp_path: Path, name: str, text: str, kind: str, classes: int | None, words: str
+) -> None:
     (tmp_path / name).write_text(text)
     for place in (tmp_path, tmp_path / name):
         found = recognise(place)
@@ -65,7 +67,7 @@ def test_tables_and_texts(tmp_path: Path, name: str, text: str, kind: str, class
         assert words in found.description
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_tables_are_recognised(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -77,12 +79,13 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "\0\n"])
-def test_what_is_unknown_is_nothing(tmp_path: Path, text: str) -> None:
+def test_unknown_folders_are_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.csv").write_text(text)
     assert recognise(tmp_path) is None
 
 
-def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> None:
+def test_train_names_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
+    """`train` with data says what to type."""
     images(tmp_path / "pics", "cat", "dog")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(leanify.SourceError, match=r"leanify train own-images --set data\.path=pics") as raised:
@@ -91,8 +94,8 @@ def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> 
     assert "leanify compare pics" in str(raised.value)
 
 
-def test_data_has_a_recipe_of_its_own(tmp_path: Path) -> None:
-    value = defaults.recipe_of(images(tmp_path / "pics", "cat", "dog", number=500))
+def test_data_has_its_own_recipe(tmp_path: Path) -> None:
+    value = default_recipe.find_recipe(images(tmp_path / "pics", "cat", "dog", number=500))
     assert value.model.override["num_classes"] == 2
     assert value.data is not None
     assert value.schedule is not None
@@ -101,7 +104,7 @@ def test_data_has_a_recipe_of_its_own(tmp_path: Path) -> None:
     assert usual.data is not None
     assert (usual.model.override, usual.data.holdout) == ({"num_classes": 2}, 0.1)
     (tmp_path / "train.csv").write_text("text,score\na,1.5\nb,2\n")
-    value = defaults.recipe_of(tmp_path / "train.csv")
+    value = default_recipe.find_recipe(tmp_path / "train.csv")
     assert value.data is not None
     assert value.data.task == "text-regression"
     assert json.dumps(recipes.from_dict(value.to_dict()).to_dict()) == json.dumps(value.to_dict())

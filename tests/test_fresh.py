@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import leanify
-from leanify.runs import recipe
+from leanify.core import recipe
 from leanify.sources import find, weights
 from leanify.sources.tensors import load_into
-from leanify.training.preparation import build
+from leanify.training.preparation import build_model
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}
 TEXT = {"n_embd": 60, "n_layer": 4, "n_head": 3, "vocab_size": 67, "n_positions": 32}
@@ -42,25 +42,25 @@ def same(left: nn.Module, right: nn.Module) -> bool:
         ("gpt2", TEXT, "AutoModelForCausalLM"),  # heads and width are one in upstream's words; head and words are tied
     ],
 )
-def test_one_seed_gives_one_model(tmp_path: Path, source: str, overrides: dict[str, int], cls: str) -> None:
+def test_seed_decides_the_model(tmp_path: Path, source: str, overrides: dict[str, int], cls: str) -> None:
     path = of_recipe(tmp_path, source, overrides, cls)
-    plan = leanify.redesign(source, overrides=overrides, cls=cls or None, **SHAPE)
+    plan = leanify.redesign(source, overrides=overrides | ({"class": cls} if cls else {}), **SHAPE)
     planned = plan.build(seed=5)
     found = find.find(source, overrides=overrides, cls=cls or None)
     torch.manual_seed(5)
-    direct = weights.fresh(replace(found, architecture=plan.chosen.architecture))
+    direct = weights.build_fresh(replace(found, architecture=plan.chosen.architecture))
     torch.manual_seed(5)
     loaded = leanify.load(path)
     torch.manual_seed(5)
-    trained = build(recipe.load(path))
+    trained = build_model(recipe.load(path))
     assert leanify.read(planned) == plan.chosen.architecture
     assert same(planned, direct)
     assert same(planned, loaded)
     assert same(planned, trained)
 
 
-def test_tied_weights_are_one_after_every_way_of_loading(tmp_path: Path) -> None:
-    plan = leanify.redesign("gpt2", overrides=TEXT, cls="AutoModelForCausalLM", **SHAPE)
+def test_tied_weights_stay_tied_on_load(tmp_path: Path) -> None:
+    plan = leanify.redesign("gpt2", overrides={**TEXT, "class": "AutoModelForCausalLM"}, **SHAPE)
     model = plan.build()
     leanify.save(model, tmp_path / "lean")
     found = find.find("gpt2", overrides=TEXT, cls="AutoModelForCausalLM")

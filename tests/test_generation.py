@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design.options import Options
-from leanify.design.prices.price_list import PriceList
-from leanify.design.redesign import costs_of
-from leanify.design.search.design import Design, design_of
+from leanify.profiling.price_list import PriceList
+from leanify.search.design import Design, make_design
+from leanify.search.options import Options
+from leanify.search.redesign import model_costs
 from leanify.upstream.inputs import example_inputs
 
 CONTEXT = 20
@@ -52,14 +52,18 @@ def generated(model: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("cls", [None, "AutoModelForSeq2SeqLM"])
-def test_prompt_and_token_cost_what_upstream_takes_with_its_cache(name: str, cls: str | None) -> None:
+def test_cached_generation_cost_matches_upstream(name: str, cls: str | None) -> None:
+    """A prompt and a token cost what upstream takes with its cache."""
     cls = "WhisperForConditionalGeneration" if cls and name == "whisper" else cls
-    prices = PriceList(costs_of(name, Options(overrides=SOURCES[name], cls=cls, context=CONTEXT)), (0, 1))
+    prices = PriceList(
+        model_costs(name, Options(overrides={**SOURCES[name], **({"class": cls} if cls else {})}, context=CONTEXT)),
+        (0, 1),
+    )
     encoder, decoder = prices.baseline
     assert encoder is not None
     assert decoder is not None
     other = encoder._replace(heads=8, mlp=64), decoder._replace(depth=2, heads=6, mlp=160)
-    for design in (design_of(prices, (encoder, decoder)), design_of(prices, other)):
+    for design in (make_design(prices, (encoder, decoder)), make_design(prices, other)):
         model = leanify.load(name, overrides=SOURCES[name], cls=cls)
         lean = leanify.write(model, design.architecture)
         lean.set_attn_implementation("eager")  # type: ignore[operator]

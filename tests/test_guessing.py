@@ -11,15 +11,16 @@ import pytest
 from studies import RECIPE
 
 import leanify
+from leanify.comparison import comparing as studies
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key
+from leanify.core import recipe as recipes
+from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.texts import corpus, own_texts
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import DataSection
-from leanify.study import comparing as studies
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import Key
-from leanify.training import defaults
+from leanify.data.texts.labelled_text import LabelledTable
+from leanify.training import default_recipe
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
 
@@ -43,22 +44,17 @@ def text(i: int) -> str:
         ({"id": int, "blurb": text, "mood": lambda i: i % 3}, "text-classification", ["0", "1", "2"]),
         ({"blurb": text, "label": lambda i: "xy"[i % 2], "n": int}, "text-classification", ["x", "y"]),
         ({"text": text, "price": lambda i: i / 3}, "text-regression", None),
-        (
-            {"comment_text": text, "rude": lambda i: i % 2, "spam": lambda i: int(i < 9)},
-            "multi-label-classification",
-            ["rude", "spam"],
-        ),
     ],
-    ids=["label", "neither", "text", "number", "flags"],
+    ids=["label", "neither", "text", "number"],
 )
-def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: str, names: list[str] | None) -> None:
+def test_columns_follow_their_cells(tmp_path: Path, columns: Any, task: str, names: list[str] | None) -> None:
     found = recognise(table(tmp_path, **columns))
     assert found is not None
     assert found.task == task
-    data = defaults.of_data(found, str(tmp_path)).data
+    data = default_recipe.data_recipe(found, str(tmp_path)).data
     assert data is not None
     assert data.task == task
-    read = own_texts.KINDS[task][0].read(tmp_path / "train.jsonl", data, Faults())
+    read = LabelledTable.read(tmp_path / "train.jsonl", data, Faults())
     assert len(read.rows) == len(TEXTS)
     assert names is None or read.names == names
 
@@ -72,26 +68,14 @@ def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: 
     ],
     ids=["index", "unlike", "several"],
 )
-def test_texts_beside_other_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
+def test_text_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
     found = recognise(table(tmp_path, **columns))
     assert found is not None
     assert (found.kind, found.task, found.columns) == ("text", None, None)
     assert ("--set data.label=COLUMN" in found.description) == (len(columns) > 1)
 
 
-def test_flags_are_named_and_must_be_0_or_1(tmp_path: Path) -> None:
-    table(tmp_path, note=text, rude=lambda i: i % 2, spam=lambda i: i == 5, votes=int)
-    data = DataSection(
-        "data", "multi-label-classification", str(tmp_path), text=("note",), label="rude,spam", on_error="stop"
-    )
-    read = own_texts.classes_of(data)
-    assert read == ["rude", "spam"]
-    wrong = DataSection("data", "multi-label-classification", str(tmp_path), text=("note",), label="rude,votes")
-    with pytest.raises(leanify.DataError, match=r"line 3: .*rude, votes"):
-        own_texts.classes_of(wrong)
-
-
-def test_class_names_of_datasets_are_kept_in_their_order(tmp_path: Path) -> None:
+def test_dataset_class_order_is_kept(tmp_path: Path) -> None:
     """A Parquet file as ``datasets`` writes it: numbers, and their names beside them."""
     import datasets
 
@@ -99,48 +83,37 @@ def test_class_names_of_datasets_are_kept_in_their_order(tmp_path: Path) -> None
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     rows = {"text": TEXTS, "label": [i % 3 for i in range(len(TEXTS))]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
-    assert own_texts.classes_of(DataSection("data", "text-classification", str(tmp_path))) == names
-    tags = ["O", "B-PER", "I-PER"]
-    each = datasets.Features(
-        {"tokens": datasets.List(datasets.Value("string")), "tags": datasets.List(datasets.ClassLabel(names=tags))}
-    )
-    datasets.Dataset.from_dict({"tokens": [["a", "b", "c"]], "tags": [[2, 0, 1]]}, features=each).to_parquet(
-        tmp_path / "train.parquet"
-    )
-    assert own_texts.classes_of(DataSection("data", "token-classification", str(tmp_path))) == tags
-    found = recognise(tmp_path)
-    assert found is not None
-    assert "(tags, 3 tags: B-PER, I-PER, O)" in found.description
+    assert own_texts.find_classes(DataSection("data", "text-classification", str(tmp_path))) == names
 
 
-def test_text_without_a_validation_file_is_held_out(tmp_path: Path) -> None:
+def test_validation_text_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("abcdefghij" * 30)
-    texts, where = corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path)), Faults())
+    texts, where = corpus.find_texts(DataSection("data", "causal-lm", str(tmp_path)), Faults())
     assert [len(part) for part in texts if isinstance(part, str)] == [270, 30]
     assert where == f"{tmp_path / 'train.txt'} (a tenth of it held out)"
     (tmp_path / "val.txt").write_text("xyz")
-    texts, where = corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path)), Faults())
+    texts, where = corpus.find_texts(DataSection("data", "causal-lm", str(tmp_path)), Faults())
     assert [part.read() for part in texts if not isinstance(part, str)] == ["abcdefghij" * 30, "xyz"]
     (tmp_path / "val.txt").unlink()
     with pytest.raises(leanify.DataError, match="'mine'"):
-        corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path), validation="mine"), Faults())
+        corpus.find_texts(DataSection("data", "causal-lm", str(tmp_path), validation="mine"), Faults())
 
 
-def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -> None:
+def test_identical_failures_stop_the_study(tmp_path: Path) -> None:
     request = studies.Request(recipes.parse(RECIPE), designs=("baseline", "narrow=depth:2,heads:3,mlp:16"), seeds=2)
-    folder = StudyFolder.create(tmp_path / "s", studies.planned(request))
+    folder = StudyFolder.create(tmp_path / "s", studies.make_plan(request))
     keys = list(folder.plan.runs())
 
     def failed(key: Key, reason: str) -> None:
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
 
     failed(keys[0], "no data")
-    studies._check_hope(folder)
+    studies.abort_if_all_failed(folder)
     failed(keys[1], "no memory")
-    studies._check_hope(folder)
+    studies.abort_if_all_failed(folder)
     failed(keys[1], "no data")
     with pytest.raises(leanify.TrainingError, match=r"all 2 runs.*no data\..*--retry"):
-        studies._check_hope(folder)
+        studies.abort_if_all_failed(folder)
 
 
 def plain(folder: Path, name: str, text: str) -> Path:
@@ -173,22 +146,20 @@ NUMBERED = "".join(f"{number},{line}" for number, line in enumerate(COMMAS.split
         "fractions",
     ],
 )  # fmt: skip
-def test_a_table_of_any_name_with_or_without_a_header(
-    tmp_path: Path, name: str, text: str, texts: str, label: str
-) -> None:
+def test_any_table_name_works(tmp_path: Path, name: str, text: str, texts: str, label: str) -> None:
     """The only table of a folder, with every row, whatever stands between its cells."""
     found = recognise(plain(tmp_path, name, text))
     assert found is not None
     assert found.columns == ((texts,), label)
-    data = defaults.of_data(found, str(tmp_path)).data
+    data = default_recipe.data_recipe(found, str(tmp_path)).data
     assert data is not None
     file = own_texts.find_table(tmp_path, "train")
     assert file == tmp_path / name
-    read = own_texts.KINDS[data.task][0].read(file, data, Faults())
+    read = LabelledTable.read(file, data, Faults())
     assert [row[0] for row in read.rows] == [(line,) for line in TEXTS]  # type: ignore[attr-defined]
 
 
-def test_a_table_beside_others_is_not_guessed(tmp_path: Path) -> None:
+def test_ambiguous_table_is_not_guessed(tmp_path: Path) -> None:
     plain(tmp_path, "one.csv", COMMAS)
     plain(tmp_path, "two.csv", COMMAS)
     assert recognise(tmp_path) is None
@@ -197,20 +168,20 @@ def test_a_table_beside_others_is_not_guessed(tmp_path: Path) -> None:
     assert own_texts.find_table(alone, "train") is None
 
 
-def test_texts_of_any_name_are_one_text(tmp_path: Path) -> None:
+def test_text_files_are_joined(tmp_path: Path) -> None:
     data = DataSection("data", "causal-lm", str(tmp_path))
     plain(tmp_path, "b.txt", "xyz" * 10)
     assert recognise(tmp_path) is not None
-    (train, held), where = corpus.texts_of(data, Faults())
+    (train, held), where = corpus.find_texts(data, Faults())
     assert (train, held) == ("xyz" * 9, "xyz")
     assert where == f"{tmp_path / 'b.txt'} (a tenth of it held out)"
     plain(tmp_path, "a.txt", "abc" * 10)
-    (train, held), where = corpus.texts_of(data, Faults())
+    (train, held), where = corpus.find_texts(data, Faults())
     assert (train, held) == (f"{'abc' * 10}<|endoftext|>", f"{'xyz' * 10}<|endoftext|>")
     assert where == f"{tmp_path} (a tenth of it held out)"
     plain(tmp_path, "test.txt", "x")
-    assert [str(part) for part in corpus.texts_of(replace(data, train="a"), Faults())[0]][1] == str(
+    assert [str(part) for part in corpus.find_texts(replace(data, train="a"), Faults())[0]][1] == str(
         tmp_path / "test.txt"
     )
     with pytest.raises(leanify.DataError, match="'train'"):
-        corpus.texts_of(data, Faults())
+        corpus.find_texts(data, Faults())

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,20 @@ from fuzz_intact import HF, RECIPE, TIMM
 from PIL import Image
 
 import leanify
-from leanify import machine
-from leanify.data import fingerprint, found
-from leanify.data.faults import Faults
+from leanify.comparison import runner
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
+from leanify.core import machine
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, DirectoryError, LeanifyError
+from leanify.core.files import cache
+from leanify.core.recipe import DataSection
+from leanify.data import fingerprint
 from leanify.data.images import folder as image_folder
-from leanify.data.tables import rows as tables
 from leanify.data.texts import vocabulary
-from leanify.errors import DataError, DirectoryError, LeanifyError
-from leanify.runs import cache, checkpoints
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import DataSection
+from leanify.runs import checkpoints
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import tensors
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import Key, PlannedDesign, StudyPlan
-from leanify.study.runner import Worker
 
 RAN = "RAN"  # the file that appears where code ran
 
@@ -46,19 +46,20 @@ def study(tmp_path: Path) -> StudyFolder:
 # -- code -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_imports_no_module_of_the_folder_it_is_run_in(
-    study: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_study_imports_nothing_local(study: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study imports no module of the folder it is run in."""
     for module in ("leanify", "torch", "json"):
         (tmp_path / f"{module}.py").write_text(f"import os\nos.mkdir({RAN!r})\n")
     monkeypatch.chdir(tmp_path)
-    worker = Worker(study)
-    worker.close()
+    with runner.Local(study, 1) as engine:
+        job = engine.submit(runner.execute, str(study.path), "baseline", 0, None, None)
+        while not job.done():
+            time.sleep(0.02)
     assert not (tmp_path / RAN).exists()
-    assert worker.process.returncode == 0
+    assert study.outcome(Key("baseline", 0)).status == "finished"  # type: ignore[union-attr]
 
 
-def test_no_program_that_a_repository_names_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_programs_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A monitor of files, filters by whatever name, a hook: `git status` alone runs all of them."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "program"
@@ -95,20 +96,19 @@ def test_no_program_that_a_repository_names_is_run(tmp_path: Path, monkeypatch: 
     ("old", "new"),
     [
         ("designs.lean", 'designs."../../outside"'),
-        ("designs.lean", 'designs."/outside"'),
         ("designs.lean", 'designs.".."'),
-        ("seeds = [0, 1]", 'seeds = [0, "1/../../outside"]'),
+        ("    1,\n", '    "1/../../outside",\n'),
     ],
 )
-def test_a_plan_names_no_folder_outside_its_study(study: StudyFolder, old: str, new: str) -> None:
+def test_plan_names_only_own_folders(study: StudyFolder, old: str, new: str) -> None:
     file = study.path / "study.toml"
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(DirectoryError, match=r"is not a study's plan: .*(cannot name a folder|is not an integer)"):
+    with pytest.raises(DirectoryError, match=r"study's plan: .*(cannot name a folder|a list of numbers)"):
         _ = study.plan
 
 
-def test_an_outcome_names_no_run_but_its_own(study: StudyFolder, tmp_path: Path) -> None:
+def test_outcome_names_only_own_run(study: StudyFolder, tmp_path: Path) -> None:
     """Failed runs are removed before they start again."""
     (tmp_path / "outside-0").mkdir()
     key = Key("lean", 0)
@@ -135,16 +135,6 @@ def one_loop(place: Path) -> None:
     (place / "up").symlink_to("..")
 
 
-def two_loops(place: Path) -> None:
-    for name in "12":
-        (place / name).symlink_to("../..")
-
-
-def each_to_the_other(place: Path) -> None:
-    (place / "b").symlink_to("../b")
-    (place.parent / "b" / "a").symlink_to("../a")
-
-
 def doubled(place: Path) -> None:
     """No loop, but 2³⁰ ways to the last."""
     for number in range(30):
@@ -153,8 +143,8 @@ def doubled(place: Path) -> None:
             (place / str(number) if number else place).joinpath(name).symlink_to(place / str(number + 1))
 
 
-@pytest.mark.parametrize("make", [one_loop, two_loops, each_to_the_other, doubled])
-def test_links_that_lead_back_are_named(pictures: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("make", [one_loop, doubled])
+def test_circular_links_are_named(pictures: Path, make: Callable[[Path], None]) -> None:
     """The reader of images follows them: with one, every image is there forty times; with two it never ends."""
     data = DataSection("x", "classification", str(pictures))
     (pictures / "elsewhere").mkdir()
@@ -165,26 +155,13 @@ def test_links_that_lead_back_are_named(pictures: Path, make: Callable[[Path], N
 
     make(pictures / "train" / "a")
     splits: Any = type("Splits", (), {"train": range(3), "validation": range(3)})
-    for recognise in (lambda: image_folder.read(data), lambda: fingerprint.taken(data, splits)):
+    for recognise in (lambda: image_folder.read(data), lambda: fingerprint.take_fingerprint(data, splits)):
         with pytest.raises(DataError, match=r"train/[ab]/.* is a link that leads to .* again; remove it"):
             recognise()
 
 
-def test_folders_a_thousand_levels_deep_are_looked_through(pictures: Path) -> None:
-    place = pictures / "train" / "a"
-    try:
-        for _ in range(1100):
-            place /= "d"
-            place.mkdir()
-        shutil.copy(pictures / "train" / "a" / "0.png", place)
-        looked = found.recognise(pictures)
-        assert looked is not None
-        assert (looked.classes, looked.samples) == (2, 3)
-    finally:  # Python 3.11's own removal recurses
-        subprocess.run(["rm", "-rf", str(pictures / "train" / "a" / "d")], check=True)
-
-
-def test_what_lies_beside_a_model_is_copied_without_what_its_links_lead_to(tmp_path: Path) -> None:
+def test_copying_follows_no_links(tmp_path: Path) -> None:
+    """What lies beside a model is copied without what its links lead to."""
     model: Any = leanify.load("bert", overrides=HF["bert"])
     folder = tmp_path / "bert"
     model.save_pretrained(folder)
@@ -215,7 +192,8 @@ def sparse(file: Path) -> None:
     os.truncate(file, 30 << 30)
 
 
-def test_files_that_should_be_small_are_not_read_when_they_are_large(tmp_path: Path) -> None:
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    """Files that should be small are not read when they are large."""
     run = leanify.train(recipes.parse(RECIPE), tmp_path / "run")
     lean = leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), tmp_path / "lean")
     sparse(lean / "leanify.json")
@@ -239,27 +217,7 @@ def test_files_that_should_be_small_are_not_read_when_they_are_large(tmp_path: P
         vocabulary.load(tmp_path)
 
 
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "9" * 5000])
-def test_numbers_beyond_all_bounds_in_a_folder_are_damage(study: StudyFolder, tmp_path: Path, number: str) -> None:
-    key = Key("lean", 0)
-    written = json.dumps(Outcome("lean", 0, "x", "finished", quality=0.5, kappas=((1, 77.0),)).to_json())
-    (study.path / "runs" / f"{key}.json").write_text(written.replace("77.0", number))
-    with pytest.raises(DirectoryError, match=r"lean-0\.json is damaged"):
-        study.outcome(key)
-    card = {"step": 2, "rows": 10, "score": None, "metrics": {"loss": 1}, "sums": {}}
-    (tmp_path / checkpoints.CARD).write_text(json.dumps(card).replace('"loss": 1', f'"loss": {number}'))
-    assert checkpoints.Checkpoint.read(tmp_path) is None
-
-
-def test_a_table_of_very_many_columns_is_read(tmp_path: Path) -> None:
-    """In time that grows with their number, not with its square: a million took hours."""
-    names = [f"c{number}" for number in range(300_000)]
-    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join(names) + "\n")
-    [(_, row)] = tables.rows_of_table(tmp_path / "a.csv", Faults())
-    assert row == dict(zip(names, names, strict=True))
-
-
-def test_a_cache_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a home the cache lies among everybody's temporary files, where its name can be guessed."""
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -267,7 +225,7 @@ def test_a_cache_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch
     guessed = tmp_path / f"leanify-{os.getuid()}"
 
     def homes() -> tuple[Path, Path]:
-        cache._of_user.cache_clear()
+        cache._private_folder.cache_clear()
         return cache.home(), cache.home()
 
     assert homes() == (guessed, guessed)
@@ -283,4 +241,4 @@ def test_a_cache_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch
     if os.getuid() == 0:
         os.chown(guessed, 12345, 12345)
         assert guessed not in homes()
-    cache._of_user.cache_clear()
+    cache._private_folder.cache_clear()

@@ -1,4 +1,4 @@
-"""The house: which room may import which. A table of it stands in docs/CONTRIBUTING.md, and is held true here."""
+"""The house: which room may import which. docs/internals/layout.md has it as a table, which is checked here."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from pathlib import Path
 import pytest
 
 import leanify
-import leanify.errors
+import leanify.core.errors
 
 PACKAGE = Path(leanify.__file__).parent
 
 # From the ground up: a room imports from its own floor's rooms never, and from floors below it freely.
 FLOORS = (
-    ("errors",),
-    ("units", "machine", "terminal", "tabular"),
-    ("architecture",),
-    ("runs",),
-    ("upstream",),
+    ("core",),
+    ("runs", "upstream"),
     ("lens",),
     ("sources",),
     ("spectra", "data"),
-    ("design",),
-    ("tasks", "zoo"),
+    ("profiling",),
+    ("search", "tasks"),
     ("training",),
-    ("warm",),
-    ("study", "paper", "exporting"),
+    ("shrinking",),
+    ("comparison", "exporting"),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -79,7 +76,7 @@ def test_imports_go_down_only(path: Path) -> None:
     assert not wrong, f"{path} imports up, or sideways, from {', '.join(wrong)}"
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_modules_have_no_import_circle() -> None:
     """Neither inside a room, nor by imports inside functions: taken away from the bottom, no module is left."""
     left = {path: {file_of(module) for module in imports(path, typing=False)} - {path} for path in BELOW}
     while free := {path for path, wanted in left.items() if not wanted & left.keys()}:
@@ -87,53 +84,52 @@ def test_modules_import_each_other_in_no_circle() -> None:
     assert not left, f"a circle among {', '.join(map(str, left))}"
 
 
-def test_the_top_of_the_package_stays_small() -> None:
-    assert sorted(room_of(path.parts) for path in MODULES if len(path.parts) == 1) == [
-        "__init__", "architecture", "errors", "machine", "tabular", "terminal", "units",
-    ]  # fmt: skip
+def test_package_top_stays_small() -> None:
+    assert sorted(room_of(path.parts) for path in MODULES if len(path.parts) == 1) == ["__init__"]
 
 
-GUIDE = (PACKAGE.parent / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+GUIDE = (PACKAGE.parent / "docs" / "internals" / "layout.md").read_text(encoding="utf-8")
 
 
-def test_the_guide_says_what_is_in_each_room_from_the_top_floor_down() -> None:
+def test_guide_lists_rooms_in_order() -> None:
+    """The guide says what is in each room, from the top floor down."""
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| .+ \|$", GUIDE, re.MULTILINE)
     assert {room: int(floor) - 1 for floor, room in rows} == FLOOR
     assert [int(floor) for floor, _ in rows] == sorted((int(floor) for floor, _ in rows), reverse=True)
 
 
-def test_the_commands_that_pre_commit_and_ci_run_are_the_same() -> None:
+def test_precommit_and_ci_agree() -> None:
     hooks = (PACKAGE.parent / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     script = (PACKAGE.parent / ".ci" / "run").read_text(encoding="utf-8")
-    for command in re.findall(r"^\.venv/bin/(.+)$", script, re.MULTILINE):
+    for command in re.findall(r"^ +\.venv/bin/(.+)$", script, re.MULTILINE):
         assert f"entry: {command}\n" in hooks
 
 
 PUBLIC = """
-    Architecture Layer Stage load read write export push_to_hub grow save shrink redesign profile train compare
+    Architecture Layer Stage load read write export grow save shrink redesign profile train compare
     condition
     LeanifyError SourceError UnsupportedModel ShapeError RecipeError BudgetError DataError DirectoryError TrainingError
 """
 
 
-def test_the_public_names_are_these_and_each_is_there() -> None:
+def test_public_names_exist() -> None:
     assert sorted(leanify.__all__) == sorted(PUBLIC.split())
     assert all(getattr(leanify, name).__doc__ for name in leanify.__all__)
 
 
-def test_the_errors_that_are_drawn_are_public() -> None:
-    drawn = re.findall(r"[├└]─ (\w+)", leanify.errors.__doc__ or "")
+def test_drawn_errors_are_public() -> None:
+    drawn = re.findall(r"[├└]─ (\w+)", leanify.core.errors.__doc__ or "")
     assert drawn
     assert set(drawn) <= set(leanify.__all__)
     assert all(issubclass(getattr(leanify, name), leanify.LeanifyError) for name in drawn)
 
 
-def test_no_room_has_the_name_of_a_public_function() -> None:
+def test_rooms_are_no_public_functions() -> None:
     """Importing ``leanify.NAME`` as a package would put the package in the function's place."""
     assert not {room_of(path.parts) for path in MODULES} & set(leanify.__all__)
 
 
-def test_every_slow_case_names_a_test() -> None:
+def test_slow_cases_name_tests() -> None:
     tests = Path(__file__).parent
     for line in (tests / "slow.txt").read_text("utf-8").splitlines():
         file, _, case = line.partition("::")

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from leanify.core.errors import DataError
+from leanify.core.recipe import DataSection
 from leanify.data.found import recognise
 from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
-from leanify.errors import DataError
-from leanify.runs.recipe import DataSection
+from leanify.data.images.decoding import Decoder
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:
@@ -21,7 +22,8 @@ def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "R
     return path
 
 
-def test_what_is_found_is_what_is_read_whatever_the_format_and_depth(tmp_path: Path) -> None:
+def test_recognised_images_are_read(tmp_path: Path) -> None:
+    """They are read whatever their format and depth."""
     for name in ("cat", "dog"):
         for suffix in ("png", "JPG", "jpeg", "webp", "gif", "bmp", "tif", "tiff"):
             image(tmp_path / name / f"plain.{suffix}")
@@ -34,10 +36,11 @@ def test_what_is_found_is_what_is_read_whatever_the_format_and_depth(tmp_path: P
     assert (found.samples, len(readers[0]), classes) == (20, 20, ["cat", "dog"])
     for path, label in readers[0].samples:
         assert Path(path).relative_to(tmp_path).parts[0] == classes[label]
-    assert {image_folder.opened(readers[0], index, "RGB")[0].getpixel((4, 4))[0] > 190 for index in range(20)} == {True}
+    pictures = [image_folder.read_picture(readers[0], index, "RGB")[0] for index in range(20)]
+    assert all(picture.getpixel((4, 4))[0] > 190 for picture in pictures)
 
 
-def test_samples_stand_in_the_order_of_timm(tmp_path: Path) -> None:
+def test_samples_follow_timms_order(tmp_path: Path) -> None:
     from timm.data import create_dataset
 
     for name in ("b", "a10", "a2"):
@@ -52,24 +55,24 @@ def test_samples_stand_in_the_order_of_timm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "validation"), [("Training", "Validation"), ("train", "dev"), ("TRAIN", "VAL"), ("train", "eval")]
 )
-def test_splits_by_their_usual_names(tmp_path: Path, train: str, validation: str) -> None:
+def test_usual_split_names_are_known(tmp_path: Path, train: str, validation: str) -> None:
     for name in ("cat", "dog"):
         image(tmp_path / train / name / "a.png")
         image(tmp_path / validation / name / "b.png")
     found = recognise(tmp_path)
     assert found is not None
-    assert (found.validated, found.samples, found.classes) == (True, 2, 2)
+    assert (found.is_validated, found.samples, found.classes) == (True, 2, 2)
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
     assert ([len(reader) for reader in readers], classes) == ([2, 2], ["cat", "dog"])
 
 
-def test_folders_named_as_splits_are_not_classes(tmp_path: Path) -> None:
+def test_split_folders_are_not_classes(tmp_path: Path) -> None:
     image(tmp_path / "val" / "cat" / "a.png")
     image(tmp_path / "Test" / "cat" / "a.png")
     assert recognise(tmp_path) is None
 
 
-def test_the_same_folders_in_every_class_are_mentioned(tmp_path: Path) -> None:
+def test_shared_subfolders_are_mentioned(tmp_path: Path) -> None:
     for outer in ("group0", "group1"):
         for inner in ("cat", "dog"):
             image(tmp_path / outer / inner / "a.png")
@@ -79,17 +82,48 @@ def test_the_same_folders_in_every_class_are_mentioned(tmp_path: Path) -> None:
     assert "each of these folders has the folders cat, dog" in found.description
 
 
-def test_sixteen_bits_keep_their_grey(tmp_path: Path) -> None:
+def test_sixteen_bits_keep_grey(tmp_path: Path) -> None:
     grey = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
     for suffix, values in (("png", grey), ("tiff", grey), ("tiff", grey.astype(np.int32))):
         path = tmp_path / f"a.{suffix}"
         Image.fromarray(values).save(path)
-        seen = np.asarray(image_folder.decoded(path, "RGB", path))
-        assert (seen == (grey >> 8)[..., None]).all()
+        seen = np.asarray(Decoder()(path, "RGB", path))
+        assert (seen == np.round(grey / 257)[..., None]).all()
+        stored = np.asarray(Decoder("stored")(path, "RGB", path))
+        assert (stored == (grey >> 8)[..., None]).all()
 
 
-def test_pixels_of_an_unknown_range_are_refused(tmp_path: Path) -> None:
+def test_unknown_pixel_range_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tiff"
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(path)
     with pytest.raises(DataError, match=r"0\.5 to 0\.5"):
-        image_folder.decoded(path, "RGB", path)
+        Decoder()(path, "RGB", path)
+
+
+@pytest.mark.parametrize("name", [".ipynb_checkpoints", ".thumbnails", "__MACOSX", "__pycache__", "@eaDir", ".git"])
+def test_tool_folders_are_no_classes(tmp_path: Path, name: str) -> None:
+    """What is proposed and what is read are the same."""
+    for folder in ("cat", "dog", name, f"cat/{name}"):
+        image(tmp_path / "train" / folder / "a.png")
+        image(tmp_path / "val" / folder / "a.png")
+    image(tmp_path / name / "a.png")
+    found = recognise(tmp_path)
+    assert found is not None
+    assert (found.classes, found.samples, found.is_validated) == (2, 2, True)
+    readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
+    assert ([len(reader) for reader in readers], classes) == ([2, 2], ["cat", "dog"])
+
+
+def test_poor_classes_are_mentioned(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        image(tmp_path / "train" / name / "a.png")
+        image(tmp_path / "val" / name / "a.png")
+    image(tmp_path / "train" / "dog" / "b.png")
+    image(tmp_path / "val" / "fish" / "a.png")
+    (tmp_path / "train" / "bird").mkdir()
+    found = recognise(tmp_path)
+    assert found is not None
+    assert "one image alone in cat" in found.description
+    assert "classes that training lacks (fish)" in found.description
+    assert "no image in" in found.description
+    assert "bird: remove the folder" in found.description

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import leanify
+from leanify.core.recipe import DataSection
 from leanify.data.found import recognise
 from leanify.data.images import tables as image_tables
-from leanify.data.images.folder import opened, read
+from leanify.data.images.folder import read, read_picture
 from leanify.data.tables import columns
-from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import defaults
+from leanify.training import default_recipe
 from leanify.training import start as training
 
 CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
@@ -62,14 +62,14 @@ def as_data_set(rows: list[tuple[Path, str]], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet, as_data_set])
-def test_every_form_holds_the_same_images(write: Any, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
     place = write(rows, tmp_path)
     (train, validation), names, where = read(DataSection("data", "classification", str(place), holdout=0.25))
     assert names == ["blue", "red"]
     assert "→" in where
     assert len(train) == len(validation) == 8
     for index, (path, name) in enumerate(rows):
-        pixels, label = opened(train, index, "RGB")
+        pixels, label = read_picture(train, index, "RGB")
         from PIL import Image
 
         with Image.open(path) as image:
@@ -77,11 +77,11 @@ def test_every_form_holds_the_same_images(write: Any, rows: list[tuple[Path, str
         assert names[label] == name
     found = recognise(place)
     assert found is not None
-    assert (found.kind, found.classes, found.validated) == ("images", 2, False)
+    assert (found.kind, found.classes, found.is_validated) == ("images", 2, False)
 
 
-def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
-    value = defaults.recipe_of(as_csv(rows, tmp_path))
+def test_table_trains_and_keeps_classes(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    value = default_recipe.find_recipe(as_csv(rows, tmp_path))
     assert value.model.override["num_classes"] == 2
     small = ["model.override.img_size=16", "model.override.embed_dim=12", "model.override.depth=1", "data.workers=0"]
     run = training.train(value, tmp_path / "run", settings=[*small, "schedule.epochs=1", "data.holdout=0.25"])
@@ -97,23 +97,24 @@ def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], t
         ("path,label\na.png,\n", "line 2: label is '', no label"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_missing_files_are_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "train.csv").write_text(text)
     with pytest.raises(leanify.DataError, match=words):
         read(DataSection("data", "classification", str(tmp_path / "train.csv"), holdout=0.5))
 
 
-def test_columns_can_be_named_and_classes_must_be_known(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+def test_columns_can_be_named(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    """The classes of a table must be known."""
     for split, kinds in (("train", ("a", "b")), ("val", ("a", "c"))):
         lines = [f"{path},{kinds[i % 2]}" for i, (path, _) in enumerate(rows)]
         (tmp_path / f"{split}.csv").write_text("\n".join(["where,what", *lines]))
     data = DataSection("data", "classification", str(tmp_path), image="where", label="what")
     with pytest.raises(leanify.DataError, match=r"has classes that .* lacks: c"):
         read(data)
-    assert columns.in_order({"10", "9"}) == ["9", "10"]
+    assert columns.sort_labels({"10", "9"}) == ["9", "10"]
 
 
-def test_a_table_of_any_name_unless_there_are_folders_of_classes(tmp_path: Path) -> None:
+def test_class_folders_precede_tables(tmp_path: Path) -> None:
     for name in ("images", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.png").touch()
@@ -122,4 +123,4 @@ def test_a_table_of_any_name_unless_there_are_folders_of_classes(tmp_path: Path)
         assert found is not None
         by_table = name == "images"
         assert found.description.startswith("1 images (image)") == by_table
-        assert image_tables.lies_at(tmp_path, "train") == by_table
+        assert image_tables.is_image_table(tmp_path, "train") == by_table

@@ -18,17 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import leanify
+from leanify.comparison import comparing as studies
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import PlannedDesign, StudyPlan, rank_designs
+from leanify.core import recipe as recipes
 from leanify.data.sampling import seed_everything
-from leanify.design.prices.live import prices_of
-from leanify.design.search import ranking
-from leanify.runs import recipe as recipes
+from leanify.profiling.live_model import make_price_list
+from leanify.search import ranking
+from leanify.search.towers import towers
+from leanify.shrinking.choose import RIDGE, survivors
+from leanify.shrinking.correction import least_squares
 from leanify.spectra.theory import gaussian_kappa
-from leanify.study import comparing as studies
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.tasks.classification import Classification
-from leanify.warm.choose import RIDGE, survivors
-from leanify.warm.correction import least_squares
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
 
@@ -36,7 +37,7 @@ T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers
 
 
 @pytest.mark.parametrize("heads", [[4, 9], [9, 4]])
-def test_the_predicted_condition_number_is_that_of_the_worst_tower(heads: list[int]) -> None:
+def test_predicted_kappa_is_worst_tower(heads: list[int]) -> None:
     """Theorem 3.2 for each tower of an encoder-decoder; its worse number is the model's, in either order."""
     plan = leanify.redesign("t5", overrides=T5, heads=heads)
     assert plan.tokens is not None
@@ -45,19 +46,23 @@ def test_the_predicted_condition_number_is_that_of_the_worst_tower(heads: list[i
     assert plan.chosen.to_json()["kappa_predicted"] == pytest.approx(max(each))
 
 
-def test_towers_count_by_their_parameters_in_a_score() -> None:
+def test_tower_scores_weigh_parameters() -> None:
     """An encoder of eight layers beside a decoder of three: the mean of two scores, weighted by what blocks hold."""
     model = leanify.load("t5", overrides=T5, device="meta")
-    prices = prices_of(model)
+    prices = make_price_list(model)
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
-    shares = [prices.attention_share(i, stage) for i, stage in enumerate(prices.baseline) if stage is not None]
-    each = [float(ranking.score_of(share, causal)) for share, causal in zip(shares, (False, True), strict=True)]
+    each = []
+    for tower, stage in zip(towers(prices.architecture, prices.stage_indices), prices.baseline, strict=True):
+        assert stage is not None
+        share = prices.attention_share(tower.lead, stage)
+        preferred = ranking.preference(prices, tower)
+        each.append(float(preferred.score(stage.depth, stage.heads, stage.head_dim, stage.mlp, share)))
     assert abs(each[0] - each[1]) > 0.1
     by_hand = (weights[0] * each[0] + weights[1] * each[1]) / sum(weights)
     assert ranking.score(prices, prices.baseline) == pytest.approx(by_hand)
 
 
-def test_a_limit_that_binds_nothing_changes_no_alternative() -> None:
+def test_slack_limit_changes_no_alternative() -> None:
     """A design is no alternative where it leaves more than a little of every limit; of one that is enough."""
     alone = leanify.redesign("vit_base", target_params=0.5)
     beside = leanify.redesign("vit_base", target_params=0.5, max_macs=1.0)
@@ -66,7 +71,7 @@ def test_a_limit_that_binds_nothing_changes_no_alternative() -> None:
 
 
 @pytest.mark.parametrize("pins", [{"depth": 8, "heads": 13, "head_dim": 62}, {"depth": 7, "heads": 16, "head_dim": 50}])
-def test_no_mlp_in_steps_of_eight_brings_the_control_much_nearer(pins: dict[str, int]) -> None:
+def test_no_mlp_step_beats_control(pins: dict[str, int]) -> None:
     """Steps of 64 units are more than a percent: the control goes on to smaller ones until it is near enough."""
     plan = leanify.redesign("vit_base", **pins)
     assert plan.control is not None
@@ -82,7 +87,7 @@ def test_no_mlp_in_steps_of_eight_brings_the_control_much_nearer(pins: dict[str,
 
 
 @pytest.mark.parametrize("power", [1e-6, 1.0, 1e6])
-def test_a_correction_does_not_depend_on_the_unit_of_its_inputs(power: float) -> None:
+def test_correction_ignores_input_units(power: float) -> None:
     """λ is a share of the inputs' own power: W' is the same in volts and in millivolts."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(60, 12, generator=generator, dtype=torch.float64)
@@ -102,7 +107,7 @@ def loss_without(w: Tensor, second: Tensor, gone: list[int]) -> float:
     return float(torch.einsum("oi,ij,oj->", rest, second, rest))
 
 
-def test_two_units_that_go_in_one_round_are_chosen_one_after_the_other() -> None:
+def test_units_are_chosen_in_turn() -> None:
     """Of a hundred inputs two go at once: of a pair that cancels out both, though each alone weighs much."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(4000, 100, generator=generator, dtype=torch.float64)
@@ -122,7 +127,7 @@ def test_two_units_that_go_in_one_round_are_chosen_one_after_the_other() -> None
 # -- heads of classes and losses --------------------------------------------------------------------------------------
 
 
-def test_a_head_of_other_labels_than_its_own_configuration_is_refused(tmp_path: Path) -> None:
+def test_foreign_head_labels_are_refused(tmp_path: Path) -> None:
     """Labels that were asked for anew draw a new head; weights beside a configuration that fits none are damage."""
     import transformers
 
@@ -139,7 +144,7 @@ def test_a_head_of_other_labels_than_its_own_configuration_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_odd_sample_that_is_not_mixed_is_smoothed_like_the_others(count: int) -> None:
+def test_unmixed_sample_is_smoothed(count: int) -> None:
     """Its part of the loss is the cross-entropy of torch with the same label smoothing."""
     torch.manual_seed(0)
     images, targets = torch.randn(count, 1, 4, 4), torch.randint(0, 6, (count,))
@@ -165,14 +170,14 @@ def test_the_odd_sample_that_is_not_mixed_is_smoothed_like_the_others(count: int
 
 
 @pytest.mark.parametrize("failed", [0, 1])
-def test_nothing_is_shown_of_a_design_whose_runs_failed(failed: int, tmp_path: Path) -> None:
+def test_failed_design_shows_nothing(failed: int, tmp_path: Path) -> None:
     """The runs that survive are the lucky ones: ten points ahead with every seed, and undecided."""
     recipe = recipes.parse(RECIPE)
     designs = tuple(
         PlannedDesign(name, recipe.model, depth, heads, 8, 64, 1000 * depth, 10**6 * depth, 0, float(depth))
         for name, depth, heads in (("baseline", 8, 2), ("lean", 4, 5))
     )
-    plan = StudyPlan("page", recipe, "0.5", tuple(range(6)), ranked(designs), 1, tokens=17)
+    plan = StudyPlan("page", recipe, "0.5", tuple(range(6)), rank_designs(designs), 1, tokens=17)
     folder = StudyFolder.create(tmp_path / "study", plan)
     for key in plan.runs():
         print_ = plan.fingerprint(key)
@@ -185,6 +190,6 @@ def test_nothing_is_shown_of_a_design_whose_runs_failed(failed: int, tmp_path: P
         folder.record(replace(done, best=100.0, unit="points of top1"))
         folder.run(key).mkdir(exist_ok=True)
         folder.record_samples(key, 100.0 * right)
-    (verdict,) = studies.finished(folder).verdicts
+    (verdict,) = studies.finish_study(folder).verdicts
     assert verdict.answer == ("undecided" if failed else "shown")
     assert ("1 of 6 runs of lean failed" in verdict.words) == bool(failed)

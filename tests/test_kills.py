@@ -16,24 +16,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runs import DIGITS, forked, outcome
+from runs import DIGITS, final_state, run_modes
 from test_training_processes import RECIPE as TWO
 
 import leanify
+from leanify.core import recipe as recipes
 from leanify.data.sampling import MODEL, seed_everything
-from leanify.runs import recipe as recipes
 from leanify.training import preparation
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
-SHORT = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
+SHORT = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 
 
 def distilled(home: Path) -> str:
     """From a teacher that is wider, with the maps that this takes."""
     seed_everything(MODEL, 0)
-    leanify.save(preparation.build(recipes.with_settings(SHORT, ["model.override.embed_dim=24"])), home / "teacher")
+    teacher = preparation.build_model(recipes.apply_settings(SHORT, ["model.override.embed_dim=24"]))
+    leanify.save(teacher, home / "teacher")
     settings = [f"distill.teacher={home / 'teacher'}", "distill.hidden_weight=0.5"]
-    return recipes.with_settings(SHORT, ["model.override.drop_path_rate=0", *settings]).to_toml()
+    return recipes.apply_settings(SHORT, ["model.override.drop_path_rate=0", *settings]).to_toml()
 
 
 def pictured(home: Path) -> str:
@@ -48,7 +49,7 @@ def pictured(home: Path) -> str:
     settings = ["data.name=pictures", f"data.path={home / 'data'}", "data.workers=2", "data.erase=0.3", "data.samples="]
     settings += ["data.holdout=0", "model.override.in_chans=3", "model.override.num_classes=3", "schedule.epochs=3"]
     settings += ["data.rand_augment=rand-m9-mstd0.5-inc1"]
-    return recipes.with_settings(SHORT, settings).to_toml()
+    return recipes.apply_settings(SHORT, settings).to_toml()
 
 
 def nothing_left(run: Path) -> None:
@@ -68,15 +69,15 @@ def kills(seed: int, number: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [distilled, pictured])
-def test_kills_of_a_run_with_a_teacher_or_with_workers(tmp_path: Path, kind: object) -> None:
+def test_kills_with_teacher_or_workers(tmp_path: Path, kind: object) -> None:
     assert callable(kind)
     recipe = kind(tmp_path)
-    whole = forked(tmp_path / "whole", "whole", recipe=recipe)
-    codes = forked(tmp_path / "run", *kills(7, KILLS), "whole", recipe=recipe)
+    whole = run_modes(tmp_path / "whole", "whole", recipe=recipe)
+    codes = run_modes(tmp_path / "run", *kills(7, KILLS), "whole", recipe=recipe)
     assert whole[-1][0] == codes[-1][0] == 0
     assert {code for code, _ in codes[:-1]} <= {-signal.SIGKILL, 0}  # a run that was at its end already ends well
     nothing_left(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
 
 
 KILLS = int(os.environ.get("LEANIFY_KILLS", "20"))
@@ -96,7 +97,7 @@ def ranks(launcher: int) -> list[int]:
 
 
 @pytest.mark.long
-def test_kills_of_one_of_two_processes(tmp_path: Path) -> None:
+def test_kills_of_one_process(tmp_path: Path) -> None:
     """Either of them is killed once the run has begun; the launcher ends the other."""
     recipe = tmp_path / "two.toml"
     recipe.write_text(TWO.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 1"))
@@ -123,19 +124,19 @@ def test_kills_of_one_of_two_processes(tmp_path: Path) -> None:
     _, said = done.communicate()
     assert done.returncode == 0, said
     nothing_left(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
 
 
 # -- a time limit -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_a_time_limit_again_and_again_loses_nothing(tmp_path: Path) -> None:
+def test_repeated_time_limits_lose_nothing(tmp_path: Path) -> None:
     """`timeout` sends SIGTERM; every piece of the run saves and says how to go on."""
     modes = [f"term:{step}" for step in (2, 3, 5)]
-    codes = forked(tmp_path / "run", *modes, "whole", recipe=SHORT.to_toml())
+    codes = run_modes(tmp_path / "run", *modes, "whole", recipe=SHORT.to_toml())
     assert [code for code, _ in codes] == [143, 143, 143, 0]
     assert [step for _, step in codes] == [2, 3, 5, 6]
-    forked(tmp_path / "whole", "whole", recipe=SHORT.to_toml())
+    run_modes(tmp_path / "whole", "whole", recipe=SHORT.to_toml())
     nothing_left(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import leanify
+from leanify.core import recipe as recipes
+from leanify.core.recipe import DataSection, ModelSection
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.tables import columns
 from leanify.data.texts import own_texts
-from leanify.data.texts.labelled_text import Labelled
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import DataSection, ModelSection
+from leanify.data.texts.labelled_text import LabelledTable
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 from leanify.training import start as training
@@ -52,24 +52,24 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def read(file: Path, **settings: Any) -> Labelled:
-    return Labelled.read(file, DataSection("data", "text-classification", str(file), **settings), Faults())
+def read(file: Path, **settings: Any) -> LabelledTable:
+    return LabelledTable.read(file, DataSection("data", "text-classification", str(file), **settings), Faults())
 
 
-def test_a_column_without_a_name_is_no_answer(tmp_path: Path) -> None:
+def test_unnamed_column_is_no_answer(tmp_path: Path) -> None:
     """As pandas writes its index."""
     with pytest.raises(leanify.DataError, match="no column of labels; it has , words"):
-        columns.pick(tmp_path, ["", "words"], label=((), columns.LABELS))
+        columns.pick_columns(tmp_path, ["", "words"], label=((), columns.LABELS))
 
 
 @pytest.mark.parametrize("suffix", columns.TABLES)
-def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) -> None:
+def test_tables_hold_equal_rows(tmp_path: Path, suffix: str) -> None:
     table = read(write(tmp_path / f"train{suffix}", ROWS))
     assert (table.columns, table.names) == ("review → stars", ["neg", "pos"])
     assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
     here = recognise(tmp_path)
     assert here is not None
-    assert (here.task, here.validated) == ("text-classification", False)
+    assert (here.task, here.is_validated) == ("text-classification", False)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) ->
         (["True", "False", "True"], ["False", "True"]),
     ],
 )
-def test_classes_are_sorted_as_numbers_or_words(tmp_path: Path, labels: list[str], names: list[str]) -> None:
+def test_classes_sort_numerically_or_alphabetically(tmp_path: Path, labels: list[str], names: list[str]) -> None:
     table = read(write(tmp_path / "train.csv", [{"text": "x", "label": label} for label in labels]))
     assert table.names == names
 
@@ -97,7 +97,7 @@ def test_classes_are_sorted_as_numbers_or_words(tmp_path: Path, labels: list[str
         (("one", "two"), {"text": ("one",), "label": "three"}),
     ],
 )
-def test_columns_that_are_proposed_are_there(tmp_path: Path, names: tuple[str, str], settings: dict[str, Any]) -> None:
+def test_proposed_columns_exist(tmp_path: Path, names: tuple[str, str], settings: dict[str, Any]) -> None:
     """Only columns of the table, or COLUMN; typed, they are what is read."""
     file = write(tmp_path / "train.csv", [dict(zip(names, row.values(), strict=True)) for row in ROWS])
     with pytest.raises(leanify.DataError) as refused:
@@ -109,12 +109,12 @@ def test_columns_that_are_proposed_are_there(tmp_path: Path, names: tuple[str, s
     if "COLUMN" in message:
         assert set(asked.values()) <= {"COLUMN", '["COLUMN"]'}
         return
-    value = recipes.with_settings(
+    value = recipes.apply_settings(
         recipes.Recipe(ModelSection("bert"), DataSection("data", "text-classification", str(file), **settings)),
         [word for word in words if word != "--set"],
     )
     assert value.data is not None
-    found = Labelled.read(file, value.data, Faults())
+    found = LabelledTable.read(file, value.data, Faults())
     assert found.columns == f"{names[0]} → {names[1]}"
 
 
@@ -135,17 +135,18 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         (["x"], r'line 2 is \["x"\], not a table of columns'),
     ],
 )
-def test_a_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -> None:
+def test_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -> None:
     clean = {"text": "x", "label": "a"}
     file = write(tmp_path / "train.jsonl", [clean, row, clean])
     with pytest.raises(leanify.DataError, match=words):
         read(file)
     faults = Faults(skip=True)
-    found = Labelled.read(file, DataSection("data", "text-classification", str(file)), faults)
+    found = LabelledTable.read(file, DataSection("data", "text-classification", str(file)), faults)
     assert (len(found.rows), len(faults.names)) == (2, 1)
 
 
-def test_a_model_and_a_table_make_a_classifier_that_keeps_its_labels(tmp_path: Path) -> None:
+def test_table_trains_a_classifier(tmp_path: Path) -> None:
+    """A model and a table make a classifier that keeps its labels."""
     write(tmp_path / "train.csv", ROWS)
     run = RunDirectory.open(
         training.train(training.resolve("bert", [f"data.path={tmp_path}", *TINY]), tmp_path / "run")
@@ -169,21 +170,22 @@ def test_fractions_make_a_regressor(tmp_path: Path) -> None:
     assert run.rows()[-1]["loss"] < 1  # of scores whose variance is 4
 
 
-def test_rows_with_a_label_that_training_lacks_can_be_skipped(tmp_path: Path) -> None:
+def test_unknown_labels_can_be_skipped(tmp_path: Path) -> None:
     """SNLI's validation table has rows with the label "-"."""
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
     assert recipe.data is not None
     with pytest.raises(leanify.DataError, match=r"'-'.*neg, pos.* 2 of 8 .*data\.on_error=skip"):
-        own_texts.splits(recipe.data, preparation.build(recipe))
+        own_texts.splits(recipe.data, preparation.build_model(recipe))
     recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
     assert recipe.data is not None
-    found = own_texts.splits(recipe.data, preparation.build(recipe))
+    found = own_texts.splits(recipe.data, preparation.build_model(recipe))
     assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 2)
 
 
-def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Path) -> None:
+def test_unknown_labels_are_refused(tmp_path: Path) -> None:
+    """So is a single class."""
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "valid.csv", [{"review": "x", "stars": "meh"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])

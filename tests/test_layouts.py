@@ -83,14 +83,6 @@ def hub(folder: Path) -> None:
         link.symlink_to(blob)
 
 
-def peft(folder: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    model = bert("BertForMaskedLM", folder.parent / "base")
-    model.name_or_path = str(folder.parent / "base")
-    get_peft_model(model, LoraConfig(target_modules=["query", "value"], r=2)).save_pretrained(folder)
-
-
 def timm(folder: Path) -> None:
     library = import_timm()
     shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 2}
@@ -104,7 +96,6 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "headless": (headless, "BertModel", "reviews"),
     "trainer": (trainer, "BertForSequenceClassification", "reviews"),
     "hub/snapshots/0123": (hub, "BertModel", "reviews"),
-    "peft": (peft, "BertForMaskedLM", "reviews"),
     "timm": (timm, "VisionTransformer", "pets"),
 }
 
@@ -120,9 +111,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_folder_is_one_model_and_every_line_that_is_proposed_works(
+def test_folder_layouts_work_as_proposed(
     name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A folder is one model, and every line that is proposed works."""
     make, cls, data = LAYOUTS[name]
     monkeypatch.chdir(here)
     with warnings.catch_warnings():
@@ -131,7 +123,7 @@ def test_a_folder_is_one_model_and_every_line_that_is_proposed_works(
         assert type(leanify.load(name)).__name__ == cls
     data = f"{data}/train.csv" if data == "reviews" else data
     lean = f"{name.partition('/')[0]}-lean"
-    pinned = f"redesign {name} --depth 2 --heads 3 --weights {name} --data {data} --samples 8"
+    pinned = f"redesign {name} --depth 2 --heads 3 --weights {name} --data {data}"
     assert typed(f"{pinned} -o {lean}") == 0
     _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
     lines = [line.strip().removeprefix("leanify ") for line in after.splitlines()]
@@ -143,7 +135,7 @@ def test_a_folder_is_one_model_and_every_line_that_is_proposed_works(
     assert "unexpected" not in said.out + said.err
 
 
-def test_a_checkpoint_without_a_head_is_the_bare_model_whatever_its_file_is_called(tmp_path: Path, here: Path) -> None:
+def test_headless_checkpoint_is_bare_model(tmp_path: Path, here: Path) -> None:
     """Weights in torch's tutorials lie under model_state_dict; names with and without the model's prefix are read."""
     folder = here / "named"
     headless(folder)

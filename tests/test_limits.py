@@ -10,27 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leanify
-from leanify.design.options import Options
-from leanify.design.prices.live import prices_of
-from leanify.design.prices.price_list import PriceList
-from leanify.design.search.grid import Grid, grids_of
-from leanify.design.search.limits import (
+from leanify.profiling.live_model import make_price_list
+from leanify.profiling.price_list import PriceList
+from leanify.search.grid import Grid, make_grids
+from leanify.search.limits import (
     UNSPENT,
     Limit,
-    _in_proportion,
+    _proportional_shares,
     adds_heads,
+    is_within,
     nearest,
     share_out,
     trades_layers,
     unspent,
-    within,
 )
-from leanify.design.search.request import Request
+from leanify.search.options import Options
+from leanify.search.request import Request
 
 
 @pytest.fixture(scope="module")
 def vit() -> PriceList:
-    return prices_of(leanify.load("vit_small", device="meta"))
+    return make_price_list(leanify.load("vit_small", device="meta"))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def towers() -> PriceList:
     """An encoder and a decoder of different widths of MLP."""
     small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    return prices_of(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    return make_price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
 
 
 # -- dividing a saving ------------------------------------------------------------------------------------------------
@@ -48,11 +48,9 @@ PARTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, m
 
 @settings(deadline=None)
 @given(PARTS, st.integers(0, 100))
-def test_a_saving_is_divided_whole_in_proportion_and_below_the_caps(
-    parts: Sequence[tuple[int, int]], saving: int
-) -> None:
+def test_saving_splits_proportionally_within_caps(parts: Sequence[tuple[int, int]], saving: int) -> None:
     weights, most = [weight for weight, _ in parts], [cap for _, cap in parts]
-    found = _in_proportion(saving, weights, most)
+    found = _proportional_shares(saving, weights, most)
     assert sum(found) == pytest.approx(saving)
     taking = [i for i, weight in enumerate(weights) if weight or not any(weights)]
     assert all(found[i] == 0 for i in range(len(parts)) if i not in taking)
@@ -63,24 +61,24 @@ def test_a_saving_is_divided_whole_in_proportion_and_below_the_caps(
     assert below == pytest.approx([max(rates)] * len(below))  # who is not at the cap gives as much as anybody
 
 
-def test_a_tower_at_its_cap_leaves_the_rest_to_the_others() -> None:
-    assert _in_proportion(12, [1, 1, 2], [1, 9, 9]) == pytest.approx([1, 11 / 3, 22 / 3])
-    assert _in_proportion(6, [0, 0], [9, 9]) == [3, 3]
+def test_capped_tower_passes_saving_on() -> None:
+    assert _proportional_shares(12, [1, 1, 2], [1, 9, 9]) == pytest.approx([1, 11 / 3, 22 / 3])
+    assert _proportional_shares(6, [0, 0], [9, 9]) == [3, 3]
 
 
-def test_one_tower_has_the_budget_to_itself(vit: PriceList) -> None:
+def test_single_tower_gets_whole_budget(vit: PriceList) -> None:
     for request in (Request(limits={"params": 7 * 10**6, "macs": 10**9}), Request(limits={"params": 10})):
-        (limits,) = share_out(vit, request, grids_of(vit, request))
+        (limits,) = share_out(vit, request, make_grids(vit, request))
         assert limits == {cost: Limit(most, UNSPENT * most) for cost, most in request.limits.items()}
 
 
-def test_towers_save_in_proportion_to_their_blocks(towers: PriceList) -> None:
+def test_towers_save_by_block_parameters(towers: PriceList) -> None:
     whole = int(towers.total(towers.baseline).params)
     request = Request(limits={"params": round(0.9 * whole)})
-    grids = grids_of(towers, request)
+    grids = make_grids(towers, request)
     shares = share_out(towers, request, grids)
-    held = [towers.held(grid.tower.stages, "params") for grid in grids]
-    savings = [whole - share["params"].most for share in shares]
+    held = [towers.fixed_cost(grid.tower.stages, "params") for grid in grids]
+    savings = [whole - share["params"].maximum for share in shares]
     assert sum(savings) == pytest.approx(whole - request.limits["params"])
     assert savings[0] / savings[1] == pytest.approx(held[0] / held[1])
     slacks = [share["params"].slack for share in shares]
@@ -88,30 +86,30 @@ def test_towers_save_in_proportion_to_their_blocks(towers: PriceList) -> None:
     assert slacks[0] / slacks[1] == pytest.approx(held[0] / held[1])
 
 
-def test_a_tower_saves_no_more_than_it_can() -> None:
+def test_tower_saving_is_capped() -> None:
     """A decoder of three blocks with MLPs of one width can save little, so the encoder saves the rest."""
     small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 3, "encoder_ffn_dim": 64, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    prices = prices_of(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    prices = make_price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
     whole = int(prices.total(prices.baseline).params)
     request = Request(limits={"params": round(0.75 * whole)})
-    grids = grids_of(prices, request)
-    savings = [whole - share["params"].most for share in share_out(prices, request, grids)]
+    grids = make_grids(prices, request)
+    savings = [whole - share["params"].maximum for share in share_out(prices, request, grids)]
     most = [whole - int(grid.cost.params.min()) for grid in grids]
     capped = [i for i, saving in enumerate(savings) if saving == most[i]]
     assert len(capped) == 1
     assert sum(savings) == pytest.approx(whole - request.limits["params"])
-    held = [prices.held(grid.tower.stages, "params") for grid in grids]
+    held = [prices.fixed_cost(grid.tower.stages, "params") for grid in grids]
     assert sum(savings) * held[capped[0]] / sum(held) > most[capped[0]]  # its proportion would be more
 
 
-def test_a_tower_of_its_own_budget_has_that_and_the_other_stays(towers: PriceList) -> None:
-    names = [grid.tower.name for grid in grids_of(towers, Request(limits={"params": 1}))]
+def test_tower_budget_leaves_other_alone(towers: PriceList) -> None:
+    names = [grid.tower.name for grid in make_grids(towers, Request(limits={"params": 1}))]
     whole = int(towers.total(towers.baseline).params)
     request = Request(tower_params={names[0]: 5_000})
-    grids = grids_of(towers, request)
+    grids = make_grids(towers, request)
     first, second = share_out(towers, request, grids)
-    held = [towers.held(grid.tower.stages, "params") for grid in grids]
+    held = [towers.fixed_cost(grid.tower.stages, "params") for grid in grids]
     assert first == {"params": Limit(whole - held[0] + 5_000, UNSPENT * 5_000)}
     assert second == {"params": Limit(whole, UNSPENT * held[1])}
 
@@ -121,7 +119,7 @@ def test_a_tower_of_its_own_budget_has_that_and_the_other_stays(towers: PriceLis
 
 @pytest.fixture(scope="module")
 def grid(vit: PriceList) -> Grid:
-    (found,) = grids_of(vit, Request(limits={"params": 11 * 10**6}))
+    (found,) = make_grids(vit, Request(limits={"params": 11 * 10**6}))
     return found
 
 
@@ -133,18 +131,18 @@ def _limits(grid: Grid, place: int, slack: float = 0.1) -> dict[str, Limit]:
     }
 
 
-def test_within_is_every_limit_the_limit_itself_included(grid: Grid) -> None:
+def test_within_includes_the_limit(grid: Grid) -> None:
     place = len(grid) // 2
     limits = _limits(grid, place)
     params, macs = grid.cost.params, grid.cost.macs
     expected = [p <= params[place] and m <= macs[place] for p, m in zip(params, macs, strict=True)]
-    assert within(grid, limits).tolist() == expected
-    assert within(grid, limits)[place]
+    assert is_within(grid, limits).tolist() == expected
+    assert is_within(grid, limits)[place]
     assert 0 < sum(expected) < len(grid)
-    assert within(grid, {}).all()
+    assert is_within(grid, {}).all()
 
 
-def test_unspent_is_under_every_limit(grid: Grid) -> None:
+def test_unspent_is_below_every_limit(grid: Grid) -> None:
     place = len(grid) // 2
     params, macs = grid.cost.params, grid.cost.macs
     slack = Limit(float(params[place]) + 100.0, 100.0), Limit(float(macs[place]) + 50.0, 50.0)  # met exactly
@@ -156,7 +154,8 @@ def test_unspent_is_under_every_limit(grid: Grid) -> None:
     assert not unspent(grid, {}).any()
 
 
-def test_nearest_are_those_within_a_slack_of_the_least_unused(grid: Grid) -> None:
+def test_nearest_are_within_slack(grid: Grid) -> None:
+    """Within a slack of the least unused budget."""
     limits = {"params": Limit(2e7, 4e5), "macs": Limit(4e9, 1e8)}
     among = np.arange(len(grid)) % 3 == 0
     unused = []
@@ -171,7 +170,7 @@ def test_nearest_are_those_within_a_slack_of_the_least_unused(grid: Grid) -> Non
     assert not nearest(grid, limits, nothing).any()
 
 
-def test_a_slack_below_one_counts_as_one(grid: Grid) -> None:
+def test_slack_is_at_least_one(grid: Grid) -> None:
     """A budget of a few parameters divides by nothing."""
     limits = {"params": Limit(float(grid.cost.params.min()) + 0.5, 0.0)}
     among = np.ones(len(grid), bool)
@@ -180,19 +179,20 @@ def test_a_slack_below_one_counts_as_one(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("times", [1.0, 1.5, 2.0])
-def test_more_heads_are_more_and_at_least_so_many_times(grid: Grid, times: float) -> None:
+def test_min_heads_growth_is_enforced(grid: Grid, times: float) -> None:
     expected = [heads > 6 and heads >= times * 6 for heads in grid.heads.tolist()]
     assert adds_heads(grid, times).tolist() == expected
-    assert 9 in grid.heads
+    assert 10 in grid.heads
     assert 0 < sum(expected) < len(grid)
     assert adds_heads(grid).tolist() == [heads > 6 for heads in grid.heads.tolist()]
 
 
-def test_layers_are_traded_for_heads_unless_one_is_pinned(vit: PriceList) -> None:
+def test_layers_trade_for_heads(vit: PriceList) -> None:
+    """Unless one of the two is pinned."""
     limits = {"params": 11 * 10**6}
     for options in (Options(), Options(depth=12), Options(heads=6), Options(heads=9), Options(head_dim=32)):
         request = Request(options, limits)
-        (found,) = grids_of(vit, request)
+        (found,) = make_grids(vit, request)
         heads, depth = found.heads.tolist(), found.depth.tolist()
         if options.heads or options.head_dim:
             expected = [True] * len(found)
@@ -203,10 +203,11 @@ def test_layers_are_traded_for_heads_unless_one_is_pinned(vit: PriceList) -> Non
         assert trades_layers(found, request).tolist() == expected, options
 
 
-def test_where_no_block_can_go_narrower_mlps_pay() -> None:
-    prices = prices_of(leanify.load("albert", overrides={"num_hidden_layers": 2}, device="meta"), 16)
+def test_narrower_mlps_pay_for_heads() -> None:
+    """Where no block can go, narrower MLPs pay."""
+    prices = make_price_list(leanify.load("albert", overrides={"num_hidden_layers": 2}, device="meta"), 16)
     request = Request(limits={"params": int(0.95 * int(prices.total(prices.baseline).params))})
-    (found,) = grids_of(prices, request)
+    (found,) = make_grids(prices, request)
     old = found.old
     pairs = zip(found.heads.tolist(), found.mlp.tolist(), strict=True)
     expected = [heads > old.heads and mlp < old.mlp for heads, mlp in pairs]

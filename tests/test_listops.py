@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from leanify.errors import DataError, RecipeError
-from leanify.paper import listops
-from leanify.paper.listops import (
+import leanify
+import lra_listops as listops
+from leanify.core.errors import DataError, RecipeError
+from leanify.runs.run_directory import RunDirectory
+from leanify.training import loop
+from lra_listops import (
     CLOSE,
     OPERATORS,
     WORDS,
@@ -24,8 +27,6 @@ from leanify.paper.listops import (
     published,
     samples_drawn,
 )
-from leanify.runs import recipe as recipes
-from leanify.runs.cache import cached
 
 PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
 
@@ -85,14 +86,14 @@ def ours() -> tuple[list[list[str]], list[int]]:
     return [[WORDS[symbol] for symbol in part] for part in parts], made["labels"].tolist()
 
 
-def test_every_value_is_what_another_evaluator_says(ours: tuple[list[list[str]], list[int]]) -> None:
+def test_values_match_another_evaluator(ours: tuple[list[list[str]], list[int]]) -> None:
     expressions, labels = ours
     assert [value(expression) for expression in expressions] == labels
     assert all(500 < len(expression) < 2000 for expression in expressions)
     assert all(depth_of(expression) <= 9 for expression in expressions)
 
 
-def test_small_trees_have_the_same_values() -> None:
+def test_small_trees_have_equal_values() -> None:
     """Medians of two, digits alone, and levels without an operator."""
     source = samples_drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
     for _ in range(2000):
@@ -100,7 +101,7 @@ def test_small_trees_have_the_same_values() -> None:
         assert value([WORDS[symbol] for symbol in symbols]) == label
 
 
-def test_the_distribution_is_the_published_generators(
+def test_distribution_matches_the_published(
     ours: tuple[list[list[str]], list[int]], theirs: tuple[list[list[str]], float]
 ) -> None:
     mine, other = ours[0], theirs[0]
@@ -122,7 +123,7 @@ def alike(one: Counter[object], other: Counter[object]) -> None:
     assert chi2_contingency(np.array(columns)).pvalue > 0.01
 
 
-def test_about_8_percent_of_the_trees_are_kept(theirs: tuple[list[list[str]], float]) -> None:
+def test_eight_percent_of_trees_fit(theirs: tuple[list[list[str]], float]) -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([lengths(forest(rng, 4096, PUBLISHED))[0] for _ in range(10)])
     share = ((sizes > 500) & (sizes < 2000)).mean()
@@ -130,41 +131,17 @@ def test_about_8_percent_of_the_trees_are_kept(theirs: tuple[list[list[str]], fl
     assert share == pytest.approx(theirs[1], abs=0.01)  # of some 11,000 trees
 
 
-def test_a_constant_answer_scores_about_16_percent(ours: tuple[list[list[str]], list[int]]) -> None:
+def test_constant_answers_score_16_percent(ours: tuple[list[list[str]], list[int]]) -> None:
     assert max(Counter(ours[1]).values()) / len(ours[1]) == pytest.approx(0.165, abs=0.025)
 
 
-def test_the_seed_alone_decides_and_nothing_comes_twice() -> None:
+def test_seed_decides_and_nothing_repeats() -> None:
     small = {"shortest": 5, "longest": 30, "depth": 3, "train": 500, "validation": 50, "test": 50}
     one, two, other = (generated(ListOpsOptions(**small, seed=seed)) for seed in (3, 3, 4))
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not np.array_equal(one["labels"], other["labels"])
     parts = np.split(one["symbols"], one["ends"][:-1])
     assert len({part.tobytes() for part in parts}) == len(parts) == 600
-
-
-def test_it_is_drawn_once_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calls = []
-
-    def make() -> dict[str, np.ndarray]:
-        calls.append(1)
-        return {"numbers": np.arange(5)}
-
-    first, path = cached("numbers", {"a": 1}, make)
-    assert path.parent == tmp_path / "leanify"
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    again, _ = cached("numbers", {"a": 1}, make)
-    assert len(calls) == 1
-    assert np.array_equal(first["numbers"], again["numbers"])
-    assert cached("numbers", {"a": 2}, make)[1] != path
-    path.write_bytes(path.read_bytes()[:40])  # damaged
-    mended, _ = cached("numbers", {"a": 1}, make)
-    assert len(calls) == 3
-    assert np.array_equal(mended["numbers"], np.arange(5))
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"could not be saved in .*XDG_CACHE_HOME"):
-        cached("numbers", {"a": 3}, make, tmp_path / "file" / "below")
 
 
 def test_published_files_are_read(tmp_path: Path) -> None:
@@ -192,26 +169,26 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     [
         ({"longest": 400}, "no length between 500 and 400"),
         ({"arguments": 1}, r"arguments is 1; it must be at least 2"),
-        ({"shortst": 5}, r"\[data.options\] has no key 'shortst'; nearest: shortest"),
-        ({"depth": "deep"}, "data.options.depth is"),
     ],
 )
-def test_options_are_strict(options: dict[str, object], words: str) -> None:
-    from leanify.runs.strict_toml import read_table
+def test_impossible_options_are_refused(options: dict[str, object], words: str) -> None:
+    from leanify.core.strict_toml import read_table
 
     with pytest.raises(RecipeError, match=words):
         read_table(ListOpsOptions, options, "data.options")
 
 
-def test_more_expressions_than_there_are() -> None:
+def test_too_few_expressions_are_refused() -> None:
     few = ListOpsOptions(shortest=0, longest=2, depth=1, train=20, validation=1, test=1)  # ten digits
     with pytest.raises(DataError, match=" 10 "):
         generated(few)
 
 
-def test_the_smoke_recipe_is_small_and_needs_no_file() -> None:
-    data = recipes.load("listops-small").data
-    assert data is not None
-    assert data.path is None
-    assert data.length is not None
-    assert data.length >= data.options["longest"] - 1
+@pytest.mark.slow
+def test_small_recipe_draws_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    few = ["data.options.train=64", "data.options.validation=32", "data.options.test=32"]
+    run = leanify.train("listops-small", tmp_path / "run", settings=[*few, "schedule.steps=4", "schedule.warmup=2"])
+    assert RunDirectory.open(run).rows()[-1]["split"] == "test"
+    monkeypatch.setattr(listops, "generated", lambda options: pytest.fail("what was drawn is kept"))
+    assert len(loop.Trainer(RunDirectory.open(run).recipe).splits.train) == 64

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from zoo import running, table, tiny
 
 import leanify
-from leanify.zoo import running, table, tiny
 
 SAMPLE = [
     ("timm", "vit_base_patch16_224"),
@@ -35,7 +35,7 @@ SAMPLE = [
 
 def everything() -> list[tuple[str, str]]:
     """Every model that the zoo's table calls supported."""
-    return [(library, name) for library in tiny.LIBRARIES for name in table.supported(library)]
+    return [(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)]
 
 
 DEAR = ("volo_d1_224", "davit_tiny", "tnt_s_patch16_224", "t5")  # seconds each
@@ -74,7 +74,7 @@ def given(outputs: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize(("library", "name"), CASES + LONG)
 @pytest.mark.filterwarnings("ignore")
-def test_it_trains_exports_is_copied_and_compiles(library: str, name: str) -> None:
+def test_model_trains_exports_copies_compiles(library: str, name: str) -> None:
     original, model, args, kwargs = redesigned(library, name)
     for ability in (is_copied, is_pickled, is_exported, is_compiled):
         if (library, name) in SAMPLE:

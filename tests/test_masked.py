@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import outcome
+from runs import final_state
 
 import leanify
+from crammed_bert import CrammedBert
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.files import cache
 from leanify.data.samples import IGNORED
 from leanify.data.texts import vocabulary
 from leanify.data.texts.corpus import END
-from leanify.data.texts.masked import Masked, encoded
-from leanify.errors import DataError, RecipeError
-from leanify.paper.models.crammed_bert import CrammedBert
-from leanify.runs import cache
-from leanify.runs import recipe as recipes
+from leanify.data.texts.masked import Masked, encode_text
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks import masked_lm
 from leanify.training import loop
@@ -31,7 +31,7 @@ STORIES = [
     for n in range(90)
 ]
 SMALL = ["model.override.width=32", "model.override.vocab=300", "data.tokenizer=wordpiece-300"]
-TINY = recipes.with_settings(
+TINY = recipes.apply_settings(
     recipes.load("masked-small"),
     [*SMALL, "model.override.depth=2", "model.override.head_dim=16", "model.override.mlp=32", "data.length=16",
      "data.name=stories", "schedule.tokens=8000", "schedule.warmup=2000", "schedule.cooldown=2000",
@@ -52,19 +52,20 @@ def stories(tmp_path: Path) -> Path:
 
 
 def at(path: Path, *settings: str) -> recipes.Recipe:
-    return recipes.with_settings(TINY, [f"data.path={path}", *settings])
+    return recipes.apply_settings(TINY, [f"data.path={path}", *settings])
 
 
 def samples(share: float = 0.25, fixed: bool = False, length: int = 32) -> Masked:
-    tokenizer, _ = vocabulary.tokenizer_of("bytes", list, "")
-    return Masked(encoded(END.join(STORIES), tokenizer), length, share, tokenizer, "stories", fixed)
+    tokenizer, _ = vocabulary.make_tokenizer("bytes", list, "")
+    return Masked(encode_text(END.join(STORIES), tokenizer), length, share, tokenizer, "stories", fixed)
 
 
 # -- masks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.25, 0.9])
-def test_every_sample_has_its_share_of_targets_exactly_and_no_mark_among_them(share: float) -> None:
+def test_samples_have_exact_mask_share(share: float) -> None:
+    """Every sample has exactly its share of targets, and no special token is one."""
     found = samples(share)
     inputs, targets = found.draw(3, [(1, index) for index in range(len(found))])
     ordinary = found.rows > 4  # the five special words come first
@@ -77,7 +78,8 @@ def test_every_sample_has_its_share_of_targets_exactly_and_no_mark_among_them(sh
     assert (inputs["input_ids"].numpy()[~chosen] == found.rows[~chosen]).all()
 
 
-def test_masks_are_a_function_of_seed_epoch_and_index() -> None:
+def test_masks_depend_on_seed_and_index() -> None:
+    """They are a function of seed, epoch and index."""
     found = samples()
     keys = [(0, 5), (0, 6), (1, 5)]
     ids, targets = found.draw(7, keys)
@@ -91,7 +93,8 @@ def test_masks_are_a_function_of_seed_epoch_and_index() -> None:
     assert torch.equal(held.draw(7, [(0, 5)])[1], held.draw(8, [(3, 5)])[1])
 
 
-def test_of_the_chosen_80_percent_are_masked_10_any_10_themselves() -> None:
+def test_masking_follows_80_10_10() -> None:
+    """Of the chosen, 80 percent are masked, 10 are any token, 10 stay themselves."""
     found = samples()
     keys = [(epoch, index) for epoch in range(40) for index in range(len(found))]
     ids, targets = found.draw(0, keys)
@@ -111,8 +114,8 @@ def test_of_the_chosen_80_percent_are_masked_10_any_10_themselves() -> None:
 # -- tokenizers ---------------------------------------------------------------------------------------------------
 
 
-def test_bytes_come_back_as_the_text() -> None:
-    tokenizer, _ = vocabulary.tokenizer_of(None, list, "")
+def test_bytes_round_trip() -> None:
+    tokenizer, _ = vocabulary.make_tokenizer(None, list, "")
     text = "Größe\tπ ≈ 3.14\r\n 猫 [MAS K] \U0001f408"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode())
@@ -120,15 +123,16 @@ def test_bytes_come_back_as_the_text() -> None:
     assert len(tokenizer) == 256 + len(vocabulary.SPECIAL)
 
 
-def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path: Path, monkeypatch: object) -> None:
-    first, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+def test_wordpiece_training_is_deterministic(tmp_path: Path, monkeypatch: object) -> None:
+    """It is trained to the same words, kept and loaded again."""
+    first, _ = vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
     kept = (home / "tokenizer.json").read_text()
     stamp = (home / "tokenizer.json").stat().st_mtime_ns
-    second, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+    second, _ = vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").stat().st_mtime_ns == stamp
     shutil.rmtree(home)
-    vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+    vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").read_text() == kept
     assert first.get_vocab() == second.get_vocab()
     assert len(first) <= 120
@@ -137,9 +141,9 @@ def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path:
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_documents_are_packed_with_separators_between(stories: Path) -> None:
-    tokenizer, _ = vocabulary.tokenizer_of("wordpiece-300", lambda: STORIES, "stories")
-    ids = encoded(stories.read_text() + END + " " + END, tokenizer)
+def test_packed_documents_have_separators(stories: Path) -> None:
+    tokenizer, _ = vocabulary.make_tokenizer("wordpiece-300", lambda: STORIES, "stories")
+    ids = encode_text(stories.read_text() + END + " " + END, tokenizer)
     assert ids.dtype == np.uint16
     assert (ids == tokenizer.sep_token_id).sum() == len(STORIES)
     whole = [tokenizer(story, add_special_tokens=False)["input_ids"] for story in STORIES]
@@ -149,7 +153,8 @@ def test_documents_are_packed_with_separators_between(stories: Path) -> None:
 # -- the loss -----------------------------------------------------------------------------------------------------
 
 
-def test_a_crammed_bert_asked_for_some_words_gives_what_it_gives_for_all() -> None:
+def test_partial_logits_equal_full() -> None:
+    """A crammed BERT asked for some words gives what it gives for all."""
     model = CrammedBert(vocab=50, length=8, width=16, depth=2, heads=2, head_dim=8, mlp=16).eval()
     ids, chosen = torch.randint(50, (3, 8)), torch.rand(3, 8) < 0.3
     places = chosen.flatten().nonzero()[:, 0]
@@ -157,7 +162,8 @@ def test_a_crammed_bert_asked_for_some_words_gives_what_it_gives_for_all() -> No
 
 
 @pytest.mark.parametrize("most", [7, 9, None])
-def test_positions_that_an_accelerator_takes_have_the_same_loss(most: int | None) -> None:
+def test_padded_positions_keep_the_loss(most: int | None) -> None:
+    """Positions that an accelerator takes have the same loss."""
     targets = torch.full((5, 16), IGNORED)
     for row, count in enumerate((7, 1, 3, 7, 0)):
         targets[row, torch.randperm(16)[:count]] = torch.randint(50, (count,))
@@ -166,23 +172,23 @@ def test_positions_that_an_accelerator_takes_have_the_same_loss(most: int | None
         torch.nn.functional.cross_entropy(
             logits[at], targets.flatten()[at], ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
         )
-        for at in (masked_lm.masked(targets), masked_lm.at_most(targets, most))
+        for at in (masked_lm.is_target(targets), masked_lm.target_positions(targets, most))
     )
     torch.testing.assert_close(one, other)
-    assert set(masked_lm.masked(targets).tolist()) <= set(masked_lm.at_most(targets, most).tolist())
+    assert set(masked_lm.is_target(targets).tolist()) <= set(masked_lm.target_positions(targets, most).tolist())
 
 
-def test_transformers_own_loss_is_ours(stories: Path) -> None:
+def test_loss_matches_transformers(stories: Path) -> None:
     settings = [
         "model.source=bert", "model.class=AutoModelForMaskedLM", "model.override=", "model.override.vocab_size=300",
         "model.override.hidden_size=32", "model.override.num_hidden_layers=1", "model.override.num_attention_heads=2",
         "model.override.intermediate_size=32", "model.override.max_position_embeddings=16",
     ]  # fmt: skip
     trainer = loop.Trainer(at(stories, *settings))
-    trainer.bare.eval()
+    trainer.unwrapped_model.eval()
     inputs, targets = next(trainer.batches(0))
-    theirs = trainer.bare(**inputs, labels=targets).loss
-    ours = trainer.task.loss(trainer.bare, inputs, targets) / trainer.task.count(targets)
+    theirs = trainer.unwrapped_model(**inputs, labels=targets).loss
+    ours = trainer.task.loss(trainer.unwrapped_model, inputs, targets) / trainer.task.count(targets)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
     assert trainer.splits.train.targets[trainer.order.batch(0)].sum() == trainer.task.count(targets)  # type: ignore[index]
 
@@ -190,9 +196,9 @@ def test_transformers_own_loss_is_ours(stories: Path) -> None:
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_learns_sees_its_tokens_and_is_resumed_to_the_same_bits(stories: Path, tmp_path: Path) -> None:
+def test_run_learns_and_resumes_identically(stories: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(training.train(at(stories), tmp_path / "run"))
-    expected = outcome(run.path)
+    expected = final_state(run.path)
     evaluated = [row for row in expected["rows"] if row["split"] == "validation"]
     assert evaluated[-1]["loss"] < evaluated[0]["loss"] < np.log(300)
     assert 0 < evaluated[-1]["accuracy"] < 100
@@ -204,11 +210,11 @@ def test_a_run_learns_sees_its_tokens_and_is_resumed_to_the_same_bits(stories: P
     shutil.rmtree(run.checkpoints()[-1].path)
     stories.write_text(END.join(STORIES))
     training.train(resume=run.path)
-    assert outcome(run.path) == expected
-    assert not cache.home().exists()
+    assert final_state(run.path) == expected
+    assert not list(cache.home().glob("tokenizers/wordpiece-*"))
 
 
-def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, tmp_path: Path) -> None:
+def test_tokenizer_has_huggingface_layout(stories: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     run = training.train(
@@ -222,7 +228,7 @@ def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["crammed-bert", "crammed-bert-lean", "crammed-bert-control"])
-def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: Path) -> None:
+def test_paper_recipes_run(name: str, stories: Path) -> None:
     """Wordpiece, batch ramp, token budget and all; the model is narrow and the arithmetic fp32, for the CPU's sake."""
     narrow = [
         "model.override.width=24",
@@ -231,12 +237,12 @@ def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: P
         "run.precision=fp32",
         "data.length=32",
     ]
-    value = recipes.with_settings(recipes.load(name), [f"data.path={stories}", *narrow])
+    value = recipes.apply_settings(recipes.load(name), [f"data.path={stories}", *narrow])
     facts = training.rehearse(value)
     assert facts["steps"] > 5_000_000_000 / 32 / 8192
     trainer = loop.Trainer(value)
-    assert len(leanify.read(trainer.bare).stages[0].blocks) == (16 if name == "crammed-bert" else 10)
-    assert trainer.lr(trainer.steps - 1) < 1e-4 < trainer.lr(trainer.steps // 2) == 1e-3
+    assert len(leanify.read(trainer.unwrapped_model).stages[0].blocks) == (16 if name == "crammed-bert" else 10)
+    assert trainer.schedule.lr(trainer.steps - 1) < 1e-4 < trainer.schedule.lr(trainer.steps // 2) == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -267,15 +273,15 @@ def test_bad_input_is_one_message(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mask_belongs_to_a_masked_language_model(stories: Path, tmp_path: Path) -> None:
+def test_mask_needs_masked_model(stories: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data\.mask"):
-        training.train(recipes.with_settings(recipes.load("chars"), ["data.mask=0.2"]), tmp_path / "run")
+        training.train(recipes.apply_settings(recipes.load("chars"), ["data.mask=0.2"]), tmp_path / "run")
 
 
-def test_a_step_goes_down_the_mean_over_its_targets(stories: Path) -> None:
+def test_step_lowers_mean_target_loss(stories: Path) -> None:
     """Of two passes with unlike numbers of targets: the gradient is that of all losses by all targets, by hand."""
     trainer = loop.Trainer(at(stories, "run.accumulate=2", "optim.clip=1e9"))
-    model = copy.deepcopy(trainer.bare).train()
+    model = copy.deepcopy(trainer.unwrapped_model).train()
     last = next(step for step in range(trainer.steps) if len(trainer.order.passes(step)) == 2)
     parts = trainer.order.passes(last)
     passes = [trainer.splits.train.draw(trainer.seed, keys) for keys in parts]
@@ -286,7 +292,9 @@ def test_a_step_goes_down_the_mean_over_its_targets(stories: Path) -> None:
     wanted = {name: weight.grad / sum(counts) for name, weight in model.named_parameters()}
     found: dict[str, torch.Tensor] = {}
     trainer.optimizer.optimizer.register_step_pre_hook(
-        lambda *_: found.update({name: weight.grad.clone() for name, weight in trainer.bare.named_parameters()})
+        lambda *_: found.update(
+            {name: weight.grad.clone() for name, weight in trainer.unwrapped_model.named_parameters()}
+        )
     )
     trainer.step(last, trainer.batches(last))
     assert found.keys() == wanted.keys()

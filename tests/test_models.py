@@ -1,10 +1,11 @@
-"""The models of our own: the paper's counts, the laws of surgery, and each mechanism against an oracle."""
+"""The models of the paper's recipes: the paper's counts, the laws of surgery, and each mechanism against an oracle."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify.architecture import Architecture
-from leanify.paper.models.crammed_bert import CrammedBert, ScaledSinusoidal
-from leanify.paper.models.gpt2 import Gpt2
-from leanify.paper.models.layers import Attention
-from leanify.paper.models.nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
+from crammed_bert import ScaledSinusoidal
+from gpt2 import Gpt2
+from leaner_layers import Attention
+from leanify.core.architecture import Architecture
+from leanify.sources import find
 from leanify.upstream.build import build_model
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.origin import Origin, origin_of
+from leanify.upstream.origin import Origin, get_origin
+from nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
 
 TINY: dict[str, Any] = {"vocab": 50, "length": 24, "width": 16, "depth": 3, "heads": 3, "head_dim": 5, "mlp": 20}
 SMALL = {
@@ -42,10 +44,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def origin(name: str, **options: Any) -> Origin:
+    """A model of the recipes by the name that it had in older ones."""
+    return replace(find.find(f"leanify/{name}").origin, options=options)
+
+
 def built(case: str, **options: Any) -> nn.Module:
     """A small model in float64 whose zero and constant parameters are drawn, so that nothing is silent."""
     torch.manual_seed(0)
-    model = build_model(Origin("leanify", case.split(",")[0], {**SMALL[case], **options})).double()
+    model = build_model(origin(case.split(",")[0], **{**SMALL[case], **options})).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -83,14 +90,15 @@ def turned(architecture: Architecture, **shape: Any) -> Architecture:
         ("nystromformer", {"classes": 2}, 0.173954),
     ],
 )
-def test_the_papers_counts(name: str, options: dict[str, Any], millions: float) -> None:
-    model = build_model(Origin("leanify", name, options), "meta")
+def test_paper_parameter_counts(name: str, options: dict[str, Any], millions: float) -> None:
+    model = build_model(origin(name, **options), "meta")
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted == pytest.approx(millions * 1e6, rel=0, abs=500 if millions > 1 else 0)
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_growing_keeps_the_outputs_and_new_heads_are_alive(case: str) -> None:
+def test_grow_keeps_outputs(case: str) -> None:
+    """The new heads get gradients."""
     model = built(case)
     inputs = drawn(model)
     grown = leanify.grow(model, factor=2)
@@ -104,7 +112,7 @@ def test_growing_keeps_the_outputs_and_new_heads_are_alive(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_written_shapes_read_back_and_equal_the_constructors_own(case: str) -> None:
+def test_written_shapes_equal_constructed(case: str) -> None:
     model = built(case)
     inputs = drawn(model)
     assert torch.equal(run(model, inputs), run(leanify.write(model, leanify.read(model)), inputs))
@@ -117,19 +125,19 @@ def test_written_shapes_read_back_and_equal_the_constructors_own(case: str) -> N
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_saved_and_loaded_they_are_the_same(case: str, tmp_path: Any) -> None:
+def test_saved_models_load_equal(case: str, tmp_path: Any) -> None:
     model = built(case)
     lean = leanify.write(model, turned(leanify.read(model), depth=2, heads=4))
     again = leanify.load(leanify.save(lean, tmp_path / "lean"))
     inputs = drawn(model)
     assert torch.equal(run(lean, inputs), run(again.double(), inputs))
     for twin in (copy.deepcopy(lean), pickle.loads(pickle.dumps(lean))):
-        assert twin.options == SMALL[case]
         assert torch.equal(run(lean, inputs), run(twin, inputs))
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) -> None:
+def test_step_reaches_every_parameter(case: str) -> None:
+    """The export agrees with the model."""
     model = leanify.grow(built(case), factor=2)
     inputs = drawn(model)
     model.train()(**inputs).square().mean().backward()
@@ -141,17 +149,14 @@ def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) ->
     assert torch.allclose(run(model, inputs), run(exported, inputs))
 
 
-def test_a_model_says_what_it_was_built_with() -> None:
-    assert origin_of(CrammedBert(**TINY)) == Origin("leanify", "crammed-bert", TINY)
-    with pytest.raises(leanify.SourceError, match=r"'crammed'.*crammed-bert, gpt2"):
-        build_model(Origin("leanify", "crammed"))
+def test_model_reports_its_arguments() -> None:
+    made = built("crammed-bert")
+    assert get_origin(made) == Origin("module", "leaner-transformers/crammed_bert.py:CrammedBert", TINY)
     with pytest.raises(leanify.SourceError, match="'layers'"):
-        build_model(Origin("leanify", "crammed-bert", {"layers": 2}))
-    with pytest.raises(leanify.SourceError, match="nearest: crammed-bert"):
-        leanify.load("leanify/cramed-bert")
+        build_model(origin("crammed-bert", layers=2))
 
 
-def test_drawing_anew_draws_everything() -> None:
+def test_reset_draws_every_parameter() -> None:
     for case in SMALL:
         model = built(case)
         before = copy.deepcopy(model.state_dict())
@@ -163,7 +168,7 @@ def test_drawing_anew_draws_everything() -> None:
 # -- attention ----------------------------------------------------------------------------------------------------
 
 
-def test_attention_is_torchs_own() -> None:
+def test_attention_matches_torch() -> None:
     torch.manual_seed(0)
     ours = Attention(24, 4, 6, qkv_bias=True, bias=True, causal=False, dropout=0.0).double()
     theirs = nn.MultiheadAttention(24, 4, batch_first=True).double()
@@ -182,7 +187,7 @@ def test_attention_is_torchs_own() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_gpt2_looks_back_only(masked: bool) -> None:
+def test_gpt2_is_causal(masked: bool) -> None:
     model = built("gpt2-tinystories")
     ids = torch.randint(50, (2, 12))
     mask = {"attention_mask": torch.ones_like(ids)} if masked else {}
@@ -195,7 +200,7 @@ def test_gpt2_looks_back_only(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("case", ["crammed-bert", "nystromformer"])
-def test_what_is_masked_does_not_count(case: str) -> None:
+def test_masked_tokens_do_not_count(case: str) -> None:
     model = built(case)
     ids = torch.randint(50, (2, 20))
     mask = (torch.arange(20) < torch.tensor([[20], [13]])).long()
@@ -207,7 +212,7 @@ def test_what_is_masked_does_not_count(case: str) -> None:
     assert not torch.allclose(model(ids)[1], model(other)[1])
 
 
-def test_sinusoids() -> None:
+def test_sinusoids_match_formula() -> None:
     table = ScaledSinusoidal(6)(4) * 6**0.5
     angle = 3 / 10000 ** (2 / 6)
     assert table[3, 2].item() == pytest.approx(torch.tensor(angle).sin().item(), abs=1e-6)
@@ -217,7 +222,7 @@ def test_sinusoids() -> None:
 # -- Nyström ------------------------------------------------------------------------------------------------------
 
 
-def test_the_pseudo_inverse_converges() -> None:
+def test_pseudo_inverse_converges() -> None:
     torch.manual_seed(0)
     matrix = torch.randn(2, 3, 8, 8, dtype=torch.float64).softmax(-1)
     exact = torch.linalg.pinv(matrix)
@@ -226,7 +231,8 @@ def test_the_pseudo_inverse_converges() -> None:
     assert errors[2] < 1e-8
 
 
-def test_with_a_landmark_a_token_nystrom_is_softmax_attention() -> None:
+def test_full_landmarks_equal_softmax() -> None:
+    """With a landmark for each token, Nyström attention is softmax attention."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 12, 8, dtype=torch.float64).unbind(0)
     mask = torch.ones(2, 12, dtype=torch.bool)
@@ -235,13 +241,13 @@ def test_with_a_landmark_a_token_nystrom_is_softmax_attention() -> None:
     assert not torch.allclose(nystrom(q, k, v, mask, landmarks=4, iterations=40), expected, atol=1e-2)
 
 
-def test_an_output_depends_on_its_own_sample_alone() -> None:
+def test_outputs_depend_on_own_sample() -> None:
     model = built("nystromformer")
     ids = torch.randint(50, (3, 24))
     assert torch.allclose(model(ids)[:1], model(ids[:1]), rtol=0, atol=1e-12)
 
 
-def test_short_and_odd_lengths() -> None:
+def test_short_and_odd_lengths_run() -> None:
     torch.manual_seed(0)
     exact = Attention(16, 3, 5, qkv_bias=True, bias=True, causal=False, dropout=0.0).double()
     approximate = NystromAttention(16, 3, 5, landmarks=8).double()
@@ -252,14 +258,14 @@ def test_short_and_odd_lengths() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_half_precision_the_maps_stay_in_single(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_keeps_maps_single(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def noted(matrix: Tensor, iterations: int) -> Tensor:
         seen.append(((matrix @ matrix).dtype, matrix.dtype))
         return pseudo_inverse(matrix, iterations)
 
-    monkeypatch.setattr("leanify.paper.models.nystromformer.pseudo_inverse", noted)
+    monkeypatch.setattr("nystromformer.pseudo_inverse", noted)
     torch.manual_seed(0)
     attention = NystromAttention(64, 2, 32, landmarks=32)
     x = torch.randn(2, 128, 64)
@@ -271,7 +277,7 @@ def test_under_half_precision_the_maps_stay_in_single(dtype: torch.dtype, monkey
     assert seen == [(torch.float32, torch.float32)] * 2
 
 
-def test_a_pair_is_read_from_both_sides() -> None:
+def test_pair_is_read_from_both_sides() -> None:
     model = Nystromformer(**{**SMALL["nystromformer, pair"], "dropout": 0.0})
     a, b = torch.randint(50, (2, 24)), torch.randint(50, (2, 24))
     x, y = model.encode(a), model.encode(b)
@@ -279,6 +285,6 @@ def test_a_pair_is_read_from_both_sides() -> None:
     assert torch.allclose(model(torch.stack((a, b), 1)), expected, atol=1e-6)
 
 
-def test_lengths_beyond_the_positions_are_refused_by_gpt2() -> None:
+def test_gpt2_refuses_long_inputs() -> None:
     with pytest.raises(IndexError):
         Gpt2(**TINY)(torch.zeros(1, 25, dtype=torch.long))

@@ -16,11 +16,11 @@ import torch
 from libraries import LIBRARIES, vit_pytorch_cait, vit_pytorch_deep
 from own_modules import (
     DEPTH,
+    EXAMPLES,
     HEADS,
-    MADE,
     UNITS,
     WIDTH,
-    Made,
+    Example,
     PlainBlock,
     gpt,
     inline,
@@ -37,7 +37,7 @@ import leanify
 from leanify.lens import families
 from leanify.lens.trials import InDouble
 from leanify.upstream import modules
-from leanify.upstream.given import named
+from leanify.upstream.given import inputs_by_name
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": torch.enable_grad,
@@ -47,10 +47,10 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def made(make: Callable[[], Made]) -> tuple[nn.Module, dict[str, Any]]:
+def made(make: Callable[[], Example]) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     model, inputs = make()
-    return model.eval(), named(model, inputs)
+    return model.eval(), inputs_by_name(model, inputs)
 
 
 def outputs(model: nn.Module, inputs: dict[str, Any], mode: str = "no_grad") -> list[Tensor]:
@@ -72,15 +72,15 @@ def difference(one: list[Tensor], other: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_a_module_of_ones_own_is_read_with_its_mlp(make: Callable[[], Made]) -> None:
+@pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
+def test_own_module_is_read(make: Callable[[], Example]) -> None:
     model, inputs = made(make)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     shape = leanify.read(model, inputs=inputs)
     for stage in shape.stages:
         primary = stage.primary
         assert primary is not None
-        assert (stage.depth, stage.fixed, primary.heads, primary.head_dim, primary.mlp) == (
+        assert (stage.depth, stage.is_fixed, primary.heads, primary.head_dim, primary.mlp) == (
             DEPTH,
             False,
             HEADS,
@@ -91,23 +91,24 @@ def test_a_module_of_ones_own_is_read_with_its_mlp(make: Callable[[], Made]) -> 
     assert leanify.read(model) == shape  # what was found is kept with the model
 
 
-@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_growth_keeps_what_it_computes_in_every_mode(make: Callable[[], Made]) -> None:
+@pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
+def test_growth_keeps_outputs(make: Callable[[], Example]) -> None:
+    """In every mode."""
     model, inputs = made(make)
     model = model.double()
     grown = leanify.grow(model, factor=2, inputs=inputs)
     assert all(layer.heads == 2 * HEADS for layer in leanify.read(grown).layers())
     for mode in MODES:
         assert difference(outputs(model, inputs, mode), outputs(grown, inputs, mode)) < 1e-13, mode
-    heads = [module for module in grown.modules() if (row := families.reading_of(module)) and row.is_attention]
+    heads = [module for module in grown.modules() if (row := families.find_row(module)) and row.is_attention]
     with torch.no_grad():
         for parameter in (parameter for module in heads for parameter in module.parameters()):
             parameter.normal_()
     assert difference(outputs(model, inputs), outputs(grown, inputs)) > 1e-6  # the new heads are alive
 
 
-@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_another_shape_is_written_and_read_back(make: Callable[[], Made]) -> None:
+@pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
+def test_shapes_are_written_and_read(make: Callable[[], Example]) -> None:
     model, inputs = made(make)
     shape = leanify.read(model, inputs=inputs)
     lean = type(shape)(
@@ -122,10 +123,10 @@ def test_another_shape_is_written_and_read_back(make: Callable[[], Made]) -> Non
     assert difference(outputs(model.double(), inputs), outputs(same.double(), inputs)) == 0
 
 
-def test_what_was_found_prints_as_a_row_and_can_be_given() -> None:
+def test_discovered_row_prints_and_parses() -> None:
     model, inputs = made(gpt)
     shape = leanify.read(model, inputs=inputs)
-    rows = {families.toml(row) for module in model.modules() if (row := families.attached(module)) is not None}
+    rows = {families.toml(row) for module in model.modules() if (row := families.attached_row(module)) is not None}
     attention, mlp = sorted(rows, key=lambda row: "c_fc" in row)
     assert 'rows = { c_attn = "3 h d" }' in attention
     assert 'columns = { c_proj = "h d" }' in attention
@@ -134,13 +135,13 @@ def test_what_was_found_prints_as_a_row_and_can_be_given() -> None:
     assert leanify.read(fresh, rows=attention + mlp) == shape
 
 
-def test_a_model_says_that_an_example_input_is_missing() -> None:
+def test_missing_example_input_is_named() -> None:
     model, _ = made(gpt)
     with pytest.raises(leanify.UnsupportedModel, match=r"inputs=batch"):
         leanify.read(model)
 
 
-def test_a_block_without_an_mlp_is_warned_of() -> None:
+def test_missing_mlp_is_warned_about() -> None:
     class Only(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,17 +155,17 @@ def test_a_block_without_an_mlp_is_warned_of() -> None:
         leanify.read(nn.Sequential(*(Only() for _ in range(2))), inputs=torch.randn(2, 5, WIDTH))
 
 
-def test_reading_one_model_changes_nothing_for_the_next() -> None:
-    table = dict(families.known())
+def test_reading_leaves_next_model_unchanged() -> None:
+    table = dict(families.all_rows())
     first, inputs = made(torch_attention)
     leanify.read(first, inputs=inputs)
-    assert families.known() == table
+    assert families.all_rows() == table
     other, _ = made(torch_attention)
-    assert not any(families.attached(module) for module in other.modules())
+    assert not any(families.attached_row(module) for module in other.modules())
 
 
-def test_reading_costs_at_most_five_forwards() -> None:
-    for make in MADE:
+def test_reading_takes_five_forwards() -> None:
+    for make in EXAMPLES:
         model, inputs = made(make)
         kind = type(model)
         calls = 0
@@ -183,7 +184,7 @@ def test_reading_costs_at_most_five_forwards() -> None:
         assert calls <= 5, make
 
 
-def test_a_trial_of_a_weight_norm_checks_its_sizes() -> None:
+def test_weight_norm_trial_checks_sizes() -> None:
     """torch's kernel reads past the end of a scale that is too short, which ends the process."""
     v = torch.randn(8, 4, 16, dtype=torch.float64)
     with InDouble():
@@ -195,7 +196,7 @@ def test_a_trial_of_a_weight_norm_checks_its_sizes() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what it imports to compile
 @pytest.mark.parametrize("wrap", ["compiled", "parametrized", "parallel"])
-def test_a_wrapper_is_refused_before_anything_changes(wrap: str) -> None:
+def test_wrapper_is_refused_untouched(wrap: str) -> None:
     model, inputs = made(torch_encoder)
     if wrap == "parametrized":
         torch.nn.utils.parametrizations.weight_norm(model.layers[0].linear1)  # type: ignore[union-attr, index]
@@ -206,8 +207,8 @@ def test_a_wrapper_is_refused_before_anything_changes(wrap: str) -> None:
         leanify.grow(wrapped, factor=2, inputs=inputs)
 
 
-@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_a_plan_prices_it_exactly_and_builds_it(make: Callable[[], Made]) -> None:
+@pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
+def test_plan_prices_and_builds_module(make: Callable[[], Example]) -> None:
     model, inputs = made(make)
     plan = leanify.redesign(
         model, inputs=inputs, target_params=0.75, multiple=4, min_mlp=0.3, min_depth=1, max_macs=0.9
@@ -255,8 +256,8 @@ def trained(model: nn.Module, inputs: dict[str, Any], steps: int = 10) -> None:
 
 
 @pytest.mark.parametrize("make", [gpt, kernels, torch_encoder], ids=lambda make: make.__name__)
-def test_what_is_saved_is_built_again_by_the_code_that_is_named(
-    make: Callable[[], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_named_code_rebuilds_saved_model(
+    make: Callable[[], Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "mine.py"
@@ -272,9 +273,8 @@ def test_what_is_saved_is_built_again_by_the_code_that_is_named(
         leanify.load(tmp_path / "lean")
 
 
-def test_code_that_a_directory_names_does_not_run_before_the_user_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_code_needs_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that a directory names does not run before the user names it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     file = tmp_path / "mine.py"
     code = Path(own_modules.__file__).read_text("utf-8")
@@ -284,14 +284,14 @@ def test_code_that_a_directory_names_does_not_run_before_the_user_names_it(
     leanify.save(model, tmp_path / "lean", source=f"{file}:gpt")
     (tmp_path / "ran").unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "others"))
-    monkeypatch.setattr(modules, "_ALLOWED", set())
+    monkeypatch.setattr(modules, "ALLOWED_SOURCES", set())
     sys.modules.pop(next(name for name in sys.modules if name.startswith("_leanify_mine")))
     with pytest.raises(leanify.SourceError, match="not named here before"):
         leanify.load(tmp_path / "lean")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_module_that_no_code_is_named_for_is_not_saved(tmp_path: Path) -> None:
+def test_saving_needs_named_code(tmp_path: Path) -> None:
     model, inputs = made(gpt)
     leanify.read(model, inputs=inputs)
     with pytest.raises(leanify.SourceError, match=r"source='path/to/model\.py:make'"):
@@ -305,7 +305,7 @@ REFUSED = (vit_pytorch_deep, vit_pytorch_cait)  # they mix heads by matrices of 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", LIBRARIES, ids=lambda make: make.__name__)
-def test_models_of_libraries_are_read_and_grown(make: Callable[[], Made]) -> None:
+def test_library_models_grow(make: Callable[[], Example]) -> None:
     try:
         model, inputs = made(make)
     except ImportError as error:
@@ -320,7 +320,8 @@ def test_models_of_libraries_are_read_and_grown(make: Callable[[], Made]) -> Non
         assert difference(outputs(model, inputs, mode), outputs(grown, inputs, mode)) < 1e-12, mode
 
 
-def test_tied_blocks_stay_tied_and_a_block_that_stands_twice_keeps_its_depth() -> None:
+def test_tied_blocks_stay_tied() -> None:
+    """A block that stands twice keeps its depth."""
     model, inputs = made(inline)
     blocks = model.get_submodule("blocks")
     assert isinstance(blocks, nn.ModuleList)
@@ -334,14 +335,14 @@ def test_tied_blocks_stay_tied_and_a_block_that_stands_twice_keeps_its_depth() -
     blocks[2] = blocks[0]
     with pytest.warns(UserWarning, match="its depth stays"):
         shape = leanify.read(twice, inputs=inputs)
-    assert all(stage.fixed for stage in shape.stages)
+    assert all(stage.is_fixed for stage in shape.stages)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         grown = leanify.grow(twice, factor=2)
     assert difference(outputs(twice.double(), inputs), outputs(grown.double(), inputs)) < 1e-13
 
 
-def test_two_classes_of_one_name_are_read_each_as_it_is() -> None:
+def test_same_named_classes_are_separate() -> None:
     first, inputs = made(inline)
 
     def other() -> type[nn.Module]:
@@ -354,10 +355,10 @@ def test_two_classes_of_one_name_are_read_each_as_it_is() -> None:
     shape = leanify.read(first, inputs=inputs)
     second, _ = tower(other())
     assert leanify.read(second, inputs=inputs) == shape  # of the same sizes, in other parts
-    assert families.attached(second.get_submodule("blocks.0")) is None
+    assert families.attached_row(second.get_submodule("blocks.0")) is None
 
 
-def test_hooks_of_the_user_see_no_trial() -> None:
+def test_user_hooks_see_no_trial() -> None:
     model, inputs = made(gpt)
     seen: list[str] = []
     for name, module in model.named_modules():

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from leanify.cli import main
-from leanify.cli.next_lines import after_profile, to_write
 
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = (
@@ -54,7 +53,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("old --depth 3 --weights old -o bare", "reviews", ["train bare --teacher old", "compare old --weights old"]),
     ],
 )
-def test_what_is_proposed_goes_on_with_the_design(
+def test_next_line_keeps_the_design(
     line: str,
     data: str,
     proposed: list[str],
@@ -72,7 +71,7 @@ def test_what_is_proposed_goes_on_with_the_design(
         assert typed(f"{each.replace('DATA', data)} --dry-run", monkeypatch) == 0, each
 
 
-def test_a_design_that_is_only_shown_is_written_by_the_line_below_it(
+def test_next_line_writes_shown_design(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder that is there already is not proposed, and the line is the last one."""
@@ -88,38 +87,16 @@ def test_a_design_that_is_only_shown_is_written_by_the_line_below_it(
     assert (here / "lean-3" / "config.json").is_file()
 
 
-def test_the_recommended_design_is_written_by_the_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain").mkdir()
-    lean = "leanify redesign gpt2 -o lean"
-    assert to_write(["redesign", "gpt2"]) == [lean]
-    assert to_write(["redesign", "gpt2"], "plain") == ["leanify redesign gpt2 --choose plain -o plain-2", lean]
-
-
-def test_several_designs_are_not_written_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_no_line_writes_several_designs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert typed("redesign vit_tiny deit_small --target-params 0.5", monkeypatch) == 0
     assert "next " not in capsys.readouterr().out
 
 
-def test_designs_that_are_only_timed_are_not_said_to_lack_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_designs_lack_no_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Designs that are only timed are not said to lack weights."""
     monkeypatch.chdir(here)
     line = "compare old --weights old --set data.path=reviews --designs small=depth:3 --dry-run"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert typed(line, monkeypatch) == 0
     assert not [str(one.message) for one in said if "no weights" in str(one.message)]
-
-
-@pytest.mark.parametrize(
-    ("typed", "sources", "line"),
-    [
-        ("profile vit_tiny lean --no-measure", ["vit_tiny", "lean"], ["leanify profile vit_tiny lean"]),
-        ("profile vit_tiny", ["vit_tiny"], ["leanify redesign vit_tiny"]),
-        ("profile a b", ["a", "b"], []),
-    ],
-)
-def test_profile_goes_on_with_what_it_did_not_do(
-    typed: str, sources: list[str], line: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["leanify", *typed.split()])
-    assert after_profile(sources) == line

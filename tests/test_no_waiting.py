@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import leanify
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import Recipe
+from leanify.core import recipe as recipes
+from leanify.core.recipe import Recipe
 from leanify.training import preparation
 from leanify.training import start as training
 from leanify.training.loop import Trainer
@@ -41,20 +41,20 @@ def step(recipe: Recipe) -> None:
     """Forward, backward, clipping and the average of one pass, on ``meta``."""
     trainer = Trainer(recipe)
     batch = next(trainer.batches(0))
-    parts = [trainer.learner or trainer.bare, getattr(trainer.task, "teacher", None)]
+    parts = [trainer.state.learner, getattr(trainer.task, "teacher", None)]
     for part in parts:
         if isinstance(part, nn.Module):
             part.to("meta")
     inputs, targets = tree_map_only(torch.Tensor, lambda x: x.to("meta"), batch)
     with Apart():
-        loss = trainer.task.loss(trainer.model, trainer.splits.scaled(inputs), targets)
+        loss = trainer.task.loss(trainer.model, trainer.splits.scale_inputs(inputs), targets)
         loss.backward()
         trainer.task.count(targets)
         nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-    assert next(trainer.bare.parameters()).grad is not None
+    assert next(trainer.unwrapped_model.parameters()).grad is not None
 
 
-def test_what_would_wait_is_noticed() -> None:
+def test_waiting_is_noticed() -> None:
     x = torch.ones(3, device="meta")
     with Apart(), pytest.raises(AssertionError, match="takes tensors of"):
         x[torch.tensor([0, 2])]
@@ -65,16 +65,16 @@ def test_what_would_wait_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("settings", [(), ("data.mixup=0", "data.cutmix=0"), ("optim.label_smoothing=0.1",)])
-def test_images(settings: tuple[str, ...]) -> None:
-    step(recipes.with_settings(recipes.parse(DIGITS), [*settings, "data.workers=0"]))
+def test_image_steps_never_wait(settings: tuple[str, ...]) -> None:
+    step(recipes.apply_settings(recipes.parse(DIGITS), [*settings, "data.workers=0"]))
 
 
 @pytest.mark.parametrize("words", [("weight=0.5",), ("weight=0", "hidden_weight=1"), ("weight=0.5", "hidden_weight=1")])
-def test_with_a_teacher(tmp_path: Path, words: tuple[str, ...]) -> None:
-    value = recipes.with_settings(recipes.parse(DIGITS), ["data.workers=0"])
-    leanify.save(preparation.build(value), tmp_path / "teacher")
+def test_teacher_steps_never_wait(tmp_path: Path, words: tuple[str, ...]) -> None:
+    value = recipes.apply_settings(recipes.parse(DIGITS), ["data.workers=0"])
+    leanify.save(preparation.build_model(value), tmp_path / "teacher")
     taught = [f"distill.teacher={tmp_path / 'teacher'}", *(f"distill.{word}" for word in words)]
-    step(recipes.with_settings(value, taught))
+    step(recipes.apply_settings(value, taught))
 
 
 @pytest.fixture
@@ -86,25 +86,23 @@ def upstream_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("upstream_is_told")
-def test_the_next_token() -> None:
-    step(recipes.with_settings(recipes.load("chars"), ["schedule.batch_size=4"]))
+def test_next_token_steps_never_wait() -> None:
+    step(recipes.apply_settings(recipes.load("chars"), ["schedule.batch_size=4"]))
 
 
 BERT = ("model.source=bert", "model.class=AutoModelForMaskedLM", "model.override=", *TINY[:5])
 
 
 @pytest.mark.parametrize("source", [(), BERT])
-def test_masked_tokens(stories: Path, source: tuple[str, ...]) -> None:  # noqa: F811
+def test_masked_steps_never_wait(stories: Path, source: tuple[str, ...]) -> None:  # noqa: F811
     step(at(stories, *source))
 
 
 @pytest.mark.usefixtures("upstream_is_told")
-def test_labelled_sentences_tags_and_topics(tmp_path: Path) -> None:
+def test_sentence_steps_never_wait(tmp_path: Path) -> None:
     rows: dict[str, list[dict[str, Any]]] = {
         "text-classification": [{"text": f"day {i} is fine", "label": "ab"[i % 2]} for i in range(40)],
         "text-regression": [{"text": f"day {i} is fine", "label": i / 7} for i in range(40)],
-        "multi-label-classification": [{"text": f"day {i}", "topics": ["a", "b"][: i % 3]} for i in range(40)],
-        "token-classification": [{"tokens": ["Ada", "met"], "ner_tags": ["B-PER", "O"]} for _ in range(40)],
     }
     for task, table in rows.items():
         write(tmp_path / f"{task}.jsonl", table)

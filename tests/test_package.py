@@ -14,7 +14,7 @@ import pytest
 import leanify
 
 
-def test_as_a_module() -> None:
+def test_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "leanify", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("leanify ")
 
@@ -29,7 +29,7 @@ def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "pyproject.toml",
-        "leanify/zoo/table.json",
+        "leanify/lens/zoo.json",
         "recipes/digits.toml",
         "recipes/results/evidence.md",
         "docs/start.md",
@@ -46,9 +46,10 @@ def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
     assert "digits" in documents.shell(f"{python} -m leanify recipes", tmp_path)
     assert "vit_tiny" in documents.shell(f"{python} -m leanify zoo", tmp_path)
     assert "lean" in documents.shell(f"{python} -m leanify redesign vit_tiny --target-params 0.6", tmp_path)
-    assert (home / "leanify" / "study" / "page.html.j2").exists()
+    assert (home / "leanify" / "comparison" / "page.html.j2").exists()
 
 
-def test_callers_get_types_and_the_public_names_alone() -> None:
+def test_public_names_are_typed() -> None:
+    """Callers get types, and the public names alone."""
     assert Path(leanify.__file__).with_name("py.typed").is_file()
     assert dir(leanify) == sorted(leanify.__all__)

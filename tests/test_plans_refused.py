@@ -13,10 +13,10 @@ from flows import FAMILIES
 
 import leanify
 from leanify.cli import main
-from leanify.design.prices.counting import count, idle_parameters, parameters, unmasked_inputs
 from leanify.lens.sites import locate
+from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
 from leanify.sources import find, hub
-from leanify.upstream.inputs import words_of
+from leanify.upstream.inputs import describe_inputs
 
 SMALL_LLAMA = {
     "num_hidden_layers": 16,
@@ -53,10 +53,13 @@ def overrides(words: dict[str, Any]) -> list[str]:
             ["vit_base", "--target-params", "0.5", "--depth", "12", "--mlp", "3072"],
             r"--depth 12 and --mlp 3072: .*free",
         ),
-        (["vit_base", "--target-params", "0.3", "--heads", "48"], r"with --heads 48: the smallest has 31,636,840 "),
-        (["vit_base", "--target-params", "0.9", "--max-macs", "0.1"], r"MACs is below .*--max-macs 0\.124"),
-        (["llama", *overrides(SMALL_LLAMA), "--max-kv", "0.05"], r"409 bytes of key/value cache a token .*0\.375"),
-        (["t5", "--target-params", "encoder=0.05,decoder=0.9"], "encoder cannot be built from 944,038"),
+        (["vit_base", "--target-params", "0.3", "--heads", "48"], r"with --heads 48: the smallest has 72,384,232 "),
+        (["vit_base", "--target-params", "0.9", "--max-macs", "0.1"], r"MACs is below .*--max-macs 0\.375"),
+        (["llama", *overrides(SMALL_LLAMA), "--max-kv", "0.05"], r"409 bytes of key/value cache a token .*0\.563"),
+        (
+            ["t5", "--target-params", "encoder=0.05,decoder=0.9", "--min-depth", "2"],
+            "encoder cannot be built from 944,038",
+        ),
         (["t5", "--target-params", "encoder=0.6,encoder=0.4"], "two budgets for encoder"),
         (["t5", "--target-params", "0.75", "--heads", "encoder=100"], "with --heads encoder=100: the smallest"),
         (["vit_base", "--target-params", "0.5", "--min-depth", "12"], "its 12 blocks are the fewest"),
@@ -64,7 +67,7 @@ def overrides(words: dict[str, Any]) -> list[str]:
         (["swin_tiny", "--override", "depths=[2, 2, 4000, 2]", "--heads", "5"], "more than 1,024 blocks"),
     ],
 )
-def test_what_cannot_be_met_is_one_message(
+def test_impossible_plan_is_one_message(
     arguments: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     done = Typed(capsys, monkeypatch, "redesign", *arguments, "-o", str(tmp_path / "out"))
@@ -76,7 +79,7 @@ def test_what_cannot_be_met_is_one_message(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_budget_that_a_message_names_is_taken_back() -> None:
+def test_named_budget_is_accepted() -> None:
     """With pinned values more than the baseline may be needed: then it is an amount, as no share is above 1."""
     pins: dict[str, Any] = {"depth": 12, "mlp": 3072, "heads": 14}
     with pytest.raises(leanify.BudgetError) as refused:
@@ -89,7 +92,7 @@ def test_a_budget_that_a_message_names_is_taken_back() -> None:
     assert leanify.redesign("llama", max_kv=share, overrides=SMALL_LLAMA).chosen.heads > 8
 
 
-def test_a_folder_with_two_models_names_them(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_two_model_folder_names_both(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
     plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
     plan.save(tmp_path / "both", control=True)
@@ -103,7 +106,7 @@ def test_a_folder_with_two_models_names_them(tmp_path: Path, capsys: Any, monkey
         leanify.load(tmp_path / "both" / "lean")
 
 
-def test_weights_of_the_directory_itself(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     source = FAMILIES["BERT"].source(tmp_path / "bert")
     arguments = ["redesign", str(source), "--heads", "5", "--pretrained", "-o", str(tmp_path / "lean")]
     done = Typed(capsys, monkeypatch, *arguments)
@@ -116,7 +119,7 @@ def test_weights_of_the_directory_itself(tmp_path: Path, capsys: Any, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "gpt2-large"])
-def test_hub_ids_without_a_slash_are_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_ids_need_no_slash(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "answers", lambda: False)
     with pytest.raises(leanify.SourceError, match="Hugging Face hub") as refused:
         find.find(name)
@@ -124,7 +127,7 @@ def test_hub_ids_without_a_slash_are_tried(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
-def test_the_order_of_overrides_makes_no_difference(order: int) -> None:
+def test_override_order_changes_nothing(order: int) -> None:
     """Qwen3's default has as many key/value heads as heads, and states both."""
     sizes = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 16}
     names = [*sizes][order:] + [*sizes][:order]
@@ -142,7 +145,7 @@ def test_the_order_of_overrides_makes_no_difference(order: int) -> None:
 @pytest.mark.parametrize(
     ("model_type", "every", "active"), [("lfm2_moe", 8.34e9, 1.56e9), ("hunyuan_v1_moe", 80.4e9, 12.7e9)]
 )
-def test_a_type_without_a_default_has_its_published_shape(model_type: str, every: float, active: float) -> None:
+def test_type_defaults_to_published_shape(model_type: str, every: float, active: float) -> None:
     """LFM2-8B-A1B: 8.3 B parameters, 1.5 B active; Hunyuan-A13B: 80 B, 13 B active, as their cards say."""
     with pytest.warns(UserWarning, match="default configuration"):
         model = leanify.load(model_type, device="meta")
@@ -165,38 +168,39 @@ def test_a_type_without_a_default_has_its_published_shape(model_type: str, every
         ("hf/vit", {"image_size": 16000}, "16000 × 16000 image"),
     ],
 )
-def test_inputs_are_of_a_realistic_size(source: str, options: dict[str, Any], words: str) -> None:
+def test_inputs_have_realistic_sizes(source: str, options: dict[str, Any], words: str) -> None:
     model = leanify.load(source, device="meta", overrides=options)
-    assert words_of(unmasked_inputs(model)) == words
+    assert describe_inputs(unmasked_inputs(model)) == words
 
 
-def test_a_text_beside_an_image_has_as_many_tokens_for_it_as_the_configuration_says() -> None:
+def test_image_tokens_follow_config() -> None:
+    """A text beside an image has as many tokens for it as the configuration says."""
     model = leanify.load("hf/gemma3", device="meta", overrides={"mm_tokens_per_image": 49})
     ids = unmasked_inputs(model, device="cpu")["input_ids"]
     assert (ids == model.config.image_token_id).sum() == 49
     assert ids.shape == (1, 512)
 
 
-def test_default_sizes_that_do_not_fit_each_other_are_told_from_a_model_that_cannot_be_read() -> None:
+def test_inconsistent_defaults_are_named() -> None:
     """Gemma 3's default vision tower gives 14 × 14 patches, of which its projector wants 16 × 16."""
     with pytest.raises(leanify.UnsupportedModel, match=r"stride.* config\.json"):
         leanify.redesign("hf/gemma3", target_params=0.65)
 
 
 @pytest.mark.slow
-def test_a_stage_whose_blocks_are_read_from_outside_is_named() -> None:
+def test_externally_read_stage_is_named() -> None:
     """SAM 2's feature pyramid takes the states after certain blocks of its backbone."""
     with pytest.raises(leanify.UnsupportedModel, match=r"backbone\.blocks: with \d+ of 12") as found:
         leanify.redesign("hf/sam2", target_params=0.65)
     assert "\n" not in str(found.value)
 
 
-def test_a_vocabulary_of_billions_takes_no_memory() -> None:
+def test_huge_vocabulary_takes_no_memory() -> None:
     tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 3_000_000_000}
     assert count(leanify.load("bert", device="meta", overrides=tiny)).params > 192e9
 
 
-def test_a_model_of_one_shared_block_says_that_no_layer_can_be_left_out() -> None:
+def test_shared_block_cannot_be_dropped() -> None:
     """ALBERT's layers share one block's weights."""
     shape = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 100}
     with pytest.raises(leanify.BudgetError, match="one block") as found:

@@ -13,24 +13,24 @@ import pytest
 import torch
 
 import leanify
-from leanify.cli import recipe_list
-from leanify.design import redesign as planning
-from leanify.design.measure import profiling
-from leanify.design.options import Options
-from leanify.design.prices import counting
-from leanify.design.prices.cache import key_of
-from leanify.design.redesign import costs_of
-from leanify.runs import recipe
+from leanify.cli.recipes import list_recipes
+from leanify.core import recipe
+from leanify.profiling import counting
+from leanify.profiling import profile as profiling
+from leanify.profiling.price_cache import price_file
+from leanify.search import redesign as planning
+from leanify.search.options import Options
+from leanify.search.redesign import model_costs
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
 GPT2 = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 100, "n_positions": 128}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "vit": ("vit_tiny", {"depth": 6, "img_size": 32}, {"target_params": 0.6}),
+    "vit": ("vit_tiny", {"depth": 9, "img_size": 32}, {"target_params": 0.6}),
     "stages": ("swin_tiny", {"num_classes": 10}, {"target_params": 0.8, "max_macs": 0.9}),
     "bert": ("bert", {**TEXT, "vocab_size": 100}, {"target_params": 0.7, "count": "body"}),
     "decoder": ("gpt2", GPT2, {"target_params": 0.8, "max_kv": 1.0, "context": 64}),
     "grouped": ("llama", {**TEXT, "vocab_size": 100, "num_key_value_heads": 2}, {"target_params": 0.8}),
-    "mixture": ("mixtral", {**TEXT, "vocab_size": 100, "num_key_value_heads": 2}, {"max_active": 0.8}),
+    "mixture": ("mixtral", {**TEXT, "vocab_size": 100, "num_key_value_heads": 2}, {"max_macs": 0.8}),
     "towers": (
         "t5",
         {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 5, "num_heads": 4, "vocab_size": 100},
@@ -70,7 +70,7 @@ def planned(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.long) if f in LONG else f for f in FAMILIES])
-def test_a_remembered_plan_is_the_counted_one(
+def test_cached_plan_equals_counted(
     family: str, home: Path, monkeypatch: pytest.MonkeyPatch, without_models: Callable[[], None]
 ) -> None:
     monkeypatch.setenv("LEANIFY_PRICES", "off")
@@ -82,7 +82,8 @@ def test_a_remembered_plan_is_the_counted_one(
     assert planned(family) == counted
 
 
-def test_another_question_counts_what_is_missing_and_keeps_it(home: Path, without_models: Callable[[], None]) -> None:
+def test_new_question_reuses_cache(home: Path, without_models: Callable[[], None]) -> None:
+    """Another question counts what is missing and keeps it."""
     source, overrides, _ = FAMILIES["decoder"]
     leanify.redesign(source, overrides=overrides, target_params=0.8)
     split = leanify.redesign(source, overrides=overrides, depth=4, heads=8, heads_mode="split").chosen
@@ -91,7 +92,7 @@ def test_another_question_counts_what_is_missing_and_keeps_it(home: Path, withou
     assert len(list(home.iterdir())) == 1
 
 
-def test_a_file_that_is_not_ours_is_ignored(home: Path) -> None:
+def test_foreign_file_is_ignored(home: Path) -> None:
     counted = planned("vit")
     (file,) = home.iterdir()
     source, overrides, _ = FAMILIES["vit"]
@@ -102,22 +103,22 @@ def test_a_file_that_is_not_ours_is_ignored(home: Path) -> None:
     damaged = [text[: len(text) // 2], "", "\0\xff", "[1]", '{"key": 1}', json.dumps(number), json.dumps(key)]
     for words in damaged:
         file.write_text(words)
-        assert not costs_of(source, options).is_known, words[:40]
+        assert not model_costs(source, options).is_known, words[:40]
     assert planned("vit") == counted
     assert file.read_text() == text  # mended
-    assert costs_of(source, options).is_known
+    assert model_costs(source, options).is_known
     file.unlink()
     file.mkdir()
-    assert not costs_of(source, options).is_known
+    assert not model_costs(source, options).is_known
 
 
-def test_a_cache_that_cannot_be_written_is_none(home: Path) -> None:
+def test_unwritable_cache_is_skipped(home: Path) -> None:
     home.parent.mkdir(parents=True)
     home.write_text("a file where the folder should be")
     assert planned("vit")["chosen"]
 
 
-def test_a_remembered_redesign_imports_no_torch(home: Path) -> None:
+def test_cached_redesign_imports_no_torch(home: Path) -> None:
     source, overrides, _ = FAMILIES["vit"]
     arguments = ["redesign", source, "--target-params", "0.6"]
     for key, value in overrides.items():
@@ -138,10 +139,10 @@ def test_a_remembered_redesign_imports_no_torch(home: Path) -> None:
     assert runs[1].stderr.splitlines()[-1] == "[]"
 
 
-def test_the_list_says_what_the_recipes_say(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe_list.show("json")
+def test_listing_matches_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    list_recipes("json")
     listed = {row["recipe"]: (row["source"], row["data"]) for row in json.loads(capsys.readouterr().out)["recipes"]}
-    values = {name: recipe.load(path) for name, path in recipe.built_in().items()}
+    values = {name: recipe.load(path) for name, path in recipe.built_in_recipes().items()}
     assert listed == {name: (one.model.source, one.data and one.data.name) for name, one in values.items()}
 
 
@@ -160,15 +161,21 @@ def test_lists_and_help_import_no_torch(arguments: str) -> None:
     assert run.stderr.splitlines()[-1] == "False"
 
 
-def test_a_key_says_all_that_a_price_depends_on(tmp_path: Path) -> None:
+def test_key_covers_price_inputs(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key holds all that prices depend on."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "bert", **TEXT}))
-    asked = [
+
+    def key_of(source: Any, options: Options = Options()) -> str | None:  # noqa: B008
+        file = price_file(source, options.overrides, options.tokens, options.context)
+        return file and file[1]
+
+    asked: list[tuple[Any, Options]] = [
         ("vit_tiny", Options()),
         ("vit_tiny", Options(overrides={"depth": 6})),
         ("vit_tiny", Options(overrides={"depth": 7})),
         ("bert", Options()),
-        ("bert", Options(cls="BertForMaskedLM")),
+        ("bert", Options(overrides={"class": "BertForMaskedLM"})),
         ("bert", Options(tokens=64)),
         ("bert", Options(context=64)),
         (recipe.load("digits"), Options()),
@@ -179,12 +186,17 @@ def test_a_key_says_all_that_a_price_depends_on(tmp_path: Path) -> None:
     assert None not in keys
     assert len({*keys}) == len(keys)
     config.write_text(json.dumps({"model_type": "bert", **TEXT, "hidden_size": 128}))
-    assert key_of(str(tmp_path), Options()) != keys[-1]
-    for elsewhere in ("org/model", str(tmp_path / "nothing"), "./nothing"):
-        assert key_of(elsewhere, Options()) is None
+    keys.append(key_of(str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"weights, which decide on the head")
+    keys.append(key_of(str(tmp_path)))
+    monkeypatch.setattr("leanify.profiling.price_cache.metadata.version", lambda library: f"9.9 of {library}")
+    keys.append(key_of("vit_tiny"))
+    assert len({*keys}) == len(keys)
+    for elsewhere in ("org/model", str(tmp_path / "nothing"), "./nothing", "model.py:make"):
+        assert key_of(elsewhere) is None
 
 
-def test_what_is_warned_of_is_not_remembered(home: Path, tmp_path: Path) -> None:
+def test_warnings_are_not_cached(home: Path, tmp_path: Path) -> None:
     """The second plan would say it no more."""
     config = {"model_type": "bert", **TEXT, "vocab_size": 100, "quantization_config": {"quant_method": "gptq"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -194,7 +206,7 @@ def test_what_is_warned_of_is_not_remembered(home: Path, tmp_path: Path) -> None
     assert not home.exists()
 
 
-def test_a_remembered_plan_is_built_as_a_counted_one(home: Path) -> None:
+def test_cached_plan_builds_equal_model(home: Path) -> None:
     source, overrides, asked = FAMILIES["vit"]
     first, second = (leanify.redesign(source, overrides=overrides, **asked) for _ in range(2))
     one, other = first.build().state_dict(), second.build().state_dict()
@@ -205,21 +217,22 @@ def test_a_remembered_plan_is_built_as_a_counted_one(home: Path) -> None:
 # -- counts -------------------------------------------------------------------------------------------------------
 
 
-def test_multiply_adds_are_those_of_torch_s_counter() -> None:
+def test_macs_match_torchs_counter() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model = leanify.load("hf/t5", overrides={"num_layers": 2, "vocab_size": 50}, device="meta")
     inputs = counting.unmasked_inputs(model, 16)
-    with counting.plain(model), counting.Countable(), FlopCounterMode(display=False) as counter:
+    with counting.disable_gradients(model), counting.Countable(), FlopCounterMode(display=False) as counter:
         counting.call(model, inputs)
     found = counter.get_flop_counts()
     names = {name.partition(".")[2] if name != "Global" else "": sum(by.values()) // 2 for name, by in found.items()}
-    assert counting.macs_by_module(model, inputs) == names
+    assert counting.module_macs_by_path(model, inputs) == names
 
 
-def test_shared_weights_stay_shared_where_a_model_is_brought_into_memory() -> None:
+def test_shared_weights_stay_shared() -> None:
+    """Where a model is brought into memory."""
     small = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8, "vocab_size": 50}
     model = leanify.load("hf/t5", overrides=small, device="meta")
-    real = profiling.fresh(model, torch.device("cpu"))
+    real = profiling.materialise(model, torch.device("cpu"))
     assert counting.parameters(real) == counting.parameters(model)
     assert len(list(real.named_parameters(remove_duplicate=False))) > len(list(real.parameters()))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from allocated import ADAMW, training_peak, weights_of
+from allocated import ADAMW, training_peak, weight_bytes
 from cases import CASES, Case, batch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design.measure import peak, profiling
-from leanify.design.prices import counting
-from leanify.design.search.grid import primary_of
+from leanify.profiling import counting
+from leanify.profiling import profile as profiling
+from leanify.profiling import training_memory as peak
+from leanify.search.grid import primary_layer
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -38,7 +35,8 @@ def test_vit_base_takes_17_56_gmacs() -> None:
     assert (facts.macs - attention) / 1e9 == pytest.approx(16.85, abs=0.01)
 
 
-def test_at_448_pixels_the_lean_model_saves_less_than_fvcore_alone_says() -> None:
+def test_fvcore_overstates_lean_savings() -> None:
+    """At 448 pixels the lean model saves less than fvcore alone says."""
     large = {"img_size": 448}
     old = leanify.profile("vit_base", measure=False, overrides=large)
     lean = leanify.redesign("vit_base", depth=8, heads=24, overrides=large).chosen
@@ -49,7 +47,7 @@ def test_at_448_pixels_the_lean_model_saves_less_than_fvcore_alone_says() -> Non
 
 
 @EVERY
-def test_two_counters_agree_on_every_family(case: Case) -> None:
+def test_counters_agree_on_every_family(case: Case) -> None:
     model = case.load("meta")
     counted = counting.count(model)
     products, uncounted, note = profiling.fvcore_macs(model)
@@ -58,13 +56,13 @@ def test_two_counters_agree_on_every_family(case: Case) -> None:
     assert "scaled_dot_product_attention" not in uncounted
 
 
-def test_a_disagreement_is_named() -> None:
+def test_disagreement_is_named() -> None:
     assert profiling._agreement(100, 90) == "torch's counter says 100 MACs, fvcore 90 (-10.00%)"
     assert profiling._agreement(100, None) == "no second count"
 
 
 @pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "xcit"])
-def test_the_count_on_meta_equals_the_count_of_plain_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meta_count_equals_plain_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle: attention written out as two matrix products, counted on a CPU."""
 
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -89,28 +87,30 @@ def test_the_count_on_meta_equals_the_count_of_plain_attention(name: str, monkey
         ("hf/t5", {"num_layers": 1, "d_model": 128, "d_ff": 64, "vocab_size": 30000}),  # embeddings used three times
     ],
 )
-def test_predicted_training_memory_is_what_torchs_allocator_holds(source: str, overrides: dict[str, Any]) -> None:
+def test_predicted_memory_matches_allocator(source: str, overrides: dict[str, Any]) -> None:
     """At two batches; a kernel's own scratch space is a MB or so, whatever the model."""
     shell = leanify.load(source, overrides=overrides, device="meta")
-    need = peak.Need(ADAMW * weights_of(shell), peak.lines_of(shell, 64))
+    need = peak.MemoryNeed(ADAMW * weight_bytes(shell), peak.fit_lines(shell, 64))
     for size in (1, 6):
         assert need.of(size) == pytest.approx(training_peak(shell, size, 64), rel=0.02, abs=2_000_000)
 
 
 @pytest.mark.parametrize("source", ["hf/bart", pytest.param("hf/mixtral", marks=pytest.mark.long)])
-def test_training_memory_is_predicted_where_upstream_asks_for_values(source: str) -> None:
+def test_memory_prediction_handles_value_access(source: str) -> None:
+    """Upstream asks for values while the model is on meta."""
     facts = leanify.profile(source, measure=False, batch_size=1)
     assert facts.memory.train_predicted_bytes > 4 * facts.weights_bytes
 
 
-def test_where_upstream_must_see_values_zeros_tell_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_stand_for_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where upstream must see values, zeros tell the same."""
     shell = CASES["bert"].load("meta")
-    by_sizes = peak.lines_of(shell, 8)
-    monkeypatch.setattr(peak, "_of_sizes", lambda *_: None)
-    assert peak.lines_of(shell, 8) == by_sizes
+    by_sizes = peak.fit_lines(shell, 8)
+    monkeypatch.setattr(peak, "_trace_sizes", lambda *_: None)
+    assert peak.fit_lines(shell, 8) == by_sizes
 
 
-def test_measurements_are_there_and_json_is_the_contract() -> None:
+def test_measurements_follow_json_contract() -> None:
     facts = leanify.profile("vit_base", overrides=CASES["vit"].overrides, batch_size=2, repeats=3, device="cpu")
     data = json.loads(json.dumps(facts.to_json(), allow_nan=False))
     keys = "source params params_body macs flops uncounted weights_bytes latency_s throughput_per_s memory device"
@@ -125,42 +125,44 @@ def test_measurements_are_there_and_json_is_the_contract() -> None:
 
 
 @EVERY
-def test_surgery_keeps_the_kernels_of_attention(case: Case) -> None:
+def test_surgery_keeps_attention_kernels(case: Case) -> None:
     """Half the blocks with one group of heads more call the same kernels, whatever they are."""
     base = case.load().eval()
     old_shape = leanify.read(base)
     stage, *others = old_shape.stages
-    fewer = stage.reshape(stage.depth // 2, primary_of(stage).heads + stage.group)
+    fewer = stage.reshape(stage.depth // 2, primary_layer(stage).heads + stage.group)
     shape = replace(old_shape, stages=(fewer, *others))
     lean = leanify.write(base, shape).eval()
-    old, new = (profiling.kernels_of(model, batch(model)) for model in (base, lean))
+    old, new = (profiling.attention_kernels(model, batch(model)) for model in (base, lean))
     assert old
     assert old.keys() == new.keys()
 
 
-def test_plain_attention_is_told_from_a_fused_kernel() -> None:
+def test_plain_attention_is_detected() -> None:
+    """It is told from a fused kernel."""
     model: Any = CASES["bert"].load().eval()
-    fused = profiling.kernels_of(model, batch(model))
+    fused = profiling.attention_kernels(model, batch(model))
     model.set_attn_implementation("eager")
-    plain = profiling.kernels_of(model, batch(model))
+    plain = profiling.attention_kernels(model, batch(model))
     assert "softmax" not in fused
     assert plain == {"softmax": sum(fused.values())} == {"softmax": 4}
 
 
-def test_counting_leaves_the_model_as_it_was() -> None:
+def test_counting_leaves_model_unchanged() -> None:
     model = CASES["gpt2"].load("meta")
     counting.count(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert model.config.use_cache
 
 
-def test_an_unknown_precision_is_said() -> None:
+def test_unknown_precision_is_refused() -> None:
     with pytest.raises(leanify.LeanifyError, match="floating-point"):
         leanify.profile("vit_base", measure=False, dtype="int8", overrides=CASES["vit"].overrides)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_on_a_gpu_torchs_peaks_and_nvmls_figure_stand_side_by_side() -> None:
+def test_gpu_shows_torch_and_nvml() -> None:
+    """torch's peaks and NVML's figure stand side by side."""
     memory = leanify.profile("vit_base", overrides=CASES["vit"].overrides, batch_size=2, repeats=3).memory
     assert memory.forward_peak_bytes
     assert memory.forward_reserved_bytes
@@ -169,31 +171,7 @@ def test_on_a_gpu_torchs_peaks_and_nvmls_figure_stand_side_by_side() -> None:
     assert memory.train_peak_bytes <= memory.nvml_used_bytes
 
 
-def test_what_was_counted_or_shown_is_kept_and_read_without_torch(tmp_path: Path) -> None:
-    """The second time for the same source, code and options; another option is counted anew."""
-    script = (
-        "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
-        "try: main()\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    environment.pop("LEANIFY_PRICES", None)
-
-    def typed(*words: str) -> tuple[str, bool]:
-        done = subprocess.run(
-            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, env=environment
-        )
-        return done.stdout, done.stderr.split()[-1] == "True"
-
-    count, look = ("profile", "test_vit", "--no-measure"), ("show", "test_vit")
-    for command in (count, look):
-        first, second = typed(*command), typed(*command)
-        assert first[0] == second[0]
-        assert (first[1], second[1]) == (True, False)
-    assert typed(*count, "--batch-size", "4")[1]
-
-
 @pytest.mark.parametrize("name", ["batch_size", "repeats"])
-def test_counts_of_samples_and_passes_are_at_least_one(name: str) -> None:
+def test_sample_counts_are_positive(name: str) -> None:
     with pytest.raises(leanify.LeanifyError, match=f"{name}.0 is below 1"):
         leanify.profile("vit_tiny", **{name: 0})

@@ -8,25 +8,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from zoo import tiny
+from zoo.laws import wrong_rows
+from zoo.propose import propose, toml
+from zoo.running import randomise
+from zoo.verdict import verdict
 
-from leanify.errors import LeanifyError
+from leanify.core.errors import LeanifyError
 from leanify.lens import families, forwards
-from leanify.lens.families import Reading
-from leanify.zoo import tiny
-from leanify.zoo.laws import blamed
-from leanify.zoo.propose import propose, toml
-from leanify.zoo.running import randomised
-from leanify.zoo.verdict import verdict
+from leanify.lens.families import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def table() -> Iterator[dict[str, list[Reading]]]:
+def table() -> Iterator[dict[str, list[Row]]]:
     """The table of rows; what a test learns or forgets is put back."""
     torch.set_num_threads(1)
     tiny.warm()
-    rows, freed = families.known(), forwards._FREED
+    rows, freed = families.all_rows(), forwards.FREED_CLASSES
     before, freed_before = dict(rows), dict(freed)
     freed.clear()
     yield rows
@@ -43,12 +43,10 @@ def table() -> Iterator[dict[str, list[Reading]]]:
         ("hf", "phi", "transformers.models.phi."),  # a head_dim that stays
     ],
 )
-def test_what_is_proposed_is_what_the_table_says(
-    table: dict[str, list[Reading]], library: str, name: str, package: str
-) -> None:
+def test_proposal_equals_the_table(table: dict[str, list[Row]], library: str, name: str, package: str) -> None:
     gone = {path: table.pop(path)[0] for path in list(table) if path.startswith(package)}
     found = propose(library, name)
-    assert not found.broken
+    assert not found.broken_law
     rows = tomllib.loads(found.toml())["reading"]
     assert {f"{row['classes']}" for row in rows} <= {f"{[families.short(path)]}" for path in gone}
     for row in found.rows:
@@ -59,43 +57,43 @@ def test_what_is_proposed_is_what_the_table_says(
         assert (row.edits, row.constant) == (written.edits, written.constant)
 
 
-def test_a_model_that_is_known_needs_no_row() -> None:
+def test_known_model_needs_no_row() -> None:
     found = propose("hf", "gpt2")
-    assert (found.rows, found.broken) == ([], "")
-    assert {row.name.rpartition(".")[2] for row in found.known} == {"GPT2Attention", "GPT2MLP"}
+    assert (found.rows, found.broken_law) == ([], "")
+    assert {row.name.rpartition(".")[2] for row in found.existing_rows} == {"GPT2Attention", "GPT2MLP"}
 
 
-def test_a_wrong_row_is_blamed(table: dict[str, list[Reading]]) -> None:
+def test_wrong_row_is_blamed(table: dict[str, list[Row]]) -> None:
     name = "timm.models.davit.WindowAttention"
     model, call = tiny.build("timm", "davit_tiny")
-    model = randomised(model)
-    assert blamed(model, call) == []
+    model = randomise(model)
+    assert wrong_rows(model, call) == []
     table[name] = [replace(table[name][0], rows={"qkv": "h 3 d"})]
-    (words,) = blamed(model, call)
+    (words,) = wrong_rows(model, call)
     assert words.startswith("models.davit.WindowAttention (outputs differ by ")
 
 
-def test_an_edit_that_meets_nothing_is_the_rows_fault(table: dict[str, list[Reading]]) -> None:
+def test_ineffective_edit_blames_the_row(table: dict[str, list[Row]]) -> None:
     name = "timm.models.davit.WindowAttention"
     table[name] = [replace(table[name][0], edits={"reshape(B, N, C)": "reshape(B, N, -1)"})]
-    (words,) = blamed(randomised(tiny.build("timm", "davit_tiny")[0]), tiny.build("timm", "davit_tiny")[1])
+    (words,) = wrong_rows(randomise(tiny.build("timm", "davit_tiny")[0]), tiny.build("timm", "davit_tiny")[1])
     assert "the row of timm.models.davit.WindowAttention replaces 'reshape(B, N, C)' in forward" in words
 
 
-def test_a_model_that_was_read_by_trial_is_not_supported(table: dict[str, list[Reading]]) -> None:
+def test_trial_reading_is_not_supported(table: dict[str, list[Row]]) -> None:
     del table["transformers.models.phi.modeling_phi.PhiAttention"]
     found = verdict("hf", "phi")
     assert (found.status, found.read) == ("failing", True)
     assert found.reason.startswith("no row describes phi.PhiAttention")  # and what else this process has learned
-    assert found.reason.endswith(": leanify zoo --propose hf/phi prints one")
+    assert found.reason.endswith(": python -m tests.zoo --propose hf/phi prints one")
 
 
-def test_a_row_with_an_unknown_field_is_named() -> None:
+def test_unknown_row_field_is_named() -> None:
     with pytest.raises(LeanifyError, match=r"a\.B .*timm\.toml .*colums.*classes, when"):
-        families._of_row({"classes": ["a.B"], "colums": {"proj": "h d"}}, "timm")
+        families._parse_row({"classes": ["a.B"], "colums": {"proj": "h d"}}, "timm")
 
 
-def test_a_row_is_written_as_the_table_has_it() -> None:
-    row = families.known()["transformers.models.gpt2.modeling_gpt2.GPT2Attention"][0]
-    (read,) = families._of_row(tomllib.loads(toml(row))["reading"][0], "transformers")
+def test_row_prints_as_in_table() -> None:
+    row = families.all_rows()["transformers.models.gpt2.modeling_gpt2.GPT2Attention"][0]
+    (read,) = families._parse_row(tomllib.loads(toml(row))["reading"][0], "transformers")
     assert read == row

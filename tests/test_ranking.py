@@ -1,200 +1,151 @@
-"""The order of designs beside a plain sort of tuples, and which of them were measured."""
+"""The one order of designs: published rows, depth, direction; and one score for grids, designs and studies."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import leanify
-from leanify.design.options import Options
-from leanify.design.prices.live import prices_of
-from leanify.design.prices.price_list import PriceList
-from leanify.design.search.grid import Grid, grids_of
-from leanify.design.search.ranking import (
-    EVIDENCE,
-    directions,
-    is_unmeasured,
-    is_usual,
-    pareto,
-    rank,
-    ranked_by,
-    recommendation,
-    score,
-)
-from leanify.design.search.request import Request
-
-TINY_T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 3,
-           "vocab_size": 41}  # fmt: skip
+from leanify.core.architecture import Layer
+from leanify.profiling.live_model import make_price_list
+from leanify.profiling.price_list import PriceList
+from leanify.search.design import make_design
+from leanify.search.grid import Grid, make_grids
+from leanify.search.options import Options
+from leanify.search.published import rows
+from leanify.search.ranking import Preference, grid_scores, lean_rule, preference, rank, score
+from leanify.search.request import Request
 
 
 def priced(name: str, **overrides: Any) -> PriceList:
-    return prices_of(leanify.load(name, overrides=overrides or None, device="meta"), 16)
+    return make_price_list(leanify.load(name, overrides=overrides or None, device="meta"), 16)
 
 
 @pytest.fixture(scope="module")
-def vit() -> Grid:
-    (found,) = grids_of(priced("vit_small"), Request(Options(heads_mode="auto"), {"params": 11 * 10**6}))
+def vit_prices() -> PriceList:
+    return priced("vit_small")
+
+
+@pytest.fixture(scope="module")
+def gpt2_prices() -> PriceList:
+    return priced("gpt2", n_embd=48, n_head=4, n_layer=8, vocab_size=50)
+
+
+@pytest.fixture(scope="module")
+def vit(vit_prices: PriceList) -> Grid:
+    (found,) = make_grids(vit_prices, Request(Options(heads_mode="auto"), {"params": 11 * 10**6}))
     return found
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> Grid:
-    prices = priced("gpt2", n_embd=48, n_head=3, n_layer=8, vocab_size=50)
-    (found,) = grids_of(prices, Request(limits={"params": 10**5}))
+def gpt2(gpt2_prices: PriceList) -> Grid:
+    (found,) = make_grids(gpt2_prices, Request(limits={"params": 10**5}))
     return found
 
 
-def with_columns(grid: Grid, **columns: list[Any]) -> Grid:
-    """A grid with other numbers in some columns, one design for each."""
-    length = len(next(iter(columns.values())))
-    arrays: dict[str, Any] = {name: np.asarray(values) for name, values in columns.items()}
-    rest = ("shape", "row", "depth", "heads", "head_dim", "mlp", "kappa", "attention", "mlp_params")
-    for name in rest:
-        arrays.setdefault(name, np.full(length, getattr(grid, name)[0]))
-    cost = {name: np.full(length, np.ravel(value)[0]) for name, value in vars(grid.cost).items()}
-    if "params" in arrays:
-        cost["params"] = arrays.pop("params")
-    return replace(grid, cost=type(grid.cost)(**cost), **arrays)
+VIT_B, CAUSAL = Layer(768, 12, 12, 64, 3072), Layer(1024, 16, 16, 64, 4096)
 
 
-def plain_order(grid: Grid, inside: np.ndarray) -> list[int]:
-    def key(i: int) -> tuple[Any, ...]:
-        narrow = max(0, min(grid.old.head_dim, 64) - int(grid.head_dim[i]))
-        mlp, inner = grid.mlp[i] / grid.old.width, grid.heads[i] * grid.head_dim[i] / grid.old.width
-        known = 1 <= mlp <= 10 or grid.mlp[i] == grid.old.mlp
-        unmeasured = bool(4 * grid.depth[i] < grid.old_depth or not known or inner > 3)
-        share = float(grid.attention[i])
-        steps = round((max(share, 0.5) if grid.causal else -share) / 0.02)
-        return (narrow, unmeasured, steps, abs(int(grid.depth[i]) - grid.old_depth),
-                share if grid.causal else -share, int(grid.params[i]))  # fmt: skip
+def first(preferred: Preference, designs: list[tuple[int, int, int, int]]) -> tuple[int, int, int, int]:
+    """The design, as (depth, heads, head_dim, mlp), that is first in the order."""
+    depth, heads, head_dim, mlp = np.array(designs).T
+    inner = heads * head_dim
+    scores = preferred.score(depth, heads, head_dim, mlp, inner / (inner + mlp))
+    return designs[int(np.argmin(scores))]
 
-    return sorted(inside.tolist(), key=key)
+
+def test_published_row_is_first() -> None:
+    """Of all designs the row itself; around it the one that moves its sizes least, and heads before the MLP."""
+    (row,) = (row for row in rows() if row.name == "ViT-B")
+    preferred = Preference(VIT_B, 12, False, row)
+    everything = [(d, h, 64, m) for d in range(4, 13) for h in range(12, 26, 2) for m in range(1024, 3136, 64)]
+    assert first(preferred, everything) == (7, 16, 64, 1536)
+    assert first(preferred, [(7, 18, 64, 1536), (7, 16, 64, 1792), (5, 30, 64, 1536)]) == (7, 18, 64, 1536)
+    assert first(preferred, [(7, 12, 64, 2304), (7, 14, 64, 2048), (9, 16, 64, 1024)]) == (9, 16, 64, 1024)
+    assert preferred.rule == "the paper's ViT-B (7 × 16, 1536)"
+
+
+def test_deepest_is_first_elsewhere() -> None:
+    """With a quarter more heads; of one depth the widest MLP, and heads that four divides."""
+    preferred = Preference(Layer(384, 6, 6, 64, 1536), 12, False, None)
+    assert first(preferred, [(10, 6, 64, 1536), (7, 8, 64, 768), (8, 8, 64, 768), (8, 8, 64, 832)]) == (8, 8, 64, 832)
+    assert first(preferred, [(9, 7, 64, 768), (5, 8, 64, 768)]) == (5, 8, 64, 768)
+    assert first(preferred, [(8, 10, 64, 832), (8, 12, 64, 768)]) == (8, 12, 64, 768)
+
+
+def test_fewer_layers_are_first_where_causal() -> None:
+    """The old heads and the old MLP; more heads come after all of them."""
+    preferred = Preference(CAUSAL, 24, True, None)
+    designs = [(12, 16, 64, 4096), (14, 16, 64, 3328), (12, 20, 64, 4096), (16, 20, 64, 2048)]
+    assert first(preferred, designs) == designs[0]
+    assert first(preferred, designs[1:]) == designs[1]
+    assert first(preferred, designs[2:]) == designs[3]
+
+
+def test_most_attention_is_first_where_narrow() -> None:
+    """Up to 128 wide and in both directions, down to an MLP of one width."""
+    narrow = Preference(Layer(64, 4, 4, 16, 256), 8, False, None)
+    assert first(narrow, [(5, 8, 16, 128), (4, 6, 16, 256), (3, 8, 16, 256)]) == (5, 8, 16, 128)
+    assert first(narrow, [(6, 8, 16, 56), (4, 8, 16, 128)]) == (4, 8, 16, 128)
+
+
+def test_narrow_heads_come_last() -> None:
+    """Heads of fewer channels than the baseline's, or than 64; wide ones are no better."""
+    preferred = Preference(VIT_B, 12, False, None)
+    scores = preferred.score(8, 16, np.array([32, 63, 64, 65, 128]), 1536, 0.5)
+    assert (scores[:2] > scores[2:].max()).all()
+    assert np.ptp(scores[2:]) == 0
 
 
 @pytest.mark.parametrize("which", ["vit", "gpt2"])
-def test_designs_come_in_the_order_of_the_rule(which: str, request: pytest.FixtureRequest) -> None:
+def test_one_order_for_grid_and_design(which: str, request: pytest.FixtureRequest) -> None:
+    """What a search ranks and what a study ranks have one score."""
     grid: Grid = request.getfixturevalue(which)
-    inside = np.arange(0, len(grid), 7)
-    order, classes = rank(grid, inside)
-    assert order.tolist() == plain_order(grid, inside)
-    narrow = [max(0, min(grid.old.head_dim, 64) - int(dim)) for dim in grid.head_dim]
-    assert classes.tolist() == narrow
-    if which == "vit":
-        assert len(set(narrow)) > 2
+    prices = request.getfixturevalue(f"{which}_prices")
+    scores = grid_scores(grid, preference(prices, grid.tower))
+    for i in range(0, len(grid), len(grid) // 20):
+        assert score(prices, grid.get_shape(i)) == pytest.approx(scores[i])
+        assert make_design(prices, grid.get_shape(i)).score == pytest.approx(scores[i])
+    order = rank(grid, np.arange(len(grid)), preference(prices, grid.tower))
+    assert (np.diff(scores[order]) >= 0).all()
     assert grid.causal == (which == "gpt2")
 
 
-def test_heads_of_more_channels_than_the_baselines_or_than_64_are_as_good(vit: Grid) -> None:
-    made = with_columns(vit, head_dim=[32, 63, 64, 65, 128])
-    assert rank(made, np.arange(5))[1].tolist() == [32, 1, 0, 0, 0]
-    small = replace(made, old=vit.old.with_heads(vit.old.heads))
-    small = replace(small, old=replace(small.old, head_dim=48))
-    assert rank(small, np.arange(5))[1].tolist() == [16, 0, 0, 0, 0]
-
-
-def test_a_ranking_of_the_callers_own_is_followed(vit: Grid) -> None:
-    """Equal scores go by size; a class of narrower heads comes later whatever the score."""
+def test_caller_ranking_is_followed(vit: Grid, vit_prices: PriceList) -> None:
+    """Equal scores go by size; narrower heads come later whatever the score."""
     inside = np.arange(0, len(vit), 5)
 
     def deepest(grid: Grid) -> Any:
         return -grid.depth.astype(float)
 
-    order, classes = rank(vit, inside, deepest)
-    keys = [(int(classes[i]), -int(vit.depth[i]), int(vit.params[i])) for i in order]
+    order = rank(vit, inside, preference(vit_prices, vit.tower), deepest)
+    keys = [(max(0, 64 - int(vit.head_dim[i])), -int(vit.depth[i]), int(vit.params[i])) for i in order]
     assert keys == sorted(keys)
+    assert len({key[0] for key in keys}) > 1
     assert len(order) == len(inside)
 
 
-def test_what_was_measured_includes_its_bounds(vit: Grid) -> None:
-    width, old = vit.old.width, vit.old.mlp
-    below, above = width - 1, 10 * width + 1
-    made = with_columns(vit, mlp=[width, 10 * width, below, above, old])
-    made = replace(made, depth=np.full(5, vit.old_depth))
-    assert is_unmeasured(made).tolist() == [False, False, True, True, False]
-    odd = replace(made, old=replace(vit.old, mlp=above))  # the baseline's own MLP is known, however wide
-    assert is_unmeasured(odd).tolist() == [False, False, True, False, False]
-    dim = vit.old.head_dim
-    most = 3 * width // dim
-    assert most * dim == 3 * width
-    made = with_columns(vit, heads=[most, most + 1, 1], mlp=[old] * 3, depth=[vit.old_depth] * 3)
-    assert is_unmeasured(made).tolist() == [False, True, False]
-    quarter = vit.old_depth // 4
-    made = with_columns(vit, depth=[quarter, quarter - 1, quarter + 1], mlp=[old] * 3)
-    assert is_unmeasured(made).tolist() == [False, True, False]
-    both = with_columns(vit, depth=[quarter - 1], mlp=[below], heads=[1])
-    assert is_unmeasured(both).tolist() == [True]
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("vit_base", "the paper's ViT-B (7 × 16, 1536)"),
+        ("deit3_base_patch16_224", "the paper's ViT-B (7 × 16, 1536)"),
+        ("vit_small", "the deepest with a quarter more heads"),
+        ("swin_base_patch4_window7_224", "the deepest with a quarter more heads"),
+        ("xcit_large_24_p16_224", "the paper's XCiT-L (12 × 24 split, 3072)"),
+        ("bert", "the paper's Crammed BERT (10 × 24 split, 1536)"),
+        ("gpt2", "the paper's GPT-2 (TinyStories) (4 × 16 split, 2048)"),
+        ("llama", "the deepest with a quarter more heads"),
+        ("t5", "the deepest with a quarter more heads"),
+    ],
+)
+def test_nearest_row_has_kind_and_size(source: str, rule: str) -> None:
+    assert lean_rule(make_price_list(leanify.load(source, device="meta"), 16)) == rule
 
 
-def test_experts_count_together_in_what_was_measured(vit: Grid) -> None:
-    """Two active experts of half a width are an MLP of one."""
-    width = vit.old.width
-    made = with_columns(vit, mlp=[width // 2, width // 2 - 1, 5 * width], depth=[vit.old_depth] * 3)
-    mixture = replace(made, old=replace(vit.old, experts=8, active=2))
-    assert is_unmeasured(mixture).tolist() == [False, True, False]
-
-
-def test_a_usual_mlp_has_two_widths_or_the_baselines(vit: Grid) -> None:
-    width, old = vit.old.width, vit.old.mlp
-    least = 2 * 2 * width * width  # parameters of two widths without biases
-    made = with_columns(vit, mlp=[8, 8, old, old - 1], mlp_params=[least, least - 1, 0, 0])
-    request = Request(limits={"params": 1})
-    assert is_usual(made, request).tolist() == [True, False, True, False]
-    asked = Request(Options(min_mlp=0.5), {"params": 1})
-    assert is_usual(made, asked).all()
-    mixture = replace(made, old=replace(vit.old, experts=8, active=2))
-    assert is_usual(mixture, request).all()
-
-
-def test_the_front_is_what_no_other_design_beats(vit: Grid) -> None:
-    order = np.arange(0, len(vit), max(1, len(vit) // 150))
-    columns = np.stack([vit.params, vit.macs, vit.kappa, -vit.depth], 1).astype(float)
-    expected = []
-    for i in order:
-        beaten = [(columns[j] <= columns[i]).all() and (columns[j] < columns[i]).any() for j in order]
-        if not any(beaten):
-            expected.append(int(i))
-    assert list(pareto(vit, order)) == expected
-    assert 1 < len(expected) < len(order)
-
-
-@pytest.mark.parametrize(("name", "causal"), [("vit_small", [False]), ("gpt2", [True]), ("t5", [False, True])])
-def test_a_recommendation_is_as_strong_as_its_weaker_evidence(name: str, causal: list[bool]) -> None:
-    prices = priced(name, **(TINY_T5 if name == "t5" else {}))
-    assert directions(prices) == causal
-    known = [EVIDENCE[one] for one in causal]
-    found = recommendation(prices, "lean")
-    assert found.design == "lean"
-    assert found.regret == max(one.held_out for one in known)
-    for one in known:
-        assert one.rule in found.evidence
-        assert f"{one.held_out:.2f} on {one.tasks} small" in found.evidence
-        assert one.rule in ranked_by(prices)
-    own = recommendation(prices, "lean", lambda grid: grid.depth)
-    assert own.regret is None
-    assert not any(one.rule in own.evidence for one in known)
-    assert own.to_json() == {"design": "lean", "regret": None, "evidence": own.evidence}
-
-
-def test_a_score_is_the_share_of_attention_or_of_it_above_one_half() -> None:
-    vit = priced("vit_small")
-    (stage,) = vit.baseline
-    assert stage is not None
-    share = float(vit.attention_share(0, stage))
-    assert 0 < share < 0.5
-    assert score(vit, vit.baseline) == pytest.approx(-share)
-    gpt = priced("gpt2")
-    assert score(gpt, gpt.baseline) == 0.5
-    (one,) = gpt.baseline
-    assert one is not None
-    wide = one._replace(heads=3 * one.heads)
-    assert score(gpt, (wide,)) == pytest.approx(float(gpt.attention_share(0, wide)))
-    assert score(gpt, (wide,)) > 0.5
-
-
-def test_the_share_of_attention_is_that_of_a_blocks_projections() -> None:
+def test_attention_share_counts_projections() -> None:
     """By hand for a Llama: queries and outputs of all heads, keys and values of their groups, three maps of the MLP."""
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
              "intermediate_size": 80, "num_hidden_layers": 4, "vocab_size": 50}  # fmt: skip
@@ -207,7 +158,8 @@ def test_the_share_of_attention_is_that_of_a_blocks_projections() -> None:
         assert found == pytest.approx(attention / (attention + 3 * 48 * mlp))
 
 
-def test_blocks_beyond_the_last_one_cost_what_it_costs() -> None:
+def test_extra_blocks_cost_the_last() -> None:
+    """Blocks beyond the last one cost what it costs."""
     prices = priced("vit_small")
     (stage,) = prices.baseline
     assert stage is not None

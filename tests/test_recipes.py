@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +17,12 @@ import typer
 from typer.testing import CliRunner
 
 import leanify
+from leanify.cli.recipes import audit_rows
 from leanify.cli.recipes import recipes as recipes_command
-from leanify.errors import RecipeError
-from leanify.paper.audit import Row
-from leanify.runs import built_in, recipe, strict_toml
-from leanify.runs.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
+from leanify.core import built_in_recipes as built_in
+from leanify.core import recipe, strict_toml
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import ModelSection, PaperSection, ScheduleSection, apply_settings
 from leanify.sources import find
 
 M, K = 1_000_000, 1_000
@@ -93,7 +94,7 @@ def audited() -> dict[str, dict[str, Any]]:
     return {row["recipe"].rpartition("/")[2]: row for row in rows}
 
 
-def test_every_row_of_the_paper_is_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
+def test_paper_rows_are_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
     assert sorted(audited) == sorted(name.rpartition("/")[2] for name in NAMES)
     for system, counts in PRINTED_AND_REBUILT.items():
         for name, (printed, rebuilt) in zip((system, f"{system}-lean"), counts, strict=True):
@@ -104,20 +105,21 @@ def test_every_row_of_the_paper_is_rebuilt(audited: dict[str, dict[str, Any]]) -
             assert row["error"] == pytest.approx(printed / rebuilt - 1, abs=1e-5), name
 
 
-def test_the_vit_of_figure_3_is_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
+def test_figure_3_vit_is_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
     for name, (printed, rebuilt) in FIGURE_3.items():
         assert audited[name]["params"] == pytest.approx(rebuilt, rel=1e-4)
         assert audited[name]["printed"] == (None if printed is None else pytest.approx(printed))
 
 
-def test_every_disagreement_is_named(audited: dict[str, dict[str, Any]]) -> None:
+def test_disagreements_are_named(audited: dict[str, dict[str, Any]]) -> None:
     for name, row in audited.items():
         if row["role"] != "control":
             assert DISAGREEMENTS.get(name, "match") in row["verdict"]
             assert (row["verdict"] == "match") == (name not in DISAGREEMENTS), name
 
 
-def test_controls_have_leans_depth_and_parameters_and_the_baselines_heads(audited: dict[str, dict[str, Any]]) -> None:
+def test_controls_match_lean_and_baseline(audited: dict[str, dict[str, Any]]) -> None:
+    """Controls have lean's depth and parameters, and the baseline's heads."""
     for system in PRINTED_AND_REBUILT:
         control, lean, base = (recipe.load(f"{system}{role}").model for role in ("-control", "-lean", ""))
         assert control.depth == lean.depth
@@ -127,7 +129,7 @@ def test_controls_have_leans_depth_and_parameters_and_the_baselines_heads(audite
         assert row["params"] == pytest.approx(other["params"], rel=5e-4)
 
 
-def test_the_control_of_vit_base_is_the_nearest_there_is() -> None:
+def test_vit_control_is_nearest() -> None:
     lean, control = (
         sum(p.numel() for p in leanify.load(name, device="meta").parameters())
         for name in ("vit-base-lean", "vit-base-control")
@@ -137,11 +139,14 @@ def test_the_control_of_vit_base_is_the_nearest_there_is() -> None:
     assert abs(control - lean) < unit / 2
 
 
-def test_the_audit_says_what_it_cannot_rebuild() -> None:
-    paper = PaperSection(place="Table 4", role="lean", verdict="match", printed_params=1000, rebuilt_params=1000)
-    assert Row("x", paper, 1000).verdict == "match"
-    assert Row("x", paper, 1002).verdict == "not rebuilt: the model has 1,002 parameters, its recipe says 1,000"
-    assert Row("x", paper, 1250).error == pytest.approx(-0.2)
+def test_audit_names_unbuildable_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = sum(parameter.numel() for parameter in leanify.load("lra-image-lean").parameters())
+    for rebuilt, verdict in ((params, "match"), (1000, f"not rebuilt: the model has {params:,} parameters")):
+        paper = PaperSection("Table 4", "lean", "match", printed_params=params // 2, rebuilt_params=rebuilt)
+        monkeypatch.setattr("leanify.cli.recipes._paper_sections", lambda paper=paper: [("lra-image-lean", paper)])
+        (row,) = audit_rows()
+        assert row["verdict"].startswith(verdict)
+        assert row["error"] == pytest.approx(-0.5, abs=1e-4)
 
 
 QUALITY = {  # as printed, baseline and lean: top-1%, GLUE average, validation loss, accuracy %
@@ -180,7 +185,7 @@ MEMORY = {  # of training, GB
 
 
 @pytest.mark.parametrize("system", PRINTED_AND_REBUILT)
-def test_quality_and_memory_are_as_printed(system: str) -> None:
+def test_quality_and_memory_match_print(system: str) -> None:
     baseline, lean = (recipe.load(name).paper for name in (system, f"{system}-lean"))
     assert baseline is not None
     assert lean is not None
@@ -192,15 +197,17 @@ def test_quality_and_memory_are_as_printed(system: str) -> None:
 # -- what the recipes hold ----------------------------------------------------------------------------------------
 
 
-def test_the_built_in_recipes_are_the_papers_rows() -> None:
-    assert sorted(name for name in recipe.built_in() if name.startswith("leaner-")) == sorted(NAMES)
+def test_built_in_recipes_match_paper() -> None:
+    assert sorted(name for name in recipe.built_in_recipes() if name.startswith("leaner-")) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", sorted(recipe.built_in()))
-def test_a_recipe_loads_comes_back_and_says_how_to_launch_it(name: str) -> None:
-    path = recipe.built_in()[name]
+@pytest.mark.parametrize("name", sorted(recipe.built_in_recipes()))
+def test_recipe_round_trips(name: str) -> None:
+    """It says how to launch the training, too."""
+    path = recipe.built_in_recipes()[name]
     value = recipe.load(name)
     assert recipe.parse(value.to_toml()) == value
+    assert json.loads(json.dumps(value.to_dict())) == value.to_dict()
     comments = [line for line in path.read_text().split("\n\n")[0].splitlines() if line.startswith("# ")]
     command = re.compile(rf"leanify train {path.stem} (--set [\w.]+=\w+ )*-o runs/{path.stem}$")
     assert any(command.search(line) for line in comments[:4])
@@ -208,7 +215,7 @@ def test_a_recipe_loads_comes_back_and_says_how_to_launch_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not any(w in name for w in ("bert", "gpt2", "lra"))])
-def test_vision_is_trained_by_table_6(name: str) -> None:
+def test_vision_follows_table_6(name: str) -> None:
     value = recipe.load(name)
     assert value.data is not None
     assert (value.data.mixup, value.data.cutmix, value.data.rand_augment) == (0.8, 1.0, "rand-m9-mstd0.5")
@@ -229,9 +236,7 @@ def test_vision_is_trained_by_table_6(name: str) -> None:
         ("pathfinder", 1024, 256, 62_400, 312),
     ],
 )
-def test_the_long_range_arena_is_trained_by_its_table(
-    task: str, length: int, batch: int, steps: int, warmup: int
-) -> None:
+def test_lra_follows_its_table(task: str, length: int, batch: int, steps: int, warmup: int) -> None:
     value = recipe.load(f"lra-{task}-lean")
     assert value.schedule == ScheduleSection(batch, steps=steps, warmup=warmup, kind="one-cycle")
     assert value.data is not None
@@ -251,7 +256,8 @@ def test_the_long_range_arena_is_trained_by_its_table(
         ("gpt2-tinystories-lean", ["4 × [16×32, mlp 2048, width 512]"]),
     ],
 )
-def test_lean_shapes_where_a_split_leaves_the_count_as_it_is(name: str, words: list[str]) -> None:
+def test_lean_splits_keep_count(name: str, words: list[str]) -> None:
+    """Lean shapes where a split leaves the count as it is."""
     text = str(leanify.read(leanify.load(name, device="meta")))
     for word in words:
         assert word in text, text
@@ -260,7 +266,7 @@ def test_lean_shapes_where_a_split_leaves_the_count_as_it_is(name: str, words: l
 # -- a recipe is a SOURCE -----------------------------------------------------------------------------------------
 
 
-def test_a_recipe_is_a_source(tmp_path: Any) -> None:
+def test_recipe_is_a_source(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[model]\nsource = "leanify/nystromformer"\ndepth = 1\nheads = 3\n[model.override]\nlength = 64\n')
     model = leanify.load(file)
@@ -273,7 +279,7 @@ def test_a_recipe_is_a_source(tmp_path: Any) -> None:
     assert leanify.read(ten) == leanify.read(short)
 
 
-def test_a_recipes_shape_is_saved_and_loaded(tmp_path: Any) -> None:
+def test_recipe_shape_saves_and_loads(tmp_path: Any) -> None:
     lean = leanify.load("lra-image-lean")
     again = leanify.load(leanify.save(lean, tmp_path / "lean"))
     ids = torch.randint(512, (2, 1024))
@@ -281,7 +287,7 @@ def test_a_recipes_shape_is_saved_and_loaded(tmp_path: Any) -> None:
         assert torch.equal(lean(ids), again(ids))
 
 
-def test_sources_that_are_no_recipe(tmp_path: Any) -> None:
+def test_non_recipes_are_refused(tmp_path: Any) -> None:
     circle = tmp_path / "circle.toml"
     circle.write_text(f'[model]\nsource = "{circle}"\n')
     with pytest.raises(leanify.SourceError, match="is another recipe"):
@@ -297,7 +303,8 @@ def test_sources_that_are_no_recipe(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("depth", "count"), [((4, 4, 8, 2), [4, 4, 8, 2, 2]), ((4, 4, 8, 2, 1), [4, 4, 8, 2, 1])])
-def test_a_list_names_every_stage_or_those_that_a_redesign_turns(depth: tuple[int, ...], count: list[int]) -> None:
+def test_list_names_all_or_turned_stages(depth: tuple[int, ...], count: list[int]) -> None:
+    """A list names every stage, or those that a redesign turns."""
     old = leanify.read(leanify.load("volo_d3_224", device="meta"))
     assert [stage.depth for stage in ModelSection("volo_d3_224", depth=depth).shape(old).stages] == count
     with pytest.raises(leanify.ShapeError, match="depth was given 3 values"):
@@ -320,7 +327,9 @@ SOURCE = '[model]\nsource = "vit_base"\n'
         (SOURCE + "[optim]\nlr = 1\nweight_decy = 0.1\n", "nearest: weight_decay"),
         (SOURCE + "depth = 'deep'\n", 'model.depth is "deep"; it must be an integer or a list of numbers'),
         (SOURCE + "depth = true\n", "model.depth is true"),
-        (SOURCE + "depth = [1, 2.5]\n", "model.depth is 2.5; it must be an integer"),
+        (SOURCE + "depth = [1, 2.5]\n", r"model.depth is \[1, 2.5\]; it must be an integer or a list of numbers"),
+        (SOURCE + "depth = 1979-05-27\n", 'model.depth is "1979-05-27"; it must be an integer'),
+        (SOURCE + "override = [1]\n", r"model.override is \[1\]; it must be a table"),
         (SOURCE + "heads_mode = 'widen'\n", 'model.heads_mode is "widen"; it must be one of grow, split'),
         (SOURCE + "[optim]\nlr = 'high'\n", 'optim.lr is "high"; it must be a number'),
         (SOURCE + "[optim]\n", r"\[optim\] lacks lr"),
@@ -331,57 +340,59 @@ SOURCE = '[model]\nsource = "vit_base"\n'
         ("[model\n", "this is not TOML"),
     ],
 )
-def test_what_is_not_known_is_an_error(text: str, message: str) -> None:
+def test_unknown_names_are_errors(text: str, message: str) -> None:
     with pytest.raises(leanify.LeanifyError, match=message):
         recipe.parse(text)
 
 
-def test_a_value_of_any_kind_is_taken_or_refused_by_every_key() -> None:
+def test_keys_take_or_refuse_values() -> None:
+    """A value of any kind is taken or refused by every key."""
     kinds: list[Any] = [math.nan, math.inf, 10**400, -1, True, "x", "nan", [], [math.nan], [[]], {}, {"a": math.nan}]
-    hints = dict(strict_toml.types_of(recipe.Recipe))
-    hints |= {name: kind for name, kind in get_type_hints(recipe.Recipe).items() if name not in hints}
+    digits = recipe.load("digits").to_dict()
     refused = []
-    for key, hint in hints.items():
+    for key in [*recipe.all_keys(), *recipe.SECTIONS]:
+        section, _, name = key.partition(".")
         for value in kinds:
             try:
-                strict_toml.check_value(value, hint, key)
+                recipe.from_dict(digits | {section: digits.get(section, {}) | {name: value} if name else value})
             except RecipeError as error:
                 refused.append((key, str(error)))
-    assert len(refused) > 5 * len(hints)
-    assert all(words.startswith((key, f"[{key}")) for key, words in refused)
+    assert len(refused) > 5 * len(recipe.all_keys())
+    assert all(message.startswith((key, f"[{key.partition('.')[0]}]")) for key, message in refused)
 
 
-def test_an_error_names_the_file(tmp_path: Any) -> None:
+def test_errors_name_the_file(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[model]\n")
     with pytest.raises(leanify.LeanifyError, match=r"mine\.toml: \[model\] .*source"):
         recipe.load(file)
 
 
-def test_settings() -> None:
+def test_settings_change_a_recipe() -> None:
     old = recipe.load("vit-base-lean")
-    new = with_settings(old, ["optim.lr=1e-3", "model.depth=[4]", "model.override.img_size=32", "data.path=~/images"])
+    new = apply_settings(old, ["optim.lr=1e-3", "model.depth=[4]", "model.override.img_size=32", "data.path=~/images"])
     assert old.optim is not None
     assert new.optim == replace(old.optim, lr=1e-3)
     assert new.model.depth == (4,)
     assert new.model.override == {"drop_path_rate": 0.1, "img_size": 32}
     assert new.data is not None
     assert new.data.path == "~/images"
-    shorter = with_settings(old, ["schedule.steps=100", "schedule.epochs="])
+    shorter = apply_settings(old, ["schedule.steps=100", "schedule.epochs="])
     assert shorter.schedule is not None
     assert (shorter.schedule.steps, shorter.schedule.epochs) == (100, None)
     with pytest.raises(leanify.LeanifyError, match=r"section\.key=value.*'lr'"):
-        with_settings(old, ["lr"])
+        apply_settings(old, ["lr"])
     with pytest.raises(leanify.LeanifyError, match=r"\[optim\] .*'lrr'.* lr"):
-        with_settings(old, ["optim.lrr=1"])
+        apply_settings(old, ["optim.lrr=1"])
     with pytest.raises(leanify.LeanifyError, match="depth"):
-        with_settings(old, ["model.depth.x=1"])
+        apply_settings(old, ["model.depth.x=1"])
     assert old == recipe.load("vit-base-lean")
 
 
-def test_a_recipe_is_read_without_torch() -> None:
+def test_recipes_load_without_torch() -> None:
     script = (
-        "import sys, leanify.runs.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
+        "import sys, leanify.core.recipe as r; r.load('vit-base-lean'); r.built_in_recipes(); print('torch' "
+        "in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
@@ -389,24 +400,25 @@ def test_a_recipe_is_read_without_torch() -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_listing() -> None:
+def test_listing_shows_every_recipe() -> None:
     lines = command().splitlines()
     for name in NAMES:
         assert any(line.split()[:1] == [name.rpartition("/")[2]] for line in lines), name
     entries = json.loads(command("--json"))["recipes"]
-    assert [entry["recipe"] for entry in entries] == list(recipe.built_in())
+    assert [entry["recipe"] for entry in entries] == list(recipe.built_in_recipes())
     (tnt,) = (entry for entry in entries if entry["recipe"] == "leaner-transformers/tnt-base")
     assert (tnt["source"], tnt["data"], tnt["minutes"]) == ("tnt_b_patch16_224", "imagenet-1k", None)
 
 
-def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = recipe.load("volo-d4").paper
     assert paper is not None
+    row = {"printed": 193_000_000, "verdict": paper.verdict}
     found = [
-        Row("leaner-transformers/volo-d4", paper, 192_962_000),
-        Row("x/small", replace(paper, place="Table 1"), 1234),
+        {"recipe": "leaner-transformers/volo-d4", "params": 192_962_000, "error": 193 / 192.962 - 1, **row},
+        {"recipe": "x/small", "params": 1234, "error": 0.0, **row},
     ]
-    monkeypatch.setattr("leanify.paper.audit.rows", lambda: iter(found))
+    monkeypatch.setattr("leanify.cli.recipes.audit_rows", lambda: iter(found))
     text = command("--audit")
     assert max(map(len, text.splitlines())) <= 100
     assert "193.000 M" in text
@@ -415,15 +427,16 @@ def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1.234 k" in text
 
 
-def test_one_recipe_is_printed_as_its_file_has_it() -> None:
+def test_recipe_prints_as_stored() -> None:
     text = command("digits")
-    assert text == recipe.built_in()["digits"].read_text(encoding="utf-8")
+    assert text == recipe.built_in_recipes()["digits"].read_text(encoding="utf-8")
     assert recipe.from_dict(json.loads(command("digits", "--json"))) == recipe.load("digits")
 
 
 @pytest.mark.parametrize("section", recipe.SECTIONS)
-def test_every_key_is_documented_with_its_type_and_default(section: str) -> None:
-    keys = strict_toml.keys_of(recipe.SECTIONS[section])
+def test_keys_have_documented_types(section: str) -> None:
+    """And defaults."""
+    keys = strict_toml.describe_keys(recipe.SECTIONS[section])
     assert keys
     for key in keys:
         assert key.about
@@ -432,7 +445,7 @@ def test_every_key_is_documented_with_its_type_and_default(section: str) -> None
             assert tomllib.loads(f"value = {key.default}")
 
 
-def test_keys_are_listed_with_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_listed_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     recipes_command(keys=True, as_json=True)
     listed = {row["key"]: row for row in json.loads(capsys.readouterr().out)["keys"]}
     assert listed["schedule.batch_size"]["default"] is None
@@ -440,17 +453,18 @@ def test_keys_are_listed_with_what_they_do(capsys: pytest.CaptureFixture[str]) -
     assert listed["optim.betas"]["default"] == "[0.9, 0.999]"
 
 
-def test_a_shorter_schedule_keeps_the_shares_of_what_does_not_fit() -> None:
+def test_short_schedule_keeps_proportions() -> None:
+    """A shorter schedule keeps the shares of what does not fit."""
     digits = recipe.load("digits")  # 40 epochs, 3 of them warm-up
-    assert with_settings(digits, ["schedule.epochs=1"]).schedule.warmup == 3 / 40
-    assert with_settings(digits, ["schedule.epochs=10"]).schedule.warmup == 3
-    assert with_settings(digits, ["schedule.epochs=1", "schedule.warmup=0.5"]).schedule.warmup == 0.5
+    assert apply_settings(digits, ["schedule.epochs=1"]).schedule.warmup == 3 / 40
+    assert apply_settings(digits, ["schedule.epochs=10"]).schedule.warmup == 3
+    assert apply_settings(digits, ["schedule.epochs=1", "schedule.warmup=0.5"]).schedule.warmup == 0.5
 
 
-def test_sizes_of_recipes_are_those_of_their_models() -> None:
-    """All of them are written by tests/benchmarks/recipe_costs.py."""
+def test_recipe_sizes_match_models() -> None:
+    """All of them are written by recipes.research.recipe_costs."""
     costs = json.loads((built_in.home() / "costs.json").read_text(encoding="utf-8"))
-    assert list(costs) == list(recipe.built_in())
+    assert list(costs) == list(recipe.built_in_recipes())
     for name in ("digits", "leaner-transformers/vit-base-lean"):
         model = find.build_on_meta(find.find(name))
         assert costs[name]["params"] == sum(parameter.numel() for parameter in model.parameters())

@@ -10,18 +10,19 @@ import pytest
 import torch
 from test_compare_page import study as study  # a study that is trained by nobody
 
-from leanify.runs import recipe as recipes
-from leanify.study import comparing as studies
-from leanify.study import reference
-from leanify.study.folder import StudyFolder
-from leanify.study.results import Study
-from leanify.tasks.references import Grams, Linear, Mean, Tags, trivial
+from leanify.comparison import comparing as studies
+from leanify.comparison import learning
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.results import Study
+from leanify.core import recipe as recipes
+from leanify.tasks.references import Grams, Linear, Mean, trivial
 from leanify.tasks.sentence_embedding import SentenceEmbedding
+from leanify.training.reference import score_reference
 
 RNG = np.random.default_rng(5)
 
 
-def test_pixels_are_judged_as_scikit_learn_judges_them() -> None:
+def test_pixel_reference_matches_scikit_learn() -> None:
     from sklearn.datasets import load_digits
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -39,7 +40,7 @@ def test_pixels_are_judged_as_scikit_learn_judges_them() -> None:
     assert model.name == "logistic regression on 4 × 4 pixels"
 
 
-def test_words_tell_classes_labels_and_numbers() -> None:
+def test_word_reference_learns_targets() -> None:
     """Word 7 decides; padding is no word, and unknown words are none either."""
     ids = torch.from_numpy(RNG.integers(1, 20, (200, 12)))
     mask = torch.ones_like(ids)
@@ -55,13 +56,10 @@ def test_words_tell_classes_labels_and_numbers() -> None:
     number = Linear()
     number.fit([(inputs, has.float())])
     assert np.corrcoef(number(**inputs)[:, 0], has.float())[0, 1] > 0.8
-    labels = Linear(labels=True)
-    labels.fit([(inputs, torch.stack([has, ~has], 1).float())])
-    assert ((labels(**inputs)[:, 0] > 0) == has).float().mean() > 0.95
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_counts_of_pairs_are_probabilities_and_know_what_follows(masked: bool) -> None:
+def test_pair_counts_are_probabilities(masked: bool) -> None:
     """In the text every token t is followed by t + 1, modulo 5."""
     text = torch.arange(400).view(20, 20) % 5
     ids, targets = text[:, :-1], text[:, 1:]
@@ -76,26 +74,22 @@ def test_counts_of_pairs_are_probabilities_and_know_what_follows(masked: bool) -
     assert (logits.argmax(-1)[there] == targets[there]).all()
 
 
-def test_the_most_frequent_class_counts_where_words_tell_less() -> None:
+def test_frequent_class_is_the_fallback() -> None:
     """GLUE's MNLI numbers the classes of its second set from 3 on."""
     majority = trivial(Linear(3))[1]
     majority.fit([({"input_ids": torch.ones(4, 2)}, torch.tensor([1, 4, 0, 2]))])
     assert majority(input_ids=torch.ones(5, 2)).argmax(1).tolist() == [1] * 5
     assert (majority(torch.zeros(2, 1, 4, 4)).shape, majority.name) == ((2, 3), "the most frequent class")
-    assert [type(one) for one in trivial(Linear(labels=True))] == [Linear]
+    assert [type(one) for one in trivial(Linear())] == [Linear]
 
 
-def test_the_tag_of_a_word_and_the_mean_of_targets() -> None:
-    ids, tags = torch.tensor([[1, 2, 1, 3]]), torch.tensor([[0, 1, 0, -100]])
-    model = Tags(2)
-    model.fit([({"input_ids": ids}, tags)])
-    assert model(input_ids=torch.tensor([[1, 2, 9]])).argmax(-1).tolist() == [[0, 1, 0]]
+def test_reference_is_mean_of_targets() -> None:
     mean = Mean()
     mean.fit([({"points": torch.zeros(1, 2, 4)}, torch.tensor([[[1.0, 3.0], [3.0, 5.0]]]))])
     assert mean(points=torch.zeros(3, 2, 4)).tolist() == [[[2.0, 4.0]] * 2] * 3
 
 
-def test_no_constant_embedding_is_nearer_than_the_mean() -> None:
+def test_mean_embedding_is_nearest() -> None:
     task = SentenceEmbedding(("mean",))
     assert task.reference is not None
     assert SentenceEmbedding(()).reference is None  # there is no teacher
@@ -104,16 +98,16 @@ def test_no_constant_embedding_is_nearer_than_the_mean() -> None:
     task.reference.fit([(words, targets)])
 
     def cosine(model: Any) -> float:
-        return task.metrics(task.found(model, words, targets))["cosine"]
+        return task.metrics(task.tally_batch(model, words, targets))["cosine"]
 
     best = cosine(task.reference)
     assert 0 < best < 1
     assert all(cosine(lambda v=v, **_: v.expand(40, -1)) <= best for v in torch.randn(20, 5))
 
 
-def test_the_reference_of_the_digits_is_on_the_samples_of_the_study() -> None:
+def test_digits_reference_uses_study_samples() -> None:
     recipe = recipes.load("digits-study")
-    found = reference.computed(recipe, 0)
+    found = score_reference(recipe, 0)
     assert (found.name, len(found.outcomes)) == ("logistic regression on 4 × 4 pixels", 540)
     assert found.value == pytest.approx(np.mean(found.outcomes))
     assert found.value is not None
@@ -126,26 +120,43 @@ def test_the_reference_of_the_digits_is_on_the_samples_of_the_study() -> None:
 def with_reference(study: Study, value: float) -> Study:
     folder = StudyFolder(study.path)
     outcomes = [100.0] * int(5 * value) + [0.0] * (500 - int(5 * value))
-    (folder.path / reference.FILE).write_text(json.dumps({"name": "guessing", "value": value, "outcomes": outcomes}))
-    return studies.finished(folder)
+    (folder.path / learning.FILE).write_text(json.dumps({"name": "guessing", "value": value, "outcomes": outcomes}))
+    return studies.finish_study(folder)
 
 
-def test_below_its_reference_a_study_answers_nothing(study: Study) -> None:
+def test_worse_than_reference_answers_nothing(study: Study) -> None:
     better, worse = with_reference(study, 20.0), with_reference(study, 96.0)
     assert better.learnt
     assert [verdict.answer for verdict in better.verdicts] == [verdict.answer for verdict in study.verdicts]
     assert not worse.learnt
-    assert {"guessing", "96.00", "--rates"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
+    assert {"guessing", "96.00", "--weights"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
     assert {verdict.answer for verdict in worse.verdicts} == {"undecided"}
     found = worse.to_json()
     assert (found["reference"], found["learnt"]) == ({"name": "guessing", "value": 96.0}, False)
 
 
-def test_a_loss_that_still_falls_is_seen() -> None:
+def test_falling_loss_is_noticed() -> None:
     def rows(losses: list[float]) -> list[dict[str, object]]:
         return [{"step": 10 * (i + 1), "split": "validation", "loss": loss} for i, loss in enumerate(losses)]
 
-    assert reference.still_falls(rows([5, 4, 3, 2, 1]), 50)
-    assert not reference.still_falls(rows([5, 2, 1.2, 1.05, 1.0]), 50)
-    assert not reference.still_falls(rows([5, 1]), 20)  # too few points to tell
-    assert not reference.still_falls(rows([5, 4, 3, 2, 1]), 60)  # it has not ended
+    assert learning.still_falls(rows([5, 4, 3, 2, 1]), 50)
+    assert not learning.still_falls(rows([5, 2, 1.2, 1.05, 1.0]), 50)
+    assert not learning.still_falls(rows([5, 1]), 20)  # too few points to tell
+    assert not learning.still_falls(rows([5, 4, 3, 2, 1]), 60)  # it has not ended
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "steps"),
+    [
+        ([5, 4, 3, 2], [5, 4, 3, 2], 4000),  # slow
+        ([5, 1, 0.1, 0.01], [5, 2, 3, 4], None),  # it learns the training samples by heart
+        ([5, 5, 5, 5], [5, 4.9, 5.1, 5], 4000),  # it has not begun
+    ],
+)
+def test_steps_are_suggested_where_they_help(training: list[float], validation: list[float], steps: int | None) -> None:
+    rows = []
+    for split, losses in (("train", training), ("validation", validation)):
+        rows += [{"step": 10 * (i + 1), "split": split, "loss": loss} for i, loss in enumerate(losses)]
+    assert learning.suggested_steps(1000, False, [rows, rows]) == steps
+    assert learning.suggested_steps(1000, True, [rows]) == (steps and 2000)
+    assert learning.suggested_steps(10, False, [rows]) == (steps and learning.MIN_STEPS)

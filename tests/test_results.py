@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 from studies import RECIPE
 
-from leanify.runs import recipe as recipes
-from leanify.study import statistics
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import PlannedDesign, StudyPlan, ranked
-from leanify.study.results import Study, _needed, study_of
-from leanify.study.statistics import Estimate, Noise, Run
-from leanify.units import digits
+from leanify.comparison import report, statistics
+from leanify.comparison.comparing import finish_study
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
+from leanify.comparison.results import Study, read_study
+from leanify.comparison.statistics import Estimate, Run, RunTable
+from leanify.comparison.verdicts import describe_changes, describe_needed
+from leanify.core import recipe as recipes
+from leanify.core.units import format_digits
 
 SAMPLES = 400
 NAMES = ("baseline", "lean", "control", "wide")
@@ -54,7 +57,7 @@ def folder_of(
         PlannedDesign(name, recipe.model, 4, 2 + place, 8, 64, 1000 * (place + 1), 10**6, 0, float(place))
         for place, name in enumerate(names)
     )
-    made = StudyPlan("made", recipe, "0.5", tuple(range(seeds)), ranked(designs), 1, tokens=17)
+    made = StudyPlan("made", recipe, "0.5", tuple(range(seeds)), rank_designs(designs), 1, tokens=17)
     folder = StudyFolder.create(path, replace(made, **dict(plan or {})))
     for key in folder.plan.runs():
         print_ = folder.plan.fingerprint(key)
@@ -72,19 +75,20 @@ def folder_of(
     return folder
 
 
-def noise_of(names: tuple[str, ...], seeds: int, sign: int = 1) -> Noise:
+def noise_of(names: tuple[str, ...], seeds: int, sign: int = 1) -> RunTable:
     made = outcomes_of if sign > 0 else losses_of
     found = {
         (name, seed): sign * made(name, seed).astype("float32").astype(float) for seed in range(seeds) for name in names
     }
-    return Noise(
+    return RunTable(
         [Run(name, seed, sign * float(made(name, seed).mean()), value) for (name, seed), value in found.items()]
     )
 
 
-def test_a_quality_is_the_mean_over_seeds_with_the_interval_of_all_runs(tmp_path: Path) -> None:
-    found = study_of(folder_of(tmp_path / "s", failed={"wide": 1}))
-    noise = Noise([
+def test_quality_averages_over_seeds(tmp_path: Path) -> None:
+    """Its interval is that of all runs."""
+    found = read_study(folder_of(tmp_path / "s", failed={"wide": 1}))
+    noise = RunTable([
         Run(name, seed, float(outcomes_of(name, seed).mean()), outcomes_of(name, seed))
         for name in NAMES for seed in range(4) if (name, seed) != ("wide", 0)
     ])  # fmt: skip
@@ -104,8 +108,9 @@ def test_a_quality_is_the_mean_over_seeds_with_the_interval_of_all_runs(tmp_path
     assert set(rows.loc[rows["design"] == "lean", "params"]) == {2000}
 
 
-def test_a_loss_is_better_where_it_is_lower_and_never_below_a_perfect_one(tmp_path: Path) -> None:
-    found = study_of(folder_of(tmp_path / "s", sign=-1, best=0.0))
+def test_lower_loss_is_better(tmp_path: Path) -> None:
+    """No interval goes below a perfect loss."""
+    found = read_study(folder_of(tmp_path / "s", sign=-1, best=0.0))
     noise = noise_of(NAMES, 4, -1)
     lean = found.result("lean").quality
     low, high = noise.mean("lean").interval() or (0, 0)
@@ -119,15 +124,15 @@ def test_a_loss_is_better_where_it_is_lower_and_never_below_a_perfect_one(tmp_pa
     assert "5%" in found.margin_words
     assert "loss" in found.margin_words
     perfect = folder_of(tmp_path / "p", ("baseline", "lean"), 3, sign=-1, best=3.0)  # clipped from below
-    for result in study_of(perfect).results:
+    for result in read_study(perfect).results:
         assert result.quality.low is not None
         assert result.quality.low >= 0.8
 
 
-@pytest.mark.parametrize(("best", "sign"), [(75.5, 1), (1.024, -1)])
-def test_an_interval_ends_at_a_perfect_model(best: float, sign: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("best", "sign"), [(75.5, 1), (1.0245, -1)])
+def test_interval_ends_at_perfection(best: float, sign: int, tmp_path: Path) -> None:
     found = (
-        study_of(folder_of(tmp_path / "s", ("baseline", "lean"), 3, sign=sign, best=best)).result("baseline").quality
+        read_study(folder_of(tmp_path / "s", ("baseline", "lean"), 3, sign=sign, best=best)).result("baseline").quality
     )
     assert found.low is not None
     assert found.high is not None
@@ -135,27 +140,29 @@ def test_an_interval_ends_at_a_perfect_model(best: float, sign: int, tmp_path: P
     assert found.low < found.high
 
 
-def test_a_margin_is_that_asked_for_or_a_share_of_what_is_left_to_lose(tmp_path: Path) -> None:
+def test_margin_defaults_to_share(tmp_path: Path) -> None:
+    """A margin is that asked for, or a share of what is left to lose."""
     errors = 100 - float(np.mean([outcomes_of("baseline", seed).mean() for seed in range(4)]))
-    share = study_of(folder_of(tmp_path / "share"))
+    share = read_study(folder_of(tmp_path / "share"))
     assert share.margin == pytest.approx(0.05 * errors)
     assert "errors" in share.margin_words
-    asked = study_of(folder_of(tmp_path / "asked", plan={"margin": 2.5}))
+    asked = read_study(folder_of(tmp_path / "asked", plan={"margin": 2.5}))
     assert asked.margin == 2.5
     assert "2.5" in asked.margin_words
     assert "5%" not in asked.margin_words
-    older = study_of(folder_of(tmp_path / "older", best=None, changes={"margin": 1.5}))
+    older = read_study(folder_of(tmp_path / "older", best=None, changes={"margin": 1.5}))
     assert older.margin == 1.5
-    alone = study_of(folder_of(tmp_path / "alone", ("lean", "wide"), changes={"margin": 0.7}))
+    alone = read_study(folder_of(tmp_path / "alone", ("lean", "wide"), changes={"margin": 0.7}))
     assert alone.margin == 0.7
     assert alone.verdicts == ()
-    other = study_of(folder_of(tmp_path / "other", changes={"metric": "correlation", "unit": "points"}))
+    other = read_study(folder_of(tmp_path / "other", changes={"metric": "correlation", "unit": "points"}))
     assert "distance to 100" in other.margin_words
     assert "points" in other.margin_words
 
 
-def test_every_design_is_compared_with_baseline_and_control_and_only_questions_keep_their_p(tmp_path: Path) -> None:
-    found = study_of(folder_of(tmp_path / "s"))
+def test_designs_face_baseline_and_control(tmp_path: Path) -> None:
+    """Only questions keep their p."""
+    found = read_study(folder_of(tmp_path / "s"))
     noise = noise_of(NAMES, 4)
     wanted = {(name, "baseline") for name in NAMES if name != "baseline"}
     wanted |= {(name, "control") for name in NAMES if name not in ("baseline", "control")}
@@ -167,7 +174,8 @@ def test_every_design_is_compared_with_baseline_and_control_and_only_questions_k
     for pair in found.pairs:
         difference = noise.difference(pair.design, pair.against)
         assert pair.difference == pytest.approx(difference.mean)
-        assert (pair.low, pair.high) == pytest.approx(difference.interval(statistics.alpha_of(1)))
+        alpha = statistics.alpha_of(1) / (1 if (pair.design, pair.against) in asked else len(others))
+        assert (pair.low, pair.high) == pytest.approx(difference.interval(alpha))
         assert pair.asked == ((pair.design, pair.against) in asked)
         if pair.asked:
             assert pair.p == pytest.approx(statistics.two_sided(difference, 1))
@@ -177,8 +185,8 @@ def test_every_design_is_compared_with_baseline_and_control_and_only_questions_k
             assert value == pytest.approx(float(difference_of_one.mean()))
 
 
-def test_two_questions_one_with_the_margin_and_one_without(tmp_path: Path) -> None:
-    found = study_of(folder_of(tmp_path / "s"))
+def test_questions_with_and_without_margin(tmp_path: Path) -> None:
+    found = read_study(folder_of(tmp_path / "s"))
     noise = noise_of(NAMES, 4)
     assert found.margin is not None
     margins = {"baseline": found.margin, "control": 0.0}
@@ -195,19 +203,20 @@ def test_two_questions_one_with_the_margin_and_one_without(tmp_path: Path) -> No
         assert "4 seeds on 400 samples" in verdict.words
 
 
-def test_each_look_after_the_third_seed_costs(tmp_path: Path) -> None:
+def test_later_looks_cost(tmp_path: Path) -> None:
+    """Each look after the third seed costs."""
     two = folder_of(tmp_path / "two", seeds=2)
     two.look(2)
-    assert study_of(two).look == 0
-    assert all(verdict.answer == "undecided" for verdict in study_of(two).verdicts)
-    assert all("below 3 seeds" in verdict.words for verdict in study_of(two).verdicts)
+    assert read_study(two).look == 0
+    assert all(verdict.answer == "undecided" for verdict in read_study(two).verdicts)
+    assert all("below 3 seeds" in verdict.words for verdict in read_study(two).verdicts)
     folder = folder_of(tmp_path / "four")
-    assert study_of(folder).look == 1
+    assert read_study(folder).look == 1
     for seeds in (2, 4, 7):  # too few to answer, this one, and one that is still to come
         folder.look(seeds)
-    assert study_of(folder).look == 1
+    assert read_study(folder).look == 1
     folder.look(3)
-    found = study_of(folder)
+    found = read_study(folder)
     assert found.look == 2
     assert all("look 2" in verdict.words for verdict in found.verdicts)
     difference = noise_of(NAMES, 4).difference("lean", "baseline")
@@ -216,15 +225,15 @@ def test_each_look_after_the_third_seed_costs(tmp_path: Path) -> None:
     assert pair.p == pytest.approx(statistics.two_sided(difference, 2))
 
 
-def test_what_is_missing_is_said_instead_of_an_answer(tmp_path: Path) -> None:
-    unknown = study_of(folder_of(tmp_path / "unknown", kept=False))
+def test_missing_answers_are_explained(tmp_path: Path) -> None:
+    unknown = read_study(folder_of(tmp_path / "unknown", kept=False))
     assert unknown.evaluated == 0
     assert all(verdict.answer == "undecided" for verdict in unknown.verdicts)
     assert all("did not keep" in verdict.words for verdict in unknown.verdicts)
-    single = study_of(folder_of(tmp_path / "single", seeds=2, failed=dict.fromkeys(NAMES, 1)))
+    single = read_study(folder_of(tmp_path / "single", seeds=2, failed=dict.fromkeys(NAMES, 1)))
     assert single.pairs[0].low is None
     assert all("1 seed;" in verdict.words for verdict in single.verdicts)
-    nothing = study_of(folder_of(tmp_path / "nothing", failed=dict.fromkeys(NAMES, 4)))
+    nothing = read_study(folder_of(tmp_path / "nothing", failed=dict.fromkeys(NAMES, 4)))
     assert (nothing.metric, nothing.verdicts, nothing.pairs) == (None, (), ())
     assert all(result.quality.mean is None and result.quality.failed == 4 for result in nothing.results)
 
@@ -236,10 +245,11 @@ def reference(folder: StudyFolder, right: int) -> None:
 
 
 @pytest.mark.parametrize(("right", "learnt"), [(200, True), (299, False), (398, False)])
-def test_models_no_better_than_the_reference_answer_nothing(right: int, learnt: bool, tmp_path: Path) -> None:
+def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) -> None:
+    """Models no better than the reference."""
     folder = folder_of(tmp_path / "s")
     reference(folder, right)
-    found = study_of(folder)
+    found = read_study(folder)
     assert found.learnt is learnt
     assert "a straight line" in found.learnt_why
     assert found.reference is not None
@@ -250,7 +260,7 @@ def test_models_no_better_than_the_reference_answer_nothing(right: int, learnt: 
         assert all("not learnt" in verdict.words for verdict in found.verdicts)
 
 
-def test_without_a_baseline_the_best_design_is_judged(tmp_path: Path) -> None:
+def test_best_design_replaces_baseline(tmp_path: Path) -> None:
     """Between the worst design's and the best one's: only the best beats it."""
     for sign, best in ((1, 100.0), (-1, 0.0)):
         folder = folder_of(tmp_path / f"s{sign}", ("lean", "control", "wide"), sign=sign, best=best)
@@ -258,13 +268,12 @@ def test_without_a_baseline_the_best_design_is_judged(tmp_path: Path) -> None:
         middle = (made("wide", 0) if sign > 0 else losses_of("wide", 0) - 0.01).tolist()
         data = {"name": "a line", "value": float(np.mean(middle)), "outcomes": middle}
         (folder.path / "reference.json").write_text(json.dumps(data))
-        assert "lean" in study_of(folder).learnt_why
+        assert "lean" in read_study(folder).learnt_why
 
 
 @pytest.mark.parametrize(("falling", "learnt"), [(4, False), (3, False), (2, True), (0, True)])
-def test_runs_whose_loss_still_falls_have_not_learnt_if_they_are_most(
-    falling: int, learnt: bool, tmp_path: Path
-) -> None:
+def test_falling_losses_have_not_learnt(falling: int, learnt: bool, tmp_path: Path) -> None:
+    """Runs whose loss still falls have not learnt, if they are most."""
     folder = folder_of(tmp_path / "s")
     for key in folder.plan.runs():
         losses = [2.0, 1.9, 1.8, 1.0] if key.seed < falling else [2.0, 1.2, 1.01, 1.0]
@@ -273,89 +282,159 @@ def test_runs_whose_loss_still_falls_have_not_learnt_if_they_are_most(
             for step, loss in zip((0, 8, 16, 20), losses, strict=True)
         ]
         (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = study_of(folder)
+    found = read_study(folder)
     assert found.learnt is learnt
     assert ("still falls" in found.learnt_why) is not learnt
 
 
-def test_a_condition_number_is_the_mean_over_runs_first_and_last(tmp_path: Path) -> None:
+def test_kappa_averages_over_runs(tmp_path: Path) -> None:
+    """First and last values."""
     kappas = {"kappas": ((0, 900.0), (10, 50.0), (20, 40.0)), "kappa_bounds": (39.0, 42.0)}
-    found = study_of(folder_of(tmp_path / "s", ("baseline", "lean"), 3, changes=kappas)).result("lean")
+    found = read_study(folder_of(tmp_path / "s", ("baseline", "lean"), 3, changes=kappas)).result("lean")
     assert (found.kappa_begin, found.kappa, found.kappa_bounds) == (900.0, 40.0, (39.0, 42.0))
     open_ended = kappas | {"kappa_bounds": (39.0, None)}
-    endless = study_of(folder_of(tmp_path / "e", ("baseline", "lean"), 3, changes=open_ended)).result("lean")
+    endless = read_study(folder_of(tmp_path / "e", ("baseline", "lean"), 3, changes=open_ended)).result("lean")
     assert endless.kappa_bounds == (39.0, math.inf)
     assert endless.to_json()["kappa_bounds"] == [39.0, "inf"]
-    without = study_of(folder_of(tmp_path / "w", ("baseline", "lean"), 3)).result("lean")
+    without = read_study(folder_of(tmp_path / "w", ("baseline", "lean"), 3)).result("lean")
     assert (without.kappa_begin, without.kappa, without.kappa_bounds) == (None, None, None)
     folder = folder_of(tmp_path / "m", ("baseline", "lean"), 3, changes=kappas)
     key = next(key for key in folder.plan.runs() if key.design == "lean")
     known = folder.outcome(key)
     assert known is not None
     folder.record(replace(known, kappa_bounds=None, kappas=((0, 300.0), (20, 10.0))))
-    mixed = study_of(folder).result("lean")
+    mixed = read_study(folder).result("lean")
     assert mixed.kappa_bounds is None
     assert (mixed.kappa_begin, mixed.kappa) == pytest.approx((700.0, 30.0))
 
 
-def test_a_tournaments_winner_is_judged_by_seeds_that_did_not_choose_it(tmp_path: Path) -> None:
+def test_winner_gets_fresh_seeds(tmp_path: Path) -> None:
+    """A tournament's winner is judged by seeds that did not choose it."""
     folder = folder_of(tmp_path / "s", plan={"tournament": True, "winner": "wide"})
-    found: Study = study_of(folder)
+    found: Study = read_study(folder)
     noise = noise_of(NAMES, 4)
-    fresh = Noise([run for run in noise.runs.values() if run.seed > 0 and run.design in ("baseline", "lean", "wide")])
+    fresh = RunTable(
+        [run for run in noise.runs.values() if run.seed > 0 and run.design in ("baseline", "lean", "wide")]
+    )
     assert found.plan.focus == "wide"
     pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("wide", "baseline"))
     assert [seed for seed, _ in pair.seeds] == [1, 2, 3]
     assert pair.difference == pytest.approx(fresh.difference("wide", "baseline").mean)
 
 
-def test_one_run_that_has_ended_is_a_study_already(tmp_path: Path) -> None:
+def test_one_finished_run_is_enough(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "s", ("baseline", "lean"), 2, failed={"baseline": 1, "lean": 2})
-    found = study_of(folder)
+    found = read_study(folder)
     assert (found.metric, found.split, found.steps) == ("top1", "validation", 20)
     assert found.result("baseline").quality.seeds == 1
     assert found.pairs == ()
 
 
-def test_a_row_shows_a_quality_with_its_interval_where_it_has_one(tmp_path: Path) -> None:
-    found = study_of(folder_of(tmp_path / "s", failed={"wide": 4}))
+def test_rows_show_available_intervals(tmp_path: Path) -> None:
+    found = read_study(folder_of(tmp_path / "s", failed={"wide": 4}))
     rows = {row["design"]: row for row in found.cells()}
     lean = found.result("lean").quality
     assert lean.mean is not None
     assert lean.low is not None
     assert lean.high is not None
-    shown = [digits(one) for one in (lean.mean, lean.low, lean.high)]
+    shown = [format_digits(one) for one in (lean.mean, lean.low, lean.high)]
     assert rows["lean"]["top1"] == f"{shown[0]} ({shown[1]} … {shown[2]})"
     assert rows["wide"]["top1"] == "–"
-    single = study_of(folder_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"lean": 1}, kept=False))
+    single = read_study(folder_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"lean": 1}, kept=False))
     alone = single.result("lean").quality
     assert alone.mean is not None
     assert (alone.low, alone.high) == (None, None)
-    assert {row["design"]: row["top1"] for row in single.cells()}["lean"] == digits(alone.mean)
+    assert {row["design"]: row["top1"] for row in single.cells()}["lean"] == format_digits(alone.mean)
 
 
-def test_a_margins_unit_is_the_runs_own_or_points_of_a_metric_that_grows(tmp_path: Path) -> None:
-    assert "points of top1" in study_of(folder_of(tmp_path / "share")).margin_words
-    loss = study_of(folder_of(tmp_path / "loss", sign=-1, best=0.0)).margin_words
+def test_margin_has_metric_unit(tmp_path: Path) -> None:
+    """The run's own, or points of a metric that grows."""
+    assert "points of top1" in read_study(folder_of(tmp_path / "share")).margin_words
+    loss = read_study(folder_of(tmp_path / "loss", sign=-1, best=0.0)).margin_words
     assert "points" not in loss
     assert " loss (" in loss
-    own = study_of(folder_of(tmp_path / "own", changes={"unit": "nats per token"})).margin_words
+    own = read_study(folder_of(tmp_path / "own", changes={"unit": "nats per token"})).margin_words
     assert "nats per token" in own
     assert "points" not in own
 
 
-def test_who_is_judged_against_the_reference_is_named(tmp_path: Path) -> None:
+def test_reference_comparisons_are_named(tmp_path: Path) -> None:
     for names, said in ((NAMES, "the baseline ("), (("lean", "control"), "lean (")):
         folder = folder_of(tmp_path / str(len(names)), names)
         reference(folder, 200)
-        assert study_of(folder).learnt_why.startswith(said)
+        assert read_study(folder).learnt_why.startswith(said)
 
 
-def test_the_look_is_that_of_the_question_with_the_most_seeds(tmp_path: Path) -> None:
+def test_look_counts_most_seeds(tmp_path: Path) -> None:
     """Three seeds were looked at before the fourth; that the control has only three of them does not undo that."""
     folder = folder_of(tmp_path / "s", failed={"control": 1})
     folder.look(3)
-    assert study_of(folder).look == 2
+    assert read_study(folder).look == 2
+
+
+def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float]) -> None:
+    rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": "train", "loss": loss} for i, loss in enumerate(losses)]
+    (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_diverged_runs_are_named(tmp_path: Path) -> None:
+    """A run that loses what it has learnt counts in no mean, and what is left answers nothing."""
+    folder = folder_of(tmp_path / "s")
+    for key in folder.plan.runs():
+        write_losses(folder, key, [2.0, 1.1, 0.6, 0.5])
+    before = read_study(folder)
+    assert [verdict.answer for verdict in before.verdicts] == ["shown", "shown"]
+    write_losses(folder, Key("lean", 2), [2.0, 1.0, 2.2, 2.3])
+    write_losses(folder, Key("wide", 0), [2.0, 2.0, 2.0, 2.0])  # never began
+    write_losses(folder, Key("control", 1), [2.0, 1.2, 0.9, 0.8])  # a little worse
+    found = read_study(folder)
+    lean = found.result("lean")
+    assert (lean.quality.seeds, lean.quality.diverged, lean.quality.failed) == (3, 1, 0)
+    rest = [float(outcomes_of("lean", seed).mean()) for seed in (0, 1, 3)]
+    assert lean.quality.mean == pytest.approx(np.mean(rest))
+    assert [run.status for run in lean.runs] == ["finished", "finished", "diverged", "finished"]
+    assert (found.result("wide").quality.diverged, found.result("control").quality.diverged) == (1, 0)
+    assert {verdict.answer for verdict in found.verdicts} == {"undecided"}
+    assert all("1 of 4 runs of lean diverged" in verdict.words for verdict in found.verdicts)
+    assert "lean, seed 2, diverged: its training loss ended at 2.3" in report.render(found)
+
+
+def test_design_at_chance_answers_nothing(tmp_path: Path) -> None:
+    """The baseline beats the reference, and the control does not: its shape is not to blame."""
+    folder = folder_of(tmp_path / "s")
+    reference(folder, 280)  # of 400: the control has 290 and a little more
+    found = read_study(folder)
+    assert found.learnt
+    to_baseline, to_control = found.verdicts
+    assert to_baseline.answer == "shown"
+    assert to_control.answer == "undecided"
+    assert "control does not beat a straight line" in to_control.words
+
+
+def test_changed_answers_are_named(tmp_path: Path) -> None:
+    """A study of an earlier version says which of its answers the rule of this one gives differently."""
+    folder = folder_of(tmp_path / "s")
+    study = finish_study(folder)
+    assert describe_changes(study) == []
+    older = study.to_json()
+    del older["rule"], older["earlier"]
+    older["verdicts"][0]["answer"] = "refuted"
+    older["verdicts"][0]["question"] = "Is lean not worse than the baseline by more than 1.3 points?"
+    folder.write_results(older)
+    for _ in range(2):  # also once this version has written its own results
+        found = finish_study(folder)
+        [sentence] = describe_changes(found)
+        assert "answered 'refuted'" in sentence
+        assert sentence in repr(found)
+        assert html.escape(sentence, quote=False).replace("'", "&#39;") in report.render(found)
+
+
+def test_study_shows_itself_as_table(tmp_path: Path) -> None:
+    study = read_study(folder_of(tmp_path / "s"))
+    lines = repr(study).splitlines()
+    assert lines[0].startswith("made · 4 seeds · top1")
+    assert [line.split()[0] for line in lines[3:7]] == list(NAMES)
+    assert study.verdicts[0].words in lines
 
 
 NEARLY = Estimate(1.0, 5, 300, statistics.Part(1.0, 4.0), statistics.Part(1.0, 299.0))
@@ -365,17 +444,17 @@ NEARLY = Estimate(1.0, 5, 300, statistics.Part(1.0, 4.0), statistics.Part(1.0, 2
     ("needed", "facts", "others"),
     [
         (statistics.Needed(12, 8, 30), ("about 12 seeds", "8 to 30"), ("samples",)),
-        (statistics.Needed(12, 8, None), ("about 12 seeds", f"8 to more than {statistics.MOST_SEEDS}"), ("samples",)),
-        (statistics.Needed(None, 9, None), (f"more than {statistics.MOST_SEEDS} seeds",), ("samples", "about")),
+        (statistics.Needed(12, 8, None), ("about 12 seeds", f"8 to more than {statistics.MAX_SEEDS}"), ("samples",)),
+        (statistics.Needed(None, 9, None), (f"more than {statistics.MAX_SEEDS} seeds",), ("samples", "about")),
         (statistics.Needed(None, None, None, 5_000), ("300 validation samples", "5,000"), ("more than",)),
         (None, ("unknown",), ("about",)),
     ],
 )
-def test_what_would_decide_is_said_in_seeds_or_in_samples(
+def test_needed_seeds_or_samples_are_named(
     needed: statistics.Needed | None, facts: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
-    words = _needed(NEARLY, needed)
+    words = describe_needed(NEARLY, needed)
     assert all(fact in words for fact in facts)
     assert not any(other in words for other in others)
-    assert "below 3 seeds" in _needed(replace(NEARLY, seeds=2), needed)
-    assert "did not keep" in _needed(replace(NEARLY, of_samples=None), needed)
+    assert "below 3 seeds" in describe_needed(replace(NEARLY, seeds=2), needed)
+    assert "did not keep" in describe_needed(replace(NEARLY, sample_part=None), needed)

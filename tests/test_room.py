@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import leanify
-from leanify import machine
-from leanify.errors import SourceError
+from leanify.core import machine
+from leanify.core.errors import SourceError
 from leanify.upstream import build
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
@@ -48,7 +48,7 @@ COMMANDS = {
 @pytest.mark.parametrize(
     "command", ["train", *(pytest.param(name, marks=pytest.mark.long) for name in ("condition", "profile", "compare"))]
 )
-def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: Path) -> None:
+def test_oversized_model_is_one_message(command: str, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     code, _, words, peak = run(*COMMANDS[command].split(), at=tmp_path)
     assert code == 2, words
@@ -60,7 +60,7 @@ def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: P
 
 @pytest.mark.slow
 @small_machine
-def test_a_profile_counts_what_it_cannot_measure(tmp_path: Path) -> None:
+def test_profile_counts_unmeasurable_models(tmp_path: Path) -> None:
     code, printed, words, _ = run("profile", HUGE, "--json", at=tmp_path)
     assert code == 0, words
     (facts,) = json.loads(printed)["models"]
@@ -69,11 +69,12 @@ def test_a_profile_counts_what_it_cannot_measure(tmp_path: Path) -> None:
     assert "the model was not measured" in facts["not_measured"]
 
 
-def test_training_that_does_not_fit_is_not_measured_and_the_rest_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfitting_training_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is."""
     facts = leanify.profile("test_vit", batch_size=2, repeats=1)
     assert facts.not_measured is None
     assert facts.memory.train_peak_bytes is not None
-    monkeypatch.setattr(machine, "available", lambda device: facts.weights_bytes + 1)
+    monkeypatch.setattr(machine, "available_memory", lambda device: facts.weights_bytes + 1)
     facts = leanify.profile("test_vit", batch_size=2, repeats=1)
     assert facts.latency_s is not None
     assert facts.memory.train_peak_bytes is None
@@ -90,7 +91,7 @@ def test_training_that_does_not_fit_is_not_measured_and_the_rest_is(monkeypatch:
     ],
     ids=str,
 )
-def test_weighing_does_not_change_what_a_seed_gives(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weighing_keeps_seeded_draws(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     plain, after = build_model(origin).state_dict(), torch.rand(1)
     monkeypatch.setattr(build, "SHARE", (machine.free_memory() or 0) // 50_000)  # weighed after some layers were drawn
@@ -103,7 +104,7 @@ def test_weighing_does_not_change_what_a_seed_gives(origin: Origin, monkeypatch:
 
 @pytest.mark.skipif(not 0 < FREE < 4e12, reason="no file is larger than this machine's memory")
 @pytest.mark.parametrize("whole", [True, False])
-def test_weights_larger_than_the_memory_are_not_opened(whole: bool, tmp_path: Path) -> None:
+def test_oversized_weights_stay_unopened(whole: bool, tmp_path: Path) -> None:
     leanify.save(leanify.load("hf/bert", overrides={"num_hidden_layers": 1, "vocab_size": 99}), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     if not whole:

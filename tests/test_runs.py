@@ -15,20 +15,20 @@ import pytest
 from runs import DIGITS
 
 from leanify.cli import app
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
-from leanify.training.overview import data_name, runs_below
+from leanify.training.overview import data_name, find_runs
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    short = recipes.with_settings(recipes.parse(DIGITS), ["schedule.steps=4", "schedule.epochs=", "data.samples=120"])
+    short = recipes.apply_settings(recipes.parse(DIGITS), ["schedule.steps=4", "schedule.epochs=", "data.samples=120"])
     return training.train(short, tmp_path_factory.mktemp("runs") / "done")
 
 
-def test_a_run_says_how_far_it_came(done: Path) -> None:
-    [found] = runs_below(done.parent)
+def test_run_reports_its_progress(done: Path) -> None:
+    [found] = find_runs(done.parent)
     assert (found.path, found.state, found.step, found.steps) == (done, "done", 4, 4)
     assert found.source == RunDirectory.open(done).recipe.model.source
     assert found.metric == "top1"
@@ -37,8 +37,8 @@ def test_a_run_says_how_far_it_came(done: Path) -> None:
     assert found.best == best.metrics["top1"]
 
 
-def test_own_data_has_the_name_of_its_folder() -> None:
-    own = recipes.with_settings(recipes.load("own-images"), ["data.path=/somewhere/birds/"])
+def test_own_data_takes_folder_name() -> None:
+    own = recipes.apply_settings(recipes.load("own-images"), ["data.path=/somewhere/birds/"])
     assert own.data is not None
     assert data_name(own.data) == "birds"
     digits = recipes.parse(DIGITS).data
@@ -46,18 +46,19 @@ def test_own_data_has_the_name_of_its_folder() -> None:
     assert data_name(digits) == "digits"
 
 
-def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path: Path) -> None:
+def test_run_states_are_distinct(done: Path, tmp_path: Path) -> None:
+    """Interrupted, running and broken runs are told apart."""
     for name in ("broken", "inner/interrupted"):
         shutil.copytree(done, tmp_path / name)
     (tmp_path / "broken" / "recipe.toml").write_text("no recipe")
     last = RunDirectory.open(tmp_path / "inner" / "interrupted").checkpoints()[-1]
     shutil.rmtree(last.path)
-    states = {found.path.name: found.state for found in runs_below(tmp_path)}
+    states = {found.path.name: found.state for found in find_runs(tmp_path)}
     assert states == {"broken": "broken", "interrupted": "interrupted"}
     run = RunDirectory.open(tmp_path / "inner" / "interrupted")
-    with run.held():
-        assert [found.state for found in runs_below(run.path)] == ["running"]
-    assert [found.state for found in runs_below(run.path)] == ["interrupted"]
+    with run.lock():
+        assert [found.state for found in find_runs(run.path)] == ["running"]
+    assert [found.state for found in find_runs(run.path)] == ["interrupted"]
 
 
 def _pipe(path: Path) -> None:
@@ -76,7 +77,7 @@ def _pipe(path: Path) -> None:
         ("environment.json", lambda path: path.write_text("[" * 100_000)),
     ],
 )
-def test_a_broken_run_is_one_line_among_the_others(
+def test_broken_run_takes_one_line(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, spoil: Callable[[Path], object]
 ) -> None:
     for folder in ("a", "b", "c"):
@@ -92,9 +93,10 @@ def test_a_broken_run_is_one_line_among_the_others(
     assert listed[1]["problem"] in problem
 
 
-def test_a_models_name_is_shortened_in_its_middle_before_it_is_folded(
+def test_long_model_name_is_shortened(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It is shortened in its middle before it is folded."""
     shutil.copytree(done, tmp_path / "run")
     text = (tmp_path / "run" / "recipe.toml").read_text()
     source = RunDirectory.open(done).recipe.model.source
@@ -108,7 +110,7 @@ def test_a_models_name_is_shortened_in_its_middle_before_it_is_folded(
 
 
 @pytest.mark.parametrize("command", ["runs", "show"])
-def test_runs_are_listed_and_shown_without_torch(done: Path, command: str) -> None:
+def test_runs_list_without_torch(done: Path, command: str) -> None:
     script = (
         "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
         "try: main()\n"
@@ -121,7 +123,7 @@ def test_runs_are_listed_and_shown_without_torch(done: Path, command: str) -> No
     assert told.stderr.splitlines()[-1] == "[]"
 
 
-def test_what_goes_on_with_an_interrupted_one_can_be_typed(
+def test_resume_command_can_be_typed(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,29 +133,29 @@ def test_what_goes_on_with_an_interrupted_one_can_be_typed(
     words = shlex.split(capsys.readouterr().out.splitlines()[-1].rpartition("next  leanify ")[2])
     assert words == ["train", "--resume", "my runs/one"]
     app("train")(args=words[1:], prog_name="leanify", standalone_mode=False)
-    assert [found.state for found in runs_below(tmp_path)] == ["done"]
+    assert [found.state for found in find_runs(tmp_path)] == ["done"]
 
 
-def test_the_card_says_the_shape_that_is_built(done: Path) -> None:
-    from leanify.cli.show import _noted, _shape
+def test_card_states_built_shape(done: Path) -> None:
+    from leanify.cli.show import _read_notes, _shape
 
-    assert _noted(RunDirectory.open(done)) == _shape(str(done))
-
-
-def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
-    assert list(runs_below(tmp_path)) == []
+    assert _read_notes(RunDirectory.open(done)) == _shape(str(done))
 
 
-def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> None:
-    from leanify.runs.places import is_study
-    from leanify.study import comparing as study
-    from leanify.study.overview import studies_below
+def test_empty_folder_has_no_runs(tmp_path: Path) -> None:
+    assert list(find_runs(tmp_path)) == []
+
+
+def test_study_hides_its_runs(done: Path, tmp_path: Path) -> None:
+    from leanify.comparison import comparing as study
+    from leanify.comparison.overview import find_studies
+    from leanify.core.path_kinds import is_study
 
     request = study.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))
-    folder = study.folder_of(request, tmp_path / "mine")
+    folder = study.open_folder(request, tmp_path / "mine")
     key = next(iter(folder.plan.runs()))
     shutil.copytree(done, folder.run(key))
-    (found,) = studies_below(tmp_path)
+    (found,) = find_studies(tmp_path)
     assert (found.path, found.designs, found.runs, found.ended, found.state) == (
         tmp_path / "mine",
         1,
@@ -161,14 +163,14 @@ def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> N
         0,
         "interrupted",
     )
-    assert list(runs_below(tmp_path, is_study)) == []
-    with RunDirectory.open(folder.run(key)).held():
-        assert [one.state for one in studies_below(tmp_path)] == ["running"]
+    assert list(find_runs(tmp_path, is_study)) == []
+    with RunDirectory.open(folder.run(key)).lock():
+        assert [one.state for one in find_studies(tmp_path)] == ["running"]
     (tmp_path / "mine" / "study.toml").write_text("what")
-    assert [one.state for one in studies_below(tmp_path)] == ["broken"]
+    assert [one.state for one in find_studies(tmp_path)] == ["broken"]
 
 
-def test_folders_are_met_once_links_are_followed_and_environments_left_out(done: Path, tmp_path: Path) -> None:
+def test_folders_are_visited_once(done: Path, tmp_path: Path) -> None:
     """A run behind a link is found once; a loop of links ends."""
     (tmp_path / "work" / "venv").mkdir(parents=True)
     (tmp_path / "work" / "venv" / "pyvenv.cfg").touch()
@@ -176,4 +178,4 @@ def test_folders_are_met_once_links_are_followed_and_environments_left_out(done:
     (tmp_path / "work" / "a").symlink_to(done)
     (tmp_path / "work" / "b").symlink_to(done)
     (tmp_path / "work" / "loop").symlink_to(tmp_path / "work")
-    assert [found.path.name for found in runs_below(tmp_path / "work")] == ["a"]
+    assert [found.path.name for found in find_runs(tmp_path / "work")] == ["a"]

@@ -9,42 +9,52 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import matplotlib
 import pytest
 from rich.console import Console
 from runs import DIGITS
 
-from leanify import terminal
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
 from leanify.cli.tables import entries, print_table, table
-from leanify.runs import recipe as recipes
+from leanify.comparison import comparing as studies
+from leanify.comparison.tables import interval
+from leanify.core import recipe as recipes
+from leanify.core.terminal import CYAN, GREEN, ORANGE, RED, console
+from leanify.core.units import (
+    format_bytes,
+    format_count,
+    format_digits,
+    format_forecast,
+    format_metric,
+    format_metric_value,
+    format_operations,
+    format_share,
+)
 from leanify.runs.run_directory import RunDirectory
-from leanify.spectra.plots import _html_table, _shade, _style, figure_of
+from leanify.spectra.plots import STYLE, _shade, make_figure
 from leanify.spectra.report import figures
-from leanify.study import comparing as studies
-from leanify.study.tables import interval
-from leanify.terminal import CYAN, GREEN, ORANGE, RED, console
 from leanify.training import start as training
-from leanify.units import about, binary, digits, measured, metric, millions, operations, percent
 
 
-def on_terminal(command: str, width: int = 80) -> commands.Done:
+def on_terminal(command: str, width: int = 80) -> commands.Result:
     """A command as on a terminal of this width, without colours."""
     return commands.run(*command.split(), COLUMNS=str(width), FORCE_COLOR="1", NO_COLOR="1")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_names_no_types_of_python_and_breaks_no_word(command: str) -> None:
+def test_help_breaks_no_word(command: str) -> None:
+    """It names no types of Python."""
     lines = on_terminal(f"{command} --help").stdout.splitlines()
     assert lines[0].startswith(f"Usage: leanify {command} ")
-    assert [line for line in lines if re.search(r"[<{}]|x>=", line) or line.endswith("-") or len(line) > 80] == []
+    assert [line for line in lines if re.search(r"[<{}]", line) or line.endswith("-") or len(line) > 80] == []
 
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
     ("command", "rows", "key"), [("recipes --keys", "keys", "about"), ("zoo --status refused", "models", "reason")]
 )
-def test_lists_of_sentences_keep_words_whole(command: str, rows: str, key: str, width: int) -> None:
+def test_lists_keep_words_whole(command: str, rows: str, key: str, width: int) -> None:
     printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(command, width).stdout)
     assert max(len(line.rstrip()) for line in printed.splitlines()) <= width
     listed = json.loads(on_terminal(f"{command} --json").stdout)[rows]
@@ -53,29 +63,41 @@ def test_lists_of_sentences_keep_words_whole(command: str, rows: str, key: str, 
     assert {word.rstrip(":") for words in told for word in words.split()} <= {word.rstrip(":") for word in there}
 
 
-def test_entries_are_wrapped_between_words() -> None:
+def test_entries_wrap_between_words() -> None:
     assert entries([("a", "one two-three four"), ("b", "")], 14) == "a\n    one\n    two-three\n    four\nb"
 
 
 def test_percentages_have_their_unit() -> None:
-    assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28%", "loss 0.3433")
+    assert (format_metric("top1", 95.2777), format_metric("loss", 0.34331)) == ("top1 95.28%", "loss 0.3433")
 
 
-def test_forecasts_have_two_digits_and_shares_a_tenth_of_a_percent_at_most() -> None:
-    assert [about(s) for s in (0.03, 2.83, 43.34, 118.7, 754, 7199, 8640, 1e6)] == [
+def test_forecasts_have_two_digits() -> None:
+    """Shares have a tenth of a percent at most."""
+    assert [format_forecast(s) for s in (0.03, 2.83, 43.34, 118.7, 754, 7199, 8640, 1e6)] == [
         "about 0.1 s", "about 2.8 s", "about 43 s", "about 120 s", "about 13 minutes", "about 120 minutes",
         "about 2.4 hours", "about 280 hours",
     ]  # fmt: skip
-    assert [percent(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)] == ["50%", "88.3%", "4.6%", "100%", "-7.1%"]
+    assert [format_share(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)] == [
+        "50%",
+        "88.3%",
+        "4.6%",
+        "100%",
+        "-7.1%",
+    ]
 
 
-def test_operations_are_counted_in_units_of_ten_to_the_ninth_and_parameters_in_billions() -> None:
-    assert [operations(macs) for macs in (17_563_600_000, 1_822_000, 950_560)] == ["17.56 G", "1.82 M", "950.56 k"]
-    assert millions(1_040_000_000) == "1.04 B"
+def test_counts_have_readable_units() -> None:
+    """Operations in units of ten to the ninth, parameters in billions."""
+    assert [format_operations(macs) for macs in (17_563_600_000, 1_822_000, 950_560)] == [
+        "17.56 G",
+        "1.82 M",
+        "950.56 k",
+    ]
+    assert format_count(1_040_000_000) == "1.04 B"
 
 
 @pytest.mark.parametrize(("source", "unit", "macs"), [("vit_base", "GMACs", "17.56"), ("digits", "MMACs", "1.75")])
-def test_a_plan_has_the_unit_that_suits_its_baseline(source: str, unit: str, macs: str) -> None:
+def test_plan_unit_suits_baseline(source: str, unit: str, macs: str) -> None:
     printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(f"redesign {source} --depth 1 --min-mlp 1", 100).stdout)
     header, baseline = (line for line in printed.splitlines() if re.search(r"MACs *$|^baseline", line))
     assert unit in header
@@ -103,14 +125,8 @@ def test_numbers_are_never_cut(width: int, count: int) -> None:
     ("low", "mean", "high", "printed"),
     [(85.68, 90.68, 95.68, "90.7 ± 5.0"), (68.1, 83.33, 98.5, "83 ± 15"), (0.3, 0.3123, 0.3246, "0.312 ± 0.012")],
 )
-def test_a_mean_has_the_digits_that_its_interval_leaves(low: float, mean: float, high: float, printed: str) -> None:
+def test_mean_digits_follow_interval(low: float, mean: float, high: float, printed: str) -> None:
     assert interval(mean, low, high) == printed
-
-
-def test_a_page_puts_every_value_below_its_name() -> None:
-    rows = [{"step": 5, "top1": 25.0}, {"step": 15, "lr": 1.0926199633097156e-05, "top1": None}]
-    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", _html_table(rows))
-    assert cells == ["step", "top1", "lr", "5", "25.00", "", "15", "", "1.093e-05"]
 
 
 def contrasts(colour: Any, *papers: str) -> list[float]:
@@ -126,7 +142,7 @@ def contrasts(colour: Any, *papers: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("term", "coloured"), [("xterm", False), ("xterm-256color", True)])
-def test_where_the_terminal_chooses_the_colours_there_are_none(
+def test_terminal_colours_are_default(
     term: str, coloured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its yellow and cyan may be unreadable on white; bold stays."""
@@ -138,52 +154,52 @@ def test_where_the_terminal_chooses_the_colours_there_are_none(
     assert printed == ("\x1b[1;38;5;30mlean\x1b[0m\n" if coloured else "\x1b[1mlean\x1b[0m\n")
 
 
-def test_colours_are_read_on_white_and_on_black() -> None:
+def test_colours_are_readable_on_both() -> None:
+    """On white and on black."""
     for colour in (GREEN, CYAN, ORANGE, RED):
         assert min(contrasts(colour, "white", "black")) > 3.8
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 96])
-def test_colours_of_layers_are_read_on_light_and_dark_pages(count: int) -> None:
+def test_layer_colours_are_readable_on_white(count: int) -> None:
     for index in range(count):
-        assert min(contrasts(_shade(index, count)[:3], "white", "#16181d")) >= 3
+        assert min(contrasts(_shade(index, count)[:3], "white")) >= 3
 
 
-def test_no_line_crosses_a_legend() -> None:
+def test_legend_crosses_no_line() -> None:
     """Behind its labels is the page, also over the lines of the grid."""
-    for dark in (False, True):
-        with _style(dark):
-            _, (axes,) = figure_of(1, "title")
-            axes.plot([0, 1], [0, 1], label="a line")
-            legend = axes.legend(title="light to dark")
-            frame = legend.get_frame()
-            assert legend.get_frame_on()
-            assert (frame.get_alpha(), frame.get_facecolor()) == (1, axes.get_facecolor())
+    with matplotlib.rc_context(STYLE):
+        _, (axes,) = make_figure(1, "title")
+        axes.plot([0, 1], [0, 1], label="a line")
+        legend = axes.legend(title="light to dark")
+    frame = legend.get_frame()
+    assert legend.get_frame_on()
+    assert (frame.get_alpha(), frame.get_facecolor()) == (1, axes.get_facecolor())
 
 
-def test_an_interruption_is_said() -> None:
+def test_interruption_is_reported() -> None:
     """Also where the tests run in the background, whose processes inherit that Ctrl-C is ignored."""
     when = (
         "import _thread, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.addaudithook("
         "lambda event, args: _thread.interrupt_main() if event == 'import' and args[0] == 'torch' else None)"
     )
-    done = commands.run("profile", "vit_tiny", "--no-measure", "--quiet", fresh=True, before=when)
+    done = commands.run("profile", "vit_tiny", "--no-measure", "--quiet", new_interpreter=True, setup=when)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "leanify: interrupted")
 
 
 @pytest.mark.parametrize(("depth", "line"), [(2, "leanify compare"), (6, "leanify compare digits")])
-def test_the_study_that_is_proposed_can_be_planned(
+def test_proposed_study_can_be_planned(
     depth: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["schedule.steps=1", "schedule.epochs=", "data.samples=64", f"model.depth={depth}"]
-    short = recipes.with_settings(recipes.parse(DIGITS), settings)
+    short = recipes.apply_settings(recipes.parse(DIGITS), settings)
     print_end(RunDirectory.open(training.train(short, tmp_path / "run")), "digits")
     assert capsys.readouterr().out.splitlines()[-1].strip() == line
     chosen = line.removeprefix("leanify compare").strip() or None
-    assert studies.planned(studies.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
+    assert studies.make_plan(studies.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
 
 
-def test_spectra_of_several_models_stand_apart() -> None:
+def test_spectra_of_models_are_separate() -> None:
     printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("condition digits digits-study --samples 1").stdout)
     lines = [line.strip() for line in printed.splitlines()]
     titles = [place for place, line in enumerate(lines) if line.startswith("digits")]
@@ -192,7 +208,8 @@ def test_spectra_of_several_models_stand_apart() -> None:
     assert lines[0]
 
 
-def test_the_zoo_is_summed_up_on_a_terminal_and_listed_in_a_pipe() -> None:
+def test_zoo_is_summarised_on_terminals() -> None:
+    """In a pipe it is listed."""
     summed, refused = (on_terminal(words).stdout for words in ("zoo", "zoo --status refused"))
     assert len(summed.splitlines()) < 24
     assert "vit_tiny" not in summed
@@ -202,22 +219,8 @@ def test_the_zoo_is_summed_up_on_a_terminal_and_listed_in_a_pipe() -> None:
     assert all("vit_tiny" in line for line in piped.partition("\n\n")[0].splitlines())
 
 
-def test_a_note_is_not_broken_within_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a terminal of forty columns between words; in a pipe it is one line."""
-    words = "carrying weights to five shapes by six thousand tokens, damage as relative error"
-    terminal.note(words)
-    assert capsys.readouterr().err == words + "\n"
-    monkeypatch.setattr(terminal, "columns", lambda: 40)
-    terminal.note(words)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) > 1
-    assert max(map(len, lines)) <= 40
-    assert " ".join(lines) == words
-
-
-def test_a_long_name_of_a_reference_is_in_the_sentence_and_not_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_reference_name_leaves_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands in the sentence."""
     from leanify.cli.shrink import _render
 
     name = "logistic regression on 4 × 4 pixels"
@@ -240,21 +243,21 @@ def test_a_long_name_of_a_reference_is_in_the_sentence_and_not_in_the_table(caps
     assert f"{name} 85.00%" in " ".join(lines)
 
 
-def test_a_range_has_no_powers_of_ten() -> None:
-    from leanify.units import ranged
+def test_range_has_no_powers_of_ten() -> None:
+    from leanify.core.units import format_range
 
-    assert ranged(102.0, (99.6, 102.4)) == "102 (100–102)"
+    assert format_range(102.0, (99.6, 102.4)) == "102 (100–102)"
 
 
-def test_models_that_are_refused_for_one_reason_stand_above_it() -> None:
+def test_refusal_reason_heads_its_models() -> None:
     printed = on_terminal("zoo --library timm --status refused", 80).stdout
     assert printed.count("its concatenated heads are the width") == 1
     assert re.search(r"timm/botnet50ts_256 +refused\r?\ntimm/eca_botnext26ts_256 +refused\r?\n", printed)
 
 
-def test_numbers_of_one_kind_have_one_precision() -> None:
-    assert [measured("top1", value) for value in (9.4444, 60.0, 100.0)] == ["9.44%", "60.00%", "100.00%"]
-    assert [digits(value) for value in (0.229, 2.2931, 12.0, 999.97, 9838.2)] == [
+def test_number_columns_share_precision() -> None:
+    assert [format_metric_value("top1", value) for value in (9.4444, 60.0, 100.0)] == ["9.44%", "60.00%", "100.00%"]
+    assert [format_digits(value) for value in (0.229, 2.2931, 12.0, 999.97, 9838.2)] == [
         "0.2290",
         "2.293",
         "12.00",
@@ -269,4 +272,4 @@ def test_numbers_of_one_kind_have_one_precision() -> None:
         "337,000",
     ]
     sizes = (947_720_000, 2_006_000_000)
-    assert [binary(size, least=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]
+    assert [format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from test_training_processes import RECIPE, launched
 
 import leanify
-from leanify.errors import RecipeError
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.core.errors import RecipeError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, guards, sharding
 
@@ -57,7 +57,7 @@ shard = true
 def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
     """The exit codes of phases (see launches.py), which all begin from one recipe."""
     (folder / "recipe.toml").write_text(recipe)
-    done = commands.start("launches:main", str(folder / "recipe.toml"), *phases).end()
+    done = commands.start("launches:main", str(folder / "recipe.toml"), *phases).wait()
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -75,7 +75,7 @@ def same_losses(one: Path, other: Path, apart: float = 1e-4) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_losses_are_those_of_one_process_through_a_kill(tmp_path: Path) -> None:
+def test_sharded_losses_survive_a_kill(tmp_path: Path) -> None:
     """Two processes are killed, and one goes on: weights, moments and averages are whole again."""
     short = SHARDED.replace("epochs = 2", "steps = 4")
     assert runs(tmp_path, short, "one:1", "many:2:3", "many:1") == [[0], [-signal.SIGKILL] * 2, [0]]
@@ -85,7 +85,7 @@ def test_sharded_losses_are_those_of_one_process_through_a_kill(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_two_then_four_then_one_process(tmp_path: Path) -> None:
+def test_resume_with_other_process_counts(tmp_path: Path) -> None:
     """Killed in between; with mixed images, averaged weights, clipped gradients and two passes a step."""
     killed = -signal.SIGKILL
     codes = runs(tmp_path, SHARDED, "one:1", "many:2:4", "many:4:7", "many:1")
@@ -94,13 +94,13 @@ def test_two_then_four_then_one_process(tmp_path: Path) -> None:
     found = {point.step: point for point in RunDirectory.open(tmp_path / "many").checkpoints()}
     counts = {step: sum(name.startswith("shards/") for name in point.sums) for step, point in found.items()}
     assert counts == {0: 2, 2: 2, 4: 2, 6: 4, 8: 0, 10: 0}
-    assert all(point.broken() is None for point in found.values())
+    assert all(point.find_damage() is None for point in found.values())
     ordinary = load_file(found[6].path / "model.safetensors")
     assert ordinary.keys() == leanify.load(tmp_path / "many").state_dict().keys()
 
 
 @pytest.mark.long
-def test_four_from_the_beginning_and_a_whole_run_goes_on_sharded(tmp_path: Path) -> None:
+def test_full_run_resumes_sharded(tmp_path: Path) -> None:
     codes = runs(tmp_path, SHARDED, "one:1", "four:4", "grown:1:5", "grown:2")
     assert codes[-1] == [0, 0]
     same_losses(tmp_path / "one", tmp_path / "four")
@@ -117,18 +117,18 @@ def test_four_from_the_beginning_and_a_whole_run_goes_on_sharded(tmp_path: Path)
         (("optim.name=sgd",), 1e-4),
     ],
 )
-def test_a_language_model_with_tied_embeddings(tmp_path: Path, settings: tuple[str, ...], apart: float) -> None:
-    value = recipes.with_settings(recipes.parse(GPT), settings)
+def test_tied_embeddings_can_be_sharded(tmp_path: Path, settings: tuple[str, ...], apart: float) -> None:
+    value = recipes.apply_settings(recipes.parse(GPT), settings)
     assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:2")[-1] == [0, 0]
     same_losses(tmp_path / "one", tmp_path / "two", apart)
 
 
 @pytest.mark.long
-def test_a_sharded_teacher_and_maps_between_layers(tmp_path: Path) -> None:
-    teacher = recipes.with_settings(recipes.parse(GPT), ["model.override.n_embd=48", "model.override.n_layer=4"])
+def test_teacher_and_maps_can_be_sharded(tmp_path: Path) -> None:
+    teacher = recipes.apply_settings(recipes.parse(GPT), ["model.override.n_embd=48", "model.override.n_layer=4"])
     assert runs(tmp_path, teacher.to_toml(), "teacher:1") == [[0]]
     words = [f'distill.teacher="{tmp_path / "teacher"}"', "distill.hidden_weight=0.5"]
-    value = recipes.with_settings(recipes.parse(GPT), words)
+    value = recipes.apply_settings(recipes.parse(GPT), words)
     assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:4:3", "two:1") == [[0], [-9] * 2, [-9] * 4, [0]]
     same_losses(tmp_path / "one", tmp_path / "two")
 
@@ -144,38 +144,38 @@ def test_a_sharded_teacher_and_maps_between_layers(tmp_path: Path) -> None:
         (3, 100, 64, r"batch_size is 64, which 3 processes do not divide.*batch_size=66 or 63"),
     ],
 )
-def test_processes_that_would_have_nothing_to_do_are_refused(world: int, samples: int, batch: int, words: str) -> None:
+def test_idle_processes_are_refused(world: int, samples: int, batch: int, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         guards.check_processes(world, samples, batch)
     guards.check_processes(1, samples, batch)
 
 
-def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unshardable_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     value = recipes.parse(SHARDED)
-    assert not sharding.asked(value)  # one process has it all
+    assert not sharding.is_requested(value)  # one process has it all
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert sharding.asked(value)
-    whole = recipes.with_settings(value, ["parallel.shard=false"])
-    assert not sharding.asked(whole)
+    assert sharding.is_requested(value)
+    whole = recipes.apply_settings(value, ["parallel.shard=false"])
+    assert not sharding.is_requested(whole)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch --use_fsdp sets it
-    assert sharding.asked(whole)
+    assert sharding.is_requested(whole)
     with pytest.raises(RecipeError, match="fp16"):
         sharding.check(value, "fp16")
-    monkeypatch.setattr(sharding, "SHARDED", ("sgd",))  # as for an optimiser of whole matrices
+    monkeypatch.setattr(sharding, "OPTIMIZERS", ("sgd",))  # as for an optimiser of whole matrices
     with pytest.raises(RecipeError, match=r"optim\.name .*'adamw'.* sgd"):
         sharding.check(value, "fp32")
 
 
-def test_a_gpu_without_bf16_is_told() -> None:
-    assert [engine.precision_of(None, *gpu) for gpu in ((True, True), (True, False), (False, False))] == [
+def test_missing_bf16_is_reported() -> None:
+    assert [engine.choose_precision(None, *gpu) for gpu in ((True, True), (True, False), (False, False))] == [
         "bf16", "fp32", "fp32",
     ]  # fmt: skip
     with pytest.raises(RecipeError, match=r"bf16.*--set run\.precision=fp16 or fp32"):
-        engine.precision_of("bf16", gpu=True, bf16=False)
+        engine.choose_precision("bf16", gpu=True, bf16=False)
 
 
 @pytest.mark.long
-def test_bad_launches_are_one_message_and_exit_2(tmp_path: Path) -> None:
+def test_bad_launches_exit_with_2(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(SHARDED)
     for settings, words in {
         ("data.samples=3", "data.holdout=0.4"): "processes share",

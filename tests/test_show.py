@@ -15,11 +15,12 @@ import torch
 import leanify
 from leanify.cli import app
 from leanify.cli.predict import _print
-from leanify.data.images.folder import decoded, transforms
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.data.images.decoding import Decoder
+from leanify.data.images.folder import transforms
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
-from leanify.training.curves import curves_of, in_text
+from leanify.training.curves import read_curves
 from leanify.training.predicting import Answer, predict
 
 IMAGES = """
@@ -75,7 +76,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / split / name).mkdir(parents=True)
             for i in range(number):
                 Image.new("RGB", (20, 20), colour).save(folder / split / name / f"{i}.png")
-    recipe = recipes.with_settings(recipes.parse(IMAGES), [f"data.path={folder}"])
+    recipe = recipes.apply_settings(recipes.parse(IMAGES), [f"data.path={folder}"])
     return training.train(recipe, folder / "run")
 
 
@@ -84,7 +85,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     rows = [f"{('good', 'bad')[i % 2]} film {i},{('pos', 'neg')[i % 2]}" for i in range(32)]
     (folder / "train.csv").write_text("\n".join(["review,sentiment", *rows]))
-    recipe = recipes.with_settings(recipes.parse(TEXTS), [f"data.path={folder}"])
+    recipe = recipes.apply_settings(recipes.parse(TEXTS), [f"data.path={folder}"])
     with pytest.warns(UserWarning, match="has no weights"):
         return training.train(recipe, folder / "run")
 
@@ -95,19 +96,19 @@ def called(capsys: Any, command: str, *arguments: Any) -> str:
     return out
 
 
-def test_a_run_keeps_the_names_of_its_classes(images: Path, texts: Path) -> None:
+def test_run_keeps_class_names(images: Path, texts: Path) -> None:
     assert RunDirectory.open(images).classes == sorted(COLOURS)
     assert RunDirectory.open(texts).classes == ["neg", "pos"]
 
 
-def test_predictions_of_images_are_those_of_the_loaded_model(images: Path) -> None:
+def test_predictions_match_loaded_model(images: Path) -> None:
     files = [images.parent / "validation" / name / "0.png" for name in COLOURS]
     found = list(predict(images, files))
     model, data = leanify.load(images), RunDirectory.open(images).recipe.data
     assert data is not None
     _, plain, scale, mode = transforms(data, model)
     with torch.no_grad():
-        batch = scale(torch.stack([torch.as_tensor(plain(decoded(file, mode, file))) for file in files]))
+        batch = scale(torch.stack([torch.as_tensor(plain(Decoder()(file, mode, file))) for file in files]))
         shares = model(batch)[:, :3].softmax(-1)
     assert [list(one.probabilities) for one in found] == [sorted(COLOURS)] * 3
     assert torch.tensor([list(one.probabilities.values()) for one in found]).equal(shares)
@@ -117,7 +118,8 @@ def test_predictions_of_images_are_those_of_the_loaded_model(images: Path) -> No
     )
 
 
-def test_texts_come_from_tables_files_and_the_command_line(texts: Path) -> None:
+def test_texts_come_from_every_source(texts: Path) -> None:
+    """From tables, files and the command line."""
     table, lines = texts.parent / "new.tsv", texts.parent / "new.txt"
     table.write_text("id\treview\n7\tgood film 1\n8\tbad film 2\n")
     lines.write_text("good film 1\n\nbad film 2\n")
@@ -128,7 +130,7 @@ def test_texts_come_from_tables_files_and_the_command_line(texts: Path) -> None:
     assert all(one.answer in ("neg", "pos") for one in found)
 
 
-def test_what_cannot_be_predicted_is_said(texts: Path, images: Path, tmp_path: Path) -> None:
+def test_unpredictable_tasks_are_named(texts: Path, images: Path, tmp_path: Path) -> None:
     for run, given, words in ((texts, "nowhere", "no sentence"), (images, "nowhere.png", "does not exist")):
         with pytest.raises(leanify.DataError, match=words):
             list(predict(run, [given]))
@@ -137,7 +139,7 @@ def test_what_cannot_be_predicted_is_said(texts: Path, images: Path, tmp_path: P
         list(predict(texts, [tmp_path / "odd.csv"]))
 
 
-def test_no_setting_is_proposed_that_predict_does_not_take(texts: Path, images: Path, tmp_path: Path) -> None:
+def test_proposed_settings_are_accepted(texts: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "note.png").write_text("no image")
     (tmp_path / "odd.jsonl").write_text('{"text": 3}\n')
     for run, file in ((images, "note.png"), (texts, "odd.jsonl")):
@@ -146,7 +148,7 @@ def test_no_setting_is_proposed_that_predict_does_not_take(texts: Path, images: 
         assert "--set" not in str(refused.value)
 
 
-def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any) -> None:
+def test_predictions_print_in_every_format(texts: Path, capsys: Any) -> None:
     drawn = called(capsys, "predict", texts, "good film 1")
     assert "answer" in drawn
     assert "%" in drawn
@@ -155,7 +157,8 @@ def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any
     assert (row["answer"], float(row["probability"])) == (same["answer"], same["probability"])
 
 
-def test_an_empty_text_and_one_in_brackets_keep_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_text_keeps_its_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    """So does a text in brackets."""
     samples = ("", "[red] and [/red]", "x" * 99)
     _print([Answer(f"line {i}", sample, f"class-{i}", 0.5, {}) for i, sample in enumerate(samples)])
     header, *rows = capsys.readouterr().out.splitlines()
@@ -163,16 +166,14 @@ def test_an_empty_text_and_one_in_brackets_keep_their_cells(capsys: pytest.Captu
     assert "[red] and [/red]" in rows[1]
 
 
-def test_show_a_run_has_its_rows_as_curves_and_as_numbers(images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_run_shows_curves_and_numbers(images: Path, tmp_path: Path, capsys: Any) -> None:
     run = RunDirectory.open(images)
-    curves = curves_of(run.rows(), "top1")
+    curves = read_curves(run.rows(), "top1")
     assert curves.train == [(row["step"], row["loss"]) for row in run.rows() if row["split"] == "train"]
     assert [step for step, _ in curves.quality] == [2, 4, 6]
     drawn = called(capsys, "show", images)
     assert "done" in drawn
-    assert "validation top1 %" in drawn
-    assert max(len(line) for line in drawn.splitlines() if str(images) not in line) <= 100
-    assert max(map(len, in_text(curves, 60, 10).splitlines())) <= 60
+    assert f"leanify show {images} --plot curves.png" in drawn
     shown = json.loads(called(capsys, "show", images, "--json", "--plot", tmp_path / "curves.svg"))
     assert shown["rows"] == run.rows()
     assert "<svg" in (tmp_path / "curves.svg").read_text()
@@ -191,7 +192,7 @@ def test_show_recipes_and_models(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("what", "line"), [("digits", "leanify train digits"), ("vit_tiny", "leanify profile vit_tiny")]
 )
-def test_what_comes_next_stands_apart(capsys: Any, what: str, line: str) -> None:
+def test_next_command_is_separate(capsys: Any, what: str, line: str) -> None:
     lines = called(capsys, "show", what).splitlines()
     place = lines.index(f"next  {line}")
     assert lines[place - 1] == ""
@@ -199,24 +200,7 @@ def test_what_comes_next_stands_apart(capsys: Any, what: str, line: str) -> None
     assert len({match.end() for match in starts if match}) == 1
 
 
-def test_the_newest_model_stands_beside_its_baseline(images: Path, tmp_path: Path) -> None:
-    from leanify.sources.newest import newest, with_baseline
-
-    assert newest(tmp_path) is None
-    assert with_baseline(tmp_path) == []
-    assert with_baseline(images.parent) == [str(images)]  # an ordinary model is its own baseline
-    small = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
-    model = leanify.load("vit_tiny", overrides=small)
-    leanify.save(leanify.write(model, leanify.read(model)), tmp_path / "old")
-    leanify.redesign("vit_tiny", depth=2, heads=3, overrides=small).save(tmp_path / "lean")
-    baseline, path = with_baseline(tmp_path)
-    assert path == str(tmp_path / "lean")
-    assert not isinstance(baseline, str)
-    facts = leanify.profile(baseline, measure=False)
-    assert facts.params == sum(p.numel() for p in model.parameters())
-
-
-def test_a_narrow_terminal_goes_without_the_last_columns() -> None:
+def test_narrow_terminal_drops_last_columns() -> None:
     from rich.console import Console
 
     from leanify.cli.tables import fit, table

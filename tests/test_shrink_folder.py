@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from leanify.errors import DirectoryError
-from leanify.study.shrink_folder import MOVING, STATE, ShrinkFolder
+from leanify.core.errors import DirectoryError
+from leanify.shrinking.folder import MOVING, STATE, ShrinkFolder
 
 ASKED = {"source": "old"}
 CARRIED = {
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> ShrinkFolder:
     return made
 
 
-def test_a_users_file_of_the_same_name_is_not_replaced(folder: ShrinkFolder) -> None:
+def test_users_file_is_not_replaced(folder: ShrinkFolder) -> None:
     mine = folder.path / "README.md"
     mine.write_text("mine")
     with pytest.raises(DirectoryError, match=r"README\.md.*move it away"):
@@ -42,14 +42,14 @@ def test_a_users_file_of_the_same_name_is_not_replaced(folder: ShrinkFolder) -> 
     assert not (folder.path / "work").exists()
 
 
-def test_a_users_files_in_the_work_folder_are_still_there(folder: ShrinkFolder) -> None:
+def test_users_work_files_remain(folder: ShrinkFolder) -> None:
     work = folder.path / "work"
     (folder.path.parent / "elsewhere").mkdir()
     (folder.path.parent / "elsewhere" / "model.safetensors").write_text("mine")
     (work / "linked").symlink_to(folder.path.parent / "elsewhere")
     for name in ("notes.txt", "narrow/1_Pooling/notes.txt"):
         (work / name).write_text("mine")
-    folder.found["carried linked"] = {
+    folder.findings["carried linked"] = {
         **CARRIED,
         "files": ["linked/model.safetensors", "../elsewhere/model.safetensors"],
     }
@@ -63,13 +63,13 @@ def test_a_users_files_in_the_work_folder_are_still_there(folder: ShrinkFolder) 
         folder.place("linked")
 
 
-def test_what_lies_where_a_candidate_goes_is_renamed(folder: ShrinkFolder) -> None:
+def test_candidate_path_is_cleared_by_renaming(folder: ShrinkFolder) -> None:
     (folder.place("narrow") / "best.txt").write_text("mine")
     assert not folder.fresh("narrow").exists()
     assert [file.read_text() for file in (folder.path / "work").glob("narrow.kept-*/best.txt")] == ["mine"]
 
 
-def test_a_report_that_was_changed_is_refused(folder: ShrinkFolder) -> None:
+def test_changed_report_is_refused(folder: ShrinkFolder) -> None:
     folder.finish(folder.place("narrow"), {"chosen": "narrow", "directory": "small", "value": float("nan")})
     again = ShrinkFolder.open(folder.path, ASKED)
     assert again.report is not None
@@ -79,7 +79,7 @@ def test_a_report_that_was_changed_is_refused(folder: ShrinkFolder) -> None:
         _ = again.report
 
 
-def test_killed_while_its_files_move_it_goes_on(folder: ShrinkFolder) -> None:
+def test_kill_during_move_resumes(folder: ShrinkFolder) -> None:
     folder.once(MOVING, dict)
     (folder.place("narrow") / "README.md").rename(folder.path / "README.md")
     again = ShrinkFolder.open(folder.path, ASKED)
@@ -102,10 +102,11 @@ def test_killed_while_its_files_move_it_goes_on(folder: ShrinkFolder) -> None:
         {"reference": {"name": "x"}},
         {"carried narrow": {**CARRIED, "files": [{}]}},
         {"latency": {"narrow": {"latency_s": "x"}}},
+        {"latency": {"narrow": {"latency_s": 1.0, "latency_range": ["x", 1.0]}}},
         {"seconds": "x"},
     ],
 )
-def test_an_odd_state_is_one_message(found: Any, folder: ShrinkFolder) -> None:
+def test_odd_state_is_one_message(found: Any, folder: ShrinkFolder) -> None:
     (folder.path / STATE).write_text(json.dumps({"asked": ASKED, "found": found}))
     with pytest.raises(DirectoryError, match=rf"{STATE} is damaged; remove "):
         ShrinkFolder.open(folder.path, ASKED)

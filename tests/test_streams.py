@@ -17,19 +17,18 @@ from pathlib import Path
 
 import commands
 import pytest
-from commands import Ends, write_as
+from commands import Pipe, reopen_streams
 from fuzz_intact import RECIPE, TIMM
 from PIL import Image
 
 import leanify
 from leanify.cli import COMMANDS
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
 
 TYPED = {
     "redesign": "redesign lean --depth 1",
     "train": "train run --dry-run",
     "compare": "compare run --dry-run --designs baseline,x=depth:1,heads:2,mlp:16",
-    "glue": "glue --help",
     "profile": "profile lean --no-measure",
     "condition": "condition lean --samples 2",
     "export": "export lean --format timm -o out",
@@ -58,12 +57,12 @@ def ran(line: str, folder: Path, change: Callable[[], None], reader: bool = True
 
 
 def forked(
-    line: str, folder: Path, change: Callable[[], None], out: Ends, err: Ends, reader: bool = True
+    line: str, folder: Path, change: Callable[[], None], out: Pipe, err: Pipe, reader: bool = True
 ) -> tuple[int, str, str]:
     """The same with the two ends of either stream, to read from and to write to."""
     shutil.rmtree(folder / "out", ignore_errors=True)
-    code, said, complained = commands.forked(line.split(), folder, change, out, err, reader)
-    commands.expected(said, complained)
+    code, said, complained = commands.run_forked(line.split(), folder, change, out, err, reader)
+    commands.assert_no_bug(said, complained)
     return code, said, complained
 
 
@@ -77,7 +76,7 @@ def closed() -> None:
 
 
 def latin() -> None:
-    write_as("latin-1")
+    reopen_streams("latin-1")
 
 
 def homeless() -> None:
@@ -102,20 +101,20 @@ EVERY = pytest.mark.parametrize(
 )
 
 
-def test_every_command_is_tried() -> None:
+def test_commands_are_all_tried() -> None:
     assert set(COMMANDS) <= TYPED.keys()
 
 
 @EVERY
 @pytest.mark.parametrize("change", [full, closed])
-def test_output_that_cannot_be_written_is_one_message(name: str, change: Callable[[], None], here: Path) -> None:
+def test_unwritable_output_is_one_message(name: str, change: Callable[[], None], here: Path) -> None:
     code, out, err = ran(TYPED[name], here, change)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("leanify: standard output could not be written: ")
 
 
 @EVERY
-def test_a_reader_that_ends_early_ends_the_command(name: str, here: Path) -> None:
+def test_closed_reader_ends_command(name: str, here: Path) -> None:
     """As with `| head -1`: no word of complaint, and never the exit code of a limit that is exceeded."""
     code, _, err = ran(TYPED[name], here, lambda: None, reader=False)
     assert code == -signal.SIGPIPE
@@ -124,14 +123,14 @@ def test_a_reader_that_ends_early_ends_the_command(name: str, here: Path) -> Non
 
 @EVERY
 @pytest.mark.parametrize("change", [latin, homeless, unwritable, unheard_errors])
-def test_a_poor_environment_changes_no_result(name: str, change: Callable[[], None], here: Path) -> None:
+def test_poor_environment_changes_no_result(name: str, change: Callable[[], None], here: Path) -> None:
     code, out, err = ran(TYPED[name], here, change)
     assert code == 0, err
     assert out.strip()
 
 
 @EVERY
-def test_a_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
+def test_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
     """Standard output and error are a terminal that only prints."""
     terminal = pty.openpty()
     code, shown, _ = forked(TYPED[name], here, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
@@ -140,7 +139,7 @@ def test_a_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
     assert "\x1b" not in shown
 
 
-def test_names_and_files_do_not_drive_the_terminal(here: Path, tmp_path: Path) -> None:
+def test_names_cannot_drive_terminal(here: Path, tmp_path: Path) -> None:
     """Folders, classes, settings and configurations whose names have escape sequences: shown, not sent."""
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m"
     shutil.copytree(here / "run", tmp_path / f"run{evil}")

@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, GROUPED, Case, batch, equal, outputs
+from cases import CASES, GROUPED_QUERY, Case, batch, equal, outputs
 from torch import nn
 from transformers.pytorch_utils import Conv1D
+from zoo import laws, running, tiny
+from zoo.running import randomise
 
 import leanify
-from leanify.architecture import Architecture, primary_of
-from leanify.design.prices.counting import call, count
-from leanify.design.prices.live import prices_of
-from leanify.design.prices.shapes import StageShape, applied
+from leanify.core.architecture import Architecture, primary_layer
 from leanify.lens import sites, surgery
-from leanify.lens.resize import features_of
+from leanify.lens.resize import linear_features
+from leanify.profiling.counting import call, count
+from leanify.profiling.live_model import make_price_list
+from leanify.profiling.shapes import StageShape, apply_shape
 from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
-from leanify.upstream.origin import origin_of
+from leanify.upstream.origin import get_origin
 from leanify.upstream.settle import drop_path_rates
-from leanify.zoo import laws, running, tiny
-from leanify.zoo.running import randomised
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -36,10 +36,11 @@ def lean_shapes(architecture: Architecture) -> dict[str, Architecture]:
     def turned(**shape: Any) -> Architecture:
         stages = enumerate(architecture.stages)
         return replace(
-            architecture, stages=tuple(s.reshape(**shape) if i in architecture.varied else s for i, s in stages)
+            architecture,
+            stages=tuple(s.reshape(**shape) if i in architecture.variable_stages else s for i, s in stages),
         )
 
-    primary = primary_of(architecture.stages[architecture.varied[0]])
+    primary = primary_layer(architecture.stages[architecture.variable_stages[0]])
     return {
         "grown": turned(heads=primary.heads + 2 * primary.group),
         "split": turned(heads=2 * primary.heads, head_dim=primary.head_dim // 2),
@@ -50,15 +51,16 @@ def lean_shapes(architecture: Architecture) -> dict[str, Architecture]:
 
 
 @EVERY
-def test_every_law(case: Case) -> None:
+def test_families_obey_every_law(case: Case) -> None:
     model = case.load()
     inputs = {name: x.double() if x.is_floating_point() else x for name, x in batch(model).items()}
     laws.hold(model, lambda m: call(m, inputs))
-    laws.kept(model, lambda m: call(m, inputs))
+    laws.check_saving(model, lambda m: call(m, inputs))
 
 
 @EVERY
-def test_what_is_written_is_read_and_the_old_model_is_untouched(case: Case) -> None:
+def test_written_shape_reads_back(case: Case) -> None:
+    """The old model is untouched."""
     model = case.load()
     before = copy.deepcopy(model.state_dict())
     shape = leanify.read(model)
@@ -75,7 +77,7 @@ def test_what_is_written_is_read_and_the_old_model_is_untouched(case: Case) -> N
 
 
 @EVERY
-def test_the_layers_of_a_written_model_stand_where_they_are_found(case: Case) -> None:
+def test_layer_positions_survive_writing(case: Case) -> None:
     """`write_located` derives them from the old model's; `locate` looks at the new model's modules and tensors."""
     located = sites.locate(case.load())
     for name, wanted in lean_shapes(located.architecture).items():
@@ -85,15 +87,15 @@ def test_the_layers_of_a_written_model_stand_where_they_are_found(case: Case) ->
         assert derived.stages == found.stages, name
 
 
-def test_a_model_is_located_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_located_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(sites, "sites_of", lambda model, real=sites.sites_of: (calls.append(1), real(model))[1])
+    monkeypatch.setattr(sites, "find_sites", lambda model, real=sites.find_sites: (calls.append(1), real(model))[1])
     model = CASES["vit"].load()
     shape = leanify.read(model)
     for act, most in (
         (lambda: leanify.write(model, shape.grown(factor=2)), 1),
         (lambda: leanify.grow(model, factor=2), 1),
-        (lambda: leanify.redesign("vit_base", target_params=0.5), 2),
+        (lambda: leanify.redesign("vit_base", target_params=0.5), 10),  # each narrower model is built by itself
     ):
         calls.clear()
         act()
@@ -101,7 +103,7 @@ def test_a_model_is_located_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @EVERY
-def test_writing_its_own_shape_changes_nothing(case: Case) -> None:
+def test_writing_same_shape_changes_nothing(case: Case) -> None:
     model = case.load()
     same = leanify.write(model, leanify.read(model))
     assert {n: t.shape for n, t in same.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}
@@ -110,13 +112,14 @@ def test_writing_its_own_shape_changes_nothing(case: Case) -> None:
 
 
 @EVERY
-def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None:
+def test_parameter_counts_agree(case: Case) -> None:
+    """Predicted, on meta, and built."""
     meta = case.load("meta")
-    prices = prices_of(meta)
+    prices = make_price_list(meta)
     for name, shape in lean_shapes(prices.architecture).items():
         designs = tuple(
-            StageShape(s.depth, primary_of(s).heads, primary_of(s).head_dim, primary_of(s).mlp)
-            if i in prices.changed
+            StageShape(s.depth, primary_layer(s).heads, primary_layer(s).head_dim, primary_layer(s).mlp)
+            if i in prices.stage_indices
             else None
             for i, s in enumerate(shape.stages)
         )
@@ -124,19 +127,19 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
         assert predicted == count(surgery.write(meta, shape), context=prices.facts.context), name
         built = surgery.write(case.load(), shape)
         assert predicted.params == sum(parameter.numel() for parameter in built.parameters()), name
-        assert applied(designs, prices.architecture) == shape
+        assert apply_shape(designs, prices.architecture) == shape
 
 
 @EVERY
-def test_upstreams_own_constructor_gives_the_same_model(case: Case) -> None:
+def test_surgery_equals_upstream_constructor(case: Case) -> None:
     """Where upstream can express a shape, the result of surgery equals what it builds, given the same weights."""
     model = case.load()
-    origin = origin_of(model)
+    origin = get_origin(model)
     assert origin is not None
     shape = leanify.read(model)
     for name, wanted in lean_shapes(shape).items():
         lean = leanify.write(model, wanted).eval()
-        native = describe.expressed(lean, origin, wanted)
+        native = describe.find_expression(lean, origin, wanted)
         if name == "grown":
             assert (native is not None) == case.native
         if native is None:
@@ -146,7 +149,7 @@ def test_upstreams_own_constructor_gives_the_same_model(case: Case) -> None:
         assert equal(outputs(lean), outputs(built)), name
 
 
-def test_growing_a_fused_projection_keeps_queries_keys_and_values_apart() -> None:
+def test_fused_growth_separates_qkv() -> None:
     """The trap: copying the first rows of a fused qkv gives a model that runs and is wrong."""
     model = CASES["vit"].load().double()
     grown = leanify.grow(model, heads=4)
@@ -159,7 +162,7 @@ def test_growing_a_fused_projection_keeps_queries_keys_and_values_apart() -> Non
     assert (outputs(wrong)[0] - outputs(model)[0]).abs().max() > 1e-3
 
 
-def test_fresh_weights_are_upstreams_own() -> None:
+def test_fresh_weights_match_upstream() -> None:
     """Not torch's default: a lean ViT drawn anew has the spread that timm gives it, and GPT-2's depends on depth."""
     vit = CASES["vit"].load()
     lean = leanify.write(vit, lean_shapes(leanify.read(vit))["lean"], "fresh")
@@ -174,7 +177,7 @@ def test_fresh_weights_are_upstreams_own() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("shape", ["grown", "split", "lean"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_cached_generation_equals_uncached_after_surgery(name: str, shape: str) -> None:
+def test_cached_generation_survives_surgery(name: str, shape: str) -> None:
     model = CASES[name].load()
     lean = leanify.write(model, lean_shapes(leanify.read(model))[shape], "fresh").eval()
     prompt = torch.arange(1, 6).view(1, 5)
@@ -185,14 +188,16 @@ def test_cached_generation_equals_uncached_after_surgery(name: str, shape: str) 
     assert torch.equal(cached, uncached)
 
 
-def test_drop_path_and_feature_info_follow_the_depth() -> None:
+def test_drop_path_follows_depth() -> None:
+    """So does feature_info."""
     model = CASES["vit, drop path"].load()
     lean = leanify.write(model, lean_shapes(leanify.read(model))["narrow"])
     assert drop_path_rates(list(lean.blocks)) == pytest.approx([0, 0.15, 0.3])
     assert [entry["module"] for entry in lean.feature_info] == ["blocks.0", "blocks.1", "blocks.2"]
 
 
-def test_configuration_cache_indices_and_rotary_tables_follow() -> None:
+def test_config_and_rotary_tables_follow() -> None:
+    """So do the cache's indices."""
     model = CASES["llama"].load()
     split = leanify.write(model, lean_shapes(leanify.read(model))["split"])
     assert (split.config.num_attention_heads, split.config.num_key_value_heads, split.config.head_dim) == (12, 4, 8)
@@ -203,7 +208,8 @@ def test_configuration_cache_indices_and_rotary_tables_follow() -> None:
     assert deeper.config.num_hidden_layers == 6
 
 
-def test_whole_key_value_groups_grow_and_a_single_one_stays() -> None:
+def test_kv_groups_grow_whole() -> None:
+    """A single key-value head stays."""
     assert {(x.heads, x.kv_heads) for x in leanify.read(leanify.grow(CASES["llama"].load(), heads=12)).layers()} == {
         (12, 4)
     }
@@ -213,7 +219,7 @@ def test_whole_key_value_groups_grow_and_a_single_one_stays() -> None:
         leanify.grow(CASES["llama"].load("meta"), heads=8)
 
 
-def test_every_redesigned_family_trains_a_step() -> None:
+def test_families_train_after_redesign() -> None:
     for name in ("vit", "xcit", "bert", "gpt2", "llama"):
         model = CASES[name].load()
         lean = leanify.write(model, lean_shapes(leanify.read(model))["lean"]).train()
@@ -238,23 +244,23 @@ class OddAttention(_Odd):
     pass
 
 
-def test_a_stranger_among_known_attentions_is_refused_by_name() -> None:
+def test_foreign_attention_is_named() -> None:
     model = CASES["vit"].load("meta")
     model.blocks[1].extra = OddAttention()
     with pytest.raises(leanify.UnsupportedModel, match=r"blocks\.1\.extra.*OddAttention"):
         leanify.read(model)
 
 
-def test_a_model_without_attention_is_refused() -> None:
+def test_attention_is_required() -> None:
     with pytest.raises(leanify.UnsupportedModel, match="no attention"):
         leanify.read(leanify.load("resnet18", device="meta"))
 
 
 @pytest.mark.parametrize("factor", [2, 3])
-def test_a_norm_over_all_heads_keeps_the_outputs_where_heads_are_copied(factor: int) -> None:
+def test_copied_heads_survive_joint_norm(factor: int) -> None:
     """Mean and variance over k copies of all channels are those over one."""
     normed = leanify.load("vit_base", overrides={**CASES["vit"].overrides, "scale_attn_norm": True}).double().eval()
-    normed = randomised(normed)
+    normed = randomise(normed)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     heads = leanify.read(normed).stages[0].blocks[0][0].heads
     grown = leanify.grow(normed, factor=factor)
@@ -266,11 +272,11 @@ def test_a_norm_over_all_heads_keeps_the_outputs_where_heads_are_copied(factor: 
     assert leanify.read(leanify.write(normed, leanify.read(normed).grown(heads=heads + 1))).depth == 4
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_misfit_shapes_are_refused() -> None:
     model = CASES["vit"].load("meta")
     shape = leanify.read(model)
-    with pytest.raises(leanify.ShapeError, match="keeps the width"):
-        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=64)))
+    with pytest.raises(leanify.ShapeError, match="positive"):
+        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=0)))
     with pytest.raises(leanify.ShapeError, match="stages"):
         leanify.write(model, leanify.read(CASES["xcit"].load("meta")))
     with pytest.raises(leanify.ShapeError, match="positive"):
@@ -283,9 +289,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "xcit", "bert", "llama"])
-def test_a_deeper_model_repeats_its_last_block(name: str) -> None:
+def test_deeper_model_repeats_last_block(name: str) -> None:
     """Every block beyond the old ones holds the last one's tensors, not another's, in storage of its own."""
-    model = randomised(CASES[name].load())
+    model = randomise(CASES[name].load())
     deeper = leanify.write(model, lean_shapes(leanify.read(model))["deeper"])
     stage = leanify.read(model).stages[0]
     old, new = (list(one.get_submodule(stage.name).children()) for one in (model, deeper))
@@ -300,7 +306,7 @@ def test_a_deeper_model_repeats_its_last_block(name: str) -> None:
     assert len(set(pointers)) == len(pointers)
 
 
-def test_parameters_that_were_one_are_one_after_every_change_of_shape() -> None:
+def test_tied_parameters_stay_tied() -> None:
     """Also those that surgery replaces: a map shared by two layers is resized in both, and stays shared."""
     model = CASES["bert"].load()
     first, second = model.encoder.layer[0], model.encoder.layer[1]
@@ -314,15 +320,15 @@ def test_parameters_that_were_one_are_one_after_every_change_of_shape() -> None:
         assert one.output.dense.weight is not two.output.dense.weight, name
 
 
-def test_layers_that_share_a_configuration_get_numbers_of_their_own() -> None:
+def test_shared_configs_are_numbered() -> None:
     """Phi-3's attentions read their heads from the model's configuration; here each has another number of them."""
-    options = {**GROUPED, "num_hidden_layers": 2, "pad_token_id": 0}
+    options = {**GROUPED_QUERY, "num_hidden_layers": 2, "pad_token_id": 0}
     torch.manual_seed(0)
-    model = randomised(leanify.load("phi3", overrides=options).double()).eval()
+    model = randomise(leanify.load("phi3", overrides=options).double()).eval()
     shape = leanify.read(model)
     (stage,) = shape.stages
     blocks = tuple(
-        (block[0].with_heads(block[0].heads * factor),) for block, factor in zip(stage.blocks, (2, 3), strict=True)
+        (block[0].set_heads(block[0].heads * factor),) for block, factor in zip(stage.blocks, (2, 3), strict=True)
     )
     mixed = leanify.write(model, replace(shape, stages=(replace(stage, blocks=blocks),)))
     heads = [layer.self_attn.config.num_attention_heads for layer in mixed.layers]
@@ -347,9 +353,9 @@ def test_layers_that_share_a_configuration_get_numbers_of_their_own() -> None:
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_a_map_is_read_by_its_own_numbers(module: nn.Module) -> None:
+def test_map_reads_own_numbers(module: nn.Module) -> None:
     """Which axis of the weight is which, whatever the class: the sizes that it was made with, and its bias."""
-    found = features_of(module)
+    found = linear_features(module)
     assert (found.outputs, found.inputs) == (10, 6)
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
@@ -359,18 +365,18 @@ def test_a_map_is_read_by_its_own_numbers(module: nn.Module) -> None:
     assert lengths == divided
     assert (getattr(module, found.output_name), getattr(module, found.input_name)) == (10, 6)
     for norm, name in ((nn.LayerNorm(7), "normalized_shape"), (nn.BatchNorm1d(7), "num_features")):
-        one = features_of(norm)
+        one = linear_features(norm)
         assert (one.outputs, one.inputs, one.output_axis, one.input_axis) == (7, 7, 0, 0)
         assert (one.output_name, one.input_name) == (name, name)
 
 
-def test_what_a_forward_keeps_of_the_old_heads_is_forgotten() -> None:
+def test_old_head_caches_are_dropped() -> None:
     """LeViT keeps its attention's biases by head once it has run; new heads add nothing, and fewer run."""
     model, run = tiny.build("timm", "levit_128s")
-    model = randomised(model).eval()
+    model = randomise(model).eval()
     before = running.outputs(model, run)
     shape = leanify.read(model)
-    grown = leanify.write(model, shape.map_layers(lambda layer: layer.with_heads(2 * layer.heads)))
+    grown = leanify.write(model, shape.map_layers(lambda layer: layer.set_heads(2 * layer.heads)))
     assert running.difference(running.outputs(grown, run), before) < 1e-4
     assert running.difference(running.outputs(model, run), before) == 0
     fewer = leanify.write(grown, shape)

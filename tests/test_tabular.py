@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import leanify
-from leanify.tabular import MOST, Tabular
+from leanify.core.tabular import MAX_ROWS, Tabular
 
 
 class Long(Tabular):
@@ -18,7 +18,7 @@ class Long(Tabular):
         return "<many> rows"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [{"name": f"row {number}", "value": number / 3} for number in range(MOST + 5)]
+        return [{"name": f"row {number}", "value": number / 3} for number in range(MAX_ROWS + 5)]
 
     def cells(self) -> list[dict[str, str]]:
         return [{"name": row["name"], "value": f"{row['value']:.2f}"} for row in self.rows()]
@@ -36,14 +36,14 @@ def results() -> dict[str, Tabular]:
 
 
 @pytest.mark.parametrize("name", ["plan", "profile", "probe", "long"])
-def test_a_result_shows_the_same_table_as_text_and_in_a_notebook(name: str, results: dict[str, Tabular]) -> None:
+def test_text_and_notebook_tables_match(name: str, results: dict[str, Tabular]) -> None:
     result = results[name]
     text, page = repr(result), result._repr_html_()
     assert len(text) < 1500
     assert max(map(len, text.splitlines())) <= 100
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
     assert cells == [cell for row in result.cells() for cell in row.values()]
-    assert all(cell in text for cell in cells[: len(cells) * MOST // max(MOST, len(result.cells()))])
+    assert all(cell in text for cell in cells[: len(cells) * MAX_ROWS // max(MAX_ROWS, len(result.cells()))])
     assert page.count("<tr>") == len(result.cells()) + 1
     assert "<many>" not in page
     frame = result.to_frame()
@@ -51,13 +51,13 @@ def test_a_result_shows_the_same_table_as_text_and_in_a_notebook(name: str, resu
     assert len(frame) == len(result.rows())
 
 
-def test_a_plans_frame_has_numbers_in_full(results: dict[str, Tabular]) -> None:
+def test_plan_frame_has_full_numbers(results: dict[str, Tabular]) -> None:
     plan = results["plan"]
-    assert isinstance(plan, leanify.design.plan.Plan)
+    assert isinstance(plan, leanify.search.plan.Plan)
     frame = plan.to_frame().set_index("design")
     assert frame.loc["lean", "params"] == plan.chosen.params
     assert frame.loc["control", "macs"] == plan.control.macs  # type: ignore[union-attr]
 
 
-def test_what_is_long_is_cut_and_says_so(results: dict[str, Tabular]) -> None:
+def test_long_tables_are_cut(results: dict[str, Tabular]) -> None:
     assert repr(results["long"]).endswith("… and 5 more; to_frame() has all of them")

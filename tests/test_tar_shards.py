@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import outcome
+from runs import final_state
 
 import leanify
+from leanify.core.errors import DataError
+from leanify.core.recipe import DataSection
 from leanify.data.found import recognise
-from leanify.data.images.folder import opened, read
+from leanify.data.images.folder import read, read_picture
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
-from leanify.errors import DataError
-from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 
@@ -67,23 +67,23 @@ def section(place: Path, **more: Any) -> DataSection:
 
 
 def first_pixels(files: Any) -> list[int]:
-    return [opened(files, index, "RGB")[0].getpixel((0, 0))[0] for index in range(len(files))]
+    return [read_picture(files, index, "RGB")[0].getpixel((0, 0))[0] for index in range(len(files))]
 
 
-def test_shards_hold_the_images_that_were_put_there(place: Path) -> None:
+def test_shards_round_trip_images(place: Path) -> None:
     for _ in range(2):  # by headers, then by the index that is kept
         (train, validation), names, where = read(section(place))
         assert names == ["0", "1", "2"]
         assert "3 shards" in where
         assert first_pixels(train) == list(range(60))
         assert first_pixels(validation) == list(range(60, 69))
-        assert [opened(train, index, "RGB")[1] for index in range(60)] == [index % 3 for index in range(60)]
+        assert [read_picture(train, index, "RGB")[1] for index in range(60)] == [index % 3 for index in range(60)]
     write(place / "train-000001.tar", range(100, 110))
     assert first_pixels(read(section(place))[0][0]) == [*range(20), *range(100, 110), *range(40, 60)]
 
 
 @pytest.mark.parametrize("kind", ["txt", "json"])
-def test_a_class_is_a_number_a_name_or_a_field(tmp_path: Path, kind: str) -> None:
+def test_class_is_number_name_or_field(tmp_path: Path, kind: str) -> None:
     def label(number: int) -> tuple[str, bytes]:
         name = NAMES[number % 3]
         return kind, json.dumps({"width": 8, "label": name}).encode() if kind == "json" else f"{name}\n".encode()
@@ -91,11 +91,11 @@ def test_a_class_is_a_number_a_name_or_a_field(tmp_path: Path, kind: str) -> Non
     write(tmp_path / "train.tar", range(12), label)
     (train, _), names, _ = read(section(tmp_path, holdout=0.25))
     assert tuple(names) == NAMES
-    assert [opened(train, index, "RGB")[1] for index in range(12)] == [index % 3 for index in range(12)]
+    assert [read_picture(train, index, "RGB")[1] for index in range(12)] == [index % 3 for index in range(12)]
 
 
 @pytest.mark.parametrize(("world", "workers", "resumed"), [(1, 0, 0), (2, 1, 0), (3, 0, 2), (4, 0, 1)])
-def test_no_image_is_lost_or_doubled(place: Path, world: int, workers: int, resumed: int) -> None:
+def test_shards_split_exactly(place: Path, world: int, workers: int, resumed: int) -> None:
     """Two epochs in all processes together, and what is left of them from any step on."""
 
     class Numbers:
@@ -108,7 +108,7 @@ def test_no_image_is_lost_or_doubled(place: Path, world: int, workers: int, resu
             return len(self.files)
 
         def __getitem__(self, index: int) -> tuple[int, int]:
-            return opened(self.files, index, "RGB")[0].getpixel((0, 0))[0], 0
+            return read_picture(self.files, index, "RGB")[0].getpixel((0, 0))[0], 0
 
     samples, seen = Numbers(), Counter[int]()
     for rank in range(world):
@@ -124,7 +124,7 @@ def test_no_image_is_lost_or_doubled(place: Path, world: int, workers: int, resu
     assert seen + gone == Counter(dict.fromkeys(range(60), 2))
 
 
-def test_a_run_on_shards_goes_on_to_the_same_bits(place: Path, tmp_path: Path) -> None:
+def test_shard_run_resumes_identically(place: Path, tmp_path: Path) -> None:
     found = recognise(place)
     assert found is not None
     assert found.kind == "images"
@@ -133,15 +133,15 @@ def test_a_run_on_shards_goes_on_to_the_same_bits(place: Path, tmp_path: Path) -
     leanify.save(leanify.load("vit_tiny_patch16_224", overrides={**sizes, "num_classes": 3}), tmp_path / "model")
     told = [f"data.path={place}", "schedule.epochs=2", "schedule.batch_size=16", "run.checkpoint_every=2", "run.keep=0"]
     run = training.train(training.resolve(tmp_path / "model", told), tmp_path / "run")
-    whole = outcome(run)
+    whole = final_state(run)
     for point in RunDirectory.open(run).checkpoints():
         if point.step > 2:
             shutil.rmtree(point.path)
     training.train(resume=run)
-    assert outcome(run) == whole
+    assert final_state(run) == whole
 
 
-def test_an_archive_beside_the_folders_that_came_out_of_it_is_no_shard(tmp_path: Path) -> None:
+def test_archive_beside_folders_is_ignored(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "0.png").write_bytes(picture(1))
@@ -195,7 +195,8 @@ def test_damaged_shards_are_one_message(tmp_path: Path, damage: Any, words: str)
     assert "\n" not in str(found.value)
 
 
-def test_a_missing_split_is_named_and_what_has_no_label_can_be_skipped(place: Path) -> None:
+def test_missing_split_is_named(place: Path) -> None:
+    """What has no label can be skipped."""
     (place / "val-000000.tar").unlink()
     with pytest.raises(DataError, match=r"validation.*data\.holdout=0\.1"):
         read(section(place))

@@ -14,20 +14,14 @@ from timm.data import Mixup
 from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED
-from leanify.tasks import Task, merged
+from leanify.tasks import Task, merge_tallies
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
-from leanify.tasks.glue import METRICS, Glue
-from leanify.tasks.masked_lm import MaskedLm, _most_targets
-from leanify.tasks.multi_label import MultiLabel
+from leanify.tasks.masked_lm import MaskedLm, _max_targets
 from leanify.tasks.outcomes import outcomes
 from leanify.tasks.regression import Regression
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.tasks.text_regression import TextRegression
-from leanify.tasks.token_classification import TokenClassification, entities, have_entities
-
-TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-WORDS = ["noun", "verb", "other"]
 
 
 class Says(nn.Module):
@@ -62,22 +56,9 @@ def cases() -> dict[str, tuple[Task, Tensor, Tensor]]:
         found[f"images {classes}"] = Classification(classes, 0, 0, 0.0), targets, sure_of(targets, classes)
     targets = asked((40,), 7)
     found["a constant beside"] = Classification(7, 0, 0, 0.0, constant=2), targets, sure_of(targets, 7)
-    for name in METRICS:
-        task = Glue(name, 0.0)
-        if not task.classes:
-            scores = torch.rand(40)
-            found[name] = task, scores, scores[:, None]
-            continue
-        targets = asked((40,), 2 * task.classes if name == "mnli" else task.classes)
-        found[name] = task, targets, sure_of(targets, task.classes)
     tokens = asked((12, 9), 5)
     found["causal"] = CausalLm(0.0, 4.0), tokens, sure_of(tokens, 5)
     found["masked"] = MaskedLm(0.0), tokens, sure_of(tokens, 5)
-    for names in (TAGS, WORDS):
-        tags = asked((12, 9), len(names))
-        found[f"tags {names[1]}"] = TokenClassification(names, 0.0), tags, sure_of(tags, len(names))
-    labels = torch.randint(2, (40, 3)).float()
-    found["labels"] = MultiLabel(), labels, 200 * labels - 100
     points = torch.randn(12, 5, 2)
     found["points"] = Regression(), points, points
     numbers = torch.randn(40)
@@ -94,13 +75,16 @@ SENTENCES = {"input_ids": torch.zeros(1, 1, dtype=torch.long)}
 def told(task: Task, logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The metrics of two batches, and their tally."""
     half = len(targets) // 2
-    parts = [task.found(Says(logits[at]), dict(SENTENCES), targets[at]) for at in (slice(half), slice(half, None))]
-    tally = merged(parts)
+    parts = [
+        task.tally_batch(Says(logits[at]), dict(SENTENCES), targets[at]) for at in (slice(half), slice(half, None))
+    ]
+    tally = merge_tallies(parts)
     return task.metrics(tally), tally
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_perfect_model_has_the_best_metric_and_a_worse_one_is_worse_by_its_sign(name: str) -> None:
+def test_perfect_model_scores_best(name: str) -> None:
+    """A worse one is worse by the metric's sign."""
     task, targets, right = CASES[name]
     best, _ = told(task, right, targets)
     assert best[task.metric] == pytest.approx(task.best, abs=1e-4)
@@ -112,7 +96,7 @@ def test_a_perfect_model_has_the_best_metric_and_a_worse_one_is_worse_by_its_sig
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_samples_add_has_the_metric_as_its_mean(name: str) -> None:
+def test_sample_outcomes_average_to_metric(name: str) -> None:
     task, targets, right = CASES[name]
     noisy = right / 1000 + torch.randn(right.shape, generator=torch.Generator().manual_seed(2))
     found, tally = told(task, noisy, targets)
@@ -123,7 +107,7 @@ def test_what_samples_add_has_the_metric_as_its_mean(name: str) -> None:
 
 @pytest.mark.parametrize("classes", [2, 4, 5, 6, 9])
 @pytest.mark.parametrize("constant", [None, 0, 1])
-def test_shares_of_classes_are_those_of_scikit_learn(classes: int, constant: int | None) -> None:
+def test_class_shares_match_scikit_learn(classes: int, constant: int | None) -> None:
     rng = np.random.default_rng(classes)
     targets, logits = rng.integers(0, classes, 200), rng.normal(size=(200, classes)).astype(np.float32)
     task = Classification(classes, 0, 0, 0.1, constant)
@@ -147,7 +131,7 @@ def test_shares_of_classes_are_those_of_scikit_learn(classes: int, constant: int
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_neighbours_are_mixed_as_timm_mixes_them(count: int, mixup: float, cutmix: float, smoothing: float) -> None:
+def test_mixing_matches_timm(count: int, mixup: float, cutmix: float, smoothing: float) -> None:
     """timm mixes the first sample with the last: neighbours are laid out so; an odd one is its own class, smoothed."""
     classes = 4
     torch.manual_seed(count)
@@ -169,7 +153,7 @@ def test_neighbours_are_mixed_as_timm_mixes_them(count: int, mixup: float, cutmi
     torch.testing.assert_close(found, expected)
 
 
-def test_without_mixing_the_loss_is_the_smoothed_cross_entropy() -> None:
+def test_unmixed_loss_is_smoothed_cross_entropy() -> None:
     targets = asked((9,), 4)
     logits = torch.randn(9, 4, generator=torch.Generator().manual_seed(5))
     smooth = 0.2 / 4 + 0.8 * F.one_hot(targets, 4)
@@ -181,7 +165,7 @@ def test_without_mixing_the_loss_is_the_smoothed_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "masked"])
-def test_nats_and_shares_of_tokens_are_those_of_scikit_learn(name: str) -> None:
+def test_token_metrics_match_scikit_learn(name: str) -> None:
     task, targets, right = CASES[name]
     logits = right / 1000 + torch.randn(right.shape, generator=torch.Generator().manual_seed(4))
     found, _ = told(task, logits, targets)
@@ -201,7 +185,7 @@ def test_nats_and_shares_of_tokens_are_those_of_scikit_learn(name: str) -> None:
 
 @pytest.mark.parametrize("task", [CausalLm(0.0, None), MaskedLm(0.0)], ids=["causal", "masked"])
 @pytest.mark.parametrize("loss", [0.5, 699.0, 701.0, 10_000.0])
-def test_the_perplexity_of_a_huge_loss_is_a_number(task: Task, loss: float) -> None:
+def test_huge_loss_has_finite_perplexity(task: Task, loss: float) -> None:
     tally = {"loss": torch.tensor([loss]), "count": torch.tensor([1]), "right": torch.tensor([0.0])}
     found = task.metrics(tally)
     assert found["perplexity"] == math.exp(min(found["loss"], 700))
@@ -218,81 +202,19 @@ class _Splits:
         self.train, self.validation, self.test = (part if part is None else _Split(part) for part in parts)
 
 
-def test_the_most_targets_of_a_sample_are_those_of_all_splits() -> None:
+def test_max_targets_cover_all_splits() -> None:
     few, many = np.array([1, 3, 2]), np.array([4, 5])
     splits: Any = _Splits(few, many, None)
-    assert _most_targets(splits) == 5
+    assert _max_targets(splits) == 5
     splits = _Splits(many, few, few)
-    assert _most_targets(splits) == 5
+    assert _max_targets(splits) == 5
     for unknown in (_Splits(few, None, many), _Splits(few, many, None)):
         unknown.train = _Split(None)
         splits = unknown
-        assert _most_targets(splits) is None
+        assert _max_targets(splits) is None
 
 
-def test_an_entity_is_right_as_a_whole() -> None:
-    """By hand: of three true ones two are found, one guess is too long, and a token that is ignored counts nowhere."""
-    true = ["B-PER", "I-PER", "O", "B-LOC", "O", "B-PER"]
-    said = ["B-PER", "I-PER", "O", "B-LOC", "I-LOC", "B-PER"]
-    targets = torch.tensor([[*map(TAGS.index, true), IGNORED]])
-    guesses = torch.tensor([[*map(TAGS.index, said), TAGS.index("B-LOC")]])
-    task = TokenClassification(TAGS, 0.0)
-    tally = merged([task.found(Says(sure_of(guesses, 5)), torch.zeros(1), targets)])
-    found = task.metrics(tally)
-    assert [int(tally[name]) for name in ("both", "guessed", "true", "right", "count")] == [2, 3, 3, 5, 6]
-    assert found["precision"] == pytest.approx(200 / 3)
-    assert found["recall"] == pytest.approx(200 / 3)
-    assert found["f1"] == pytest.approx(200 / 3)
-    assert found["accuracy"] == pytest.approx(500 / 6)
-    nothing = task.metrics({**tally, "both": torch.tensor([0]), "guessed": torch.tensor([0])})
-    assert (nothing["f1"], nothing["precision"], nothing["recall"]) == (0, 0, 0)
-    without = {**tally, "both": torch.tensor([0]), "guessed": torch.tensor([0]), "true": torch.tensor([0])}
-    assert task.metrics(without)["f1"] == 0
-
-
-@pytest.mark.parametrize(
-    ("tags", "found"),
-    [
-        ("O I-A I-A O", [("A", 1, 3)]),  # a start without B
-        ("B-A B-A", [("A", 0, 1), ("A", 1, 2)]),
-        ("I-A I-B", [("A", 0, 1), ("B", 1, 2)]),  # the kind changes
-        ("B-A I-A E-A I-A", [("A", 0, 3), ("A", 3, 4)]),  # after the end of another
-        ("S-A S-A U-B L-B", [("A", 0, 1), ("A", 1, 2), ("B", 2, 3), ("B", 3, 4)]),
-        ("B-A L-A I-A", [("A", 0, 2), ("A", 2, 3)]),
-        ("O O", []),
-        ("B-A", [("A", 0, 1)]),
-    ],
-)
-def test_entities_begin_and_end_as_in_conlls_script(tags: str, found: list[tuple[str, int, int]]) -> None:
-    assert list(entities(tags.split())) == found
-
-
-@pytest.mark.parametrize(
-    ("names", "are"), [(TAGS, True), (WORDS, False), (["O"], False), (["B-A", "noun"], False), (["O", "S-A"], True)]
-)
-def test_tags_of_entities_have_prefixes(names: list[str], are: bool) -> None:
-    assert have_entities(names) == are
-    task = TokenClassification(names, 0.0)
-    assert task.metric == ("f1" if are else "accuracy")
-    assert (task.summed is None) == are
-
-
-def test_the_loss_of_a_sentence_is_that_of_its_tokens() -> None:
-    for smoothing in (0.0, 0.2):
-        task = TokenClassification(WORDS, smoothing)
-        targets = asked((4, 6), 3)
-        logits = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(6))
-        chosen = targets != IGNORED
-        smooth = smoothing / 3 + (1 - smoothing) * F.one_hot(targets[chosen], 3)
-        expected = -(smooth * F.log_softmax(logits[chosen], -1)).sum()
-        torch.testing.assert_close(task.loss(Says(logits), torch.zeros(4), targets), expected)
-        assert int(task.count(targets)) == int(chosen.sum())
-        each = task.found(Says(logits), torch.zeros(4), targets)["loss"]
-        plain = -(F.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0] * chosen).sum(1)
-        torch.testing.assert_close(each, plain)
-
-
-def test_words_are_guessed_from_where_they_are_masked() -> None:
+def test_masked_predictions_use_mask_positions() -> None:
     """The trivial model of masked words looks at masked ones, that of next words at the next."""
-    assert MaskedLm(0.0).reference.masked
-    assert not CausalLm(0.0, None).reference.masked
+    assert MaskedLm(0.0).reference.is_masked
+    assert not CausalLm(0.0, None).reference.is_masked

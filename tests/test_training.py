@@ -14,35 +14,36 @@ from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS, forked, outcome
+from runs import DIGITS, final_state, run_modes
 
 import leanify
-from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
 from leanify.training import start as training
+from leanify.training.callbacks import Callback
 
 TINY = recipes.parse(DIGITS)
 
 
 def tiny(*settings: str) -> recipes.Recipe:
-    return recipes.with_settings(TINY, settings)
+    return recipes.apply_settings(TINY, settings)
 
 
-class Watcher(loop.Silent):
+class Warnings(Callback):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
-    def warned(self, words: str) -> None:
-        self.warnings.append(words)
+    def on_warning(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unbroken run; not to be written to."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    assert forked(run, "whole") == [(0, 24)]
+    assert run_modes(run, "whole") == [(0, 24)]
     return run
 
 
@@ -50,30 +51,32 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def broken_and_resumed(run: Path, kills: list[str]) -> dict[str, Any]:
-    codes = forked(run, *kills, "whole")
+    codes = run_modes(run, *kills, "whole")
     assert codes[-1] == (0, 24)
     assert {code for code, _ in codes[:-1]} <= {-9, 0}
     assert sum(code == -9 for code, _ in codes) >= len(kills) // 2
-    return outcome(run)
+    return final_state(run)
 
 
-def test_killed_at_three_moments_a_run_ends_with_the_same_bits(whole: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_is_bit_identical(whole: Path, tmp_path: Path) -> None:
     """Inside the third checkpoint's writing, inside a row of the log, and wherever the clock says."""
-    assert broken_and_resumed(tmp_path / "run", ["event:30", "event:21", "time:0.8"]) == outcome(whole)
+    assert broken_and_resumed(tmp_path / "run", ["event:30", "event:21", "time:0.8"]) == final_state(whole)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_ten_random_moments_a_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, seed: int) -> None:
+def test_random_kills_resume_bit_identical(whole: Path, tmp_path: Path, seed: int) -> None:
+    """Killed at ten random moments."""
     draw = random.Random(seed)
     kills = [f"event:{draw.randint(1, 80)}" for _ in range(6)] + [f"time:{draw.uniform(0.2, 2):.2f}" for _ in range(4)]
     draw.shuffle(kills)
-    assert broken_and_resumed(tmp_path / "run", kills) == outcome(whole)
+    assert broken_and_resumed(tmp_path / "run", kills) == final_state(whole)
 
 
-def test_ctrl_c_writes_a_checkpoint_of_that_step_and_the_rest_is_the_same(whole: Path, tmp_path: Path) -> None:
-    assert forked(tmp_path / "run", "int:7", "whole") == [(130, 7), (0, 24)]
-    assert outcome(tmp_path / "run") == outcome(whole)
+def test_ctrl_c_writes_a_checkpoint(whole: Path, tmp_path: Path) -> None:
+    """The rest of the run is the same."""
+    assert run_modes(tmp_path / "run", "int:7", "whole") == [(130, 7), (0, 24)]
+    assert final_state(tmp_path / "run") == final_state(whole)
 
 
 # -- damaged --------------------------------------------------------------------------------------------------------
@@ -85,27 +88,28 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "checkpoint.json"])
-def test_a_damaged_last_checkpoint_is_named_and_the_one_before_serves(copied: Path, whole: Path, name: str) -> None:
+def test_damaged_checkpoint_falls_back(copied: Path, whole: Path, name: str) -> None:
+    """It is named, and the one before serves."""
     file = RunDirectory.open(copied).checkpoints()[-1].path / name
     file.write_bytes(file.read_bytes()[:-7])
-    watcher = Watcher()
-    training.train(resume=copied, watcher=watcher)
-    assert "the checkpoint of step 24 is damaged" in watcher.warnings[0]
-    assert "going on from step 22" in watcher.warnings[0]
-    assert outcome(copied) == outcome(whole)
+    callback = Warnings()
+    training.train(resume=copied, callback=callback)
+    assert "the checkpoint of step 24 is damaged" in callback.warnings[0]
+    assert "continuing from step 22" in callback.warnings[0]
+    assert final_state(copied) == final_state(whole)
 
 
 @pytest.mark.parametrize("kind", [hashlib.blake2b, hashlib.sha256])
-def test_a_checkpoint_with_sums_of_an_earlier_kind_is_intact(copied: Path, kind: Any) -> None:
+def test_old_checksums_are_intact(copied: Path, kind: Any) -> None:
     found = RunDirectory.open(copied).checkpoints()[-1]
     assert int(found.sums["state.pt"], 16) == zlib.crc32((found.path / "state.pt").read_bytes())
     sums = {name: kind((found.path / name).read_bytes()).hexdigest() for name in found.sums}
-    assert replace(found, sums=sums).broken() is None
+    assert replace(found, sums=sums).find_damage() is None
     (found.path / "state.pt").write_bytes(b"")
-    assert replace(found, sums=sums).broken() == found.broken() == "state.pt has changed since it was written"
+    assert replace(found, sums=sums).find_damage() == found.find_damage() == "state.pt has changed since it was written"
 
 
-def test_without_an_intact_checkpoint_nothing_is_done(copied: Path) -> None:
+def test_no_intact_checkpoint_does_nothing(copied: Path) -> None:
     for found in RunDirectory.open(copied).checkpoints():
         (found.path / "state.pt").unlink()
     before = (copied / "metrics.jsonl").read_bytes()
@@ -114,12 +118,12 @@ def test_without_an_intact_checkpoint_nothing_is_done(copied: Path) -> None:
     assert (copied / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_that_is_resumed_stays_as_it_is(copied: Path, whole: Path) -> None:
+def test_finished_run_stays_unchanged(copied: Path, whole: Path) -> None:
     training.train(resume=copied)
     assert (copied / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def test_a_resume_with_another_recipe_names_the_differences(copied: Path) -> None:
+def test_resume_names_recipe_differences(copied: Path) -> None:
     words = r"data.cutmix: 1.0 → unset; optim.lr: 0.002 → 0.01"
     with pytest.raises(RecipeError, match=words):
         training.train(tiny("optim.lr=0.01", "data.cutmix="), resume=copied)
@@ -127,26 +131,27 @@ def test_a_resume_with_another_recipe_names_the_differences(copied: Path) -> Non
         training.train(resume=copied, settings=["run.seed=3"])
 
 
-def test_a_run_with_a_growing_batch_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+def test_growing_batch_resumes_identically(tmp_path: Path) -> None:
     run = RunDirectory.open(
         training.train(tiny("schedule.batch_ramp=0.4", "run.keep=0", "run.eval_every="), tmp_path / "run")
     )
-    expected = outcome(run.path)
+    expected = final_state(run.path)
     assert expected["step"] > 24  # smaller batches, as many samples
     evaluated = [row["epoch"] for row in expected["rows"] if row["split"] == "validation"]
     assert evaluated == [1, 2, 3]
     for found in run.checkpoints()[4:]:  # the fourth is of a step within the ramp
         shutil.rmtree(found.path)
     training.train(resume=run.path)
-    assert outcome(run.path) == expected
+    assert final_state(run.path) == expected
 
 
-def test_a_run_is_written_by_one_process(copied: Path) -> None:
-    with RunDirectory.open(copied).held(), pytest.raises(DirectoryError, match="another process"):
+def test_run_has_one_writer(copied: Path) -> None:
+    with RunDirectory.open(copied).lock(), pytest.raises(DirectoryError, match="another process"):
         training.train(resume=copied)
 
 
-def test_a_loss_that_is_no_number_stops_with_its_step_and_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_nan_loss_stops_the_run(tmp_path: Path) -> None:
+    """It names the step and the last good checkpoint."""
     with pytest.raises(TrainingError, match=r"step \d+ is not finite.* step \d+") as e:
         training.train(tiny("optim.lr=1e30", "optim.ema=", "schedule.warmup=0", "run.log_every=50"), tmp_path / "run")
     assert "optim.lr" in str(e.value)
@@ -156,7 +161,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_the_last_good_checkpoi
     assert str(found[-1].step) in str(e.value)
 
 
-def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel refuses the file that grows beyond a limit, as a full disk does."""
     import resource
 
@@ -181,7 +186,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch:
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(whole: Path) -> None:
+def test_last_and_best_checkpoints_stay(whole: Path) -> None:
     found = RunDirectory.open(whole).checkpoints()
     scored = [row for row in RunDirectory.open(whole).rows() if row["split"] == "validation" and row["step"] % 2 == 0]
     best = max(scored, key=lambda row: row["top1"])
@@ -189,7 +194,8 @@ def test_the_last_checkpoints_and_the_best_are_kept(whole: Path) -> None:
     assert RunDirectory.open(whole).best() == next(entry for entry in found if entry.step == best["step"])
 
 
-def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
+def test_run_records_its_environment(whole: Path) -> None:
+    """It holds what was asked and where it ran."""
     assert recipes.load(whole / "recipe.toml") == TINY
     entry = json.loads((whole / "environment.json").read_text())[0]
     assert entry["versions"]["torch"] == version("torch")
@@ -197,17 +203,17 @@ def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
     assert {tuple(row)[:3] for row in RunDirectory.open(whole).rows()} == {("step", "epoch", "split")}
 
 
-def test_a_row_has_the_rate_of_its_own_step(whole: Path, tmp_path: Path) -> None:
+def test_row_has_its_steps_rate(whole: Path, tmp_path: Path) -> None:
     """And a run that learns is not said to be no better than what it started from."""
-    trainer, watcher = loop.Trainer(TINY), Watcher()
+    trainer, callback = loop.Trainer(TINY), Warnings()
     rows = [row for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
-    assert [row["lr"] for row in rows] == [trainer.lr(row["step"] - 1) for row in rows]
+    assert [row["lr"] for row in rows] == [trainer.schedule.lr(row["step"] - 1) for row in rows]
     assert len({row["lr"] for row in rows}) == len(rows)
-    training.train(tiny("schedule.epochs=1", "schedule.warmup=0"), tmp_path / "run", watcher=watcher)
-    assert not any("better than" in words for words in watcher.warnings)
+    training.train(tiny("schedule.epochs=1", "schedule.warmup=0"), tmp_path / "run", callback=callback)
+    assert not any("better than" in words for words in callback.warnings)
 
 
-def test_a_run_is_a_source(whole: Path) -> None:
+def test_run_is_a_source(whole: Path) -> None:
     model = leanify.load(whole)
     best = RunDirectory.open(whole).best()
     assert best is not None
@@ -216,7 +222,7 @@ def test_a_run_is_a_source(whole: Path) -> None:
     assert leanify.read(model).stages[0].depth == 2
 
 
-def test_an_output_folder_that_is_not_empty_is_refused(whole: Path) -> None:
+def test_nonempty_output_is_refused(whole: Path) -> None:
     with pytest.raises(DirectoryError, match="not empty"):
         training.train(TINY, whole)
 
@@ -240,23 +246,23 @@ def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
     for step in range(trainer.order.steps_per_epoch + 1):
         trainer.step(step, batches)
         loss, targets, _ = trainer.window.read()
-        found.append((loss / targets, trainer.bare.head.weight.detach().clone()))
+        found.append((loss / targets, trainer.unwrapped_model.head.weight.detach().clone()))
     return found
 
 
 @pytest.mark.parametrize("mixing", [[], ["data.mixup=0.8", "data.cutmix=1.0"]])
-def test_gradients_accumulate_to_those_of_the_whole_batch(mixing: list[str]) -> None:
+def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
     for (loss, weight), (loss3, weight3) in zip(losses(*mixing), losses(*mixing, "run.accumulate=3"), strict=True):
         assert loss3 == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(weight3, weight, rtol=0, atol=2e-5)
 
 
-def test_workers_change_nothing() -> None:
+def test_worker_count_changes_nothing() -> None:
     one, two = losses(), losses("data.workers=1")
     assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(one, two, strict=True))
 
 
-def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
+def test_bare_loop_finds_same_weights() -> None:
     """An oracle: torch's AdamW and cross-entropy on the same batches."""
     trainer = loop.Trainer(
         tiny(
@@ -268,8 +274,8 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
             "optim.weight_decay=0",
         )
     )
-    model = preparation.build(trainer.recipe)
-    model.load_state_dict(trainer.bare.state_dict())
+    model = preparation.build_model(trainer.recipe)
+    model.load_state_dict(trainer.unwrapped_model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     data, batches = trainer.splits.train, trainer.batches(0)
     for step in range(5):
@@ -283,7 +289,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(trainer.bare.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(trainer.unwrapped_model.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
@@ -296,7 +302,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
         (["data.test=test"], RecipeError, "there is no such split"),
-        (["data.options.seed=1"], RecipeError, "data.options apply only to"),
+        (["data.options.seed=1"], RecipeError, "data.options are for the function"),
         (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),
         (["schedule.kind=one-cycle", "schedule.warmup=0"], RecipeError, "one-cycle"),
@@ -313,7 +319,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.nmae=digits"], RecipeError, "nearest: name"),
     ],
 )
-def test_what_does_not_go_together_is_one_message_and_nothing_is_written(
+def test_conflicting_settings_write_nothing(
     settings: list[str], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words) as found:
@@ -322,7 +328,8 @@ def test_what_does_not_go_together_is_one_message_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mixed_classes_train_a_head_with_more_outputs_than_classes(tmp_path: Path) -> None:
+def test_mixing_allows_extra_outputs(tmp_path: Path) -> None:
+    """Mixed classes train a head with more outputs than classes."""
     settings = ["data.mixup=0.8", "model.override.num_classes=12", "schedule.steps=1", "schedule.epochs="]
-    run = training.train(recipes.with_settings(TINY, settings), tmp_path / "run")
+    run = training.train(recipes.apply_settings(TINY, settings), tmp_path / "run")
     assert RunDirectory.open(run).rows()[0]["loss"] > 0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import commands
 import pytest
-from runs import DIGITS, outcome
+from runs import DIGITS, final_state
 
 from leanify.runs.run_directory import RunDirectory
 
 
-def run(*arguments: str, where: Path | None = None) -> commands.Done:
-    return commands.run("train", *arguments, where=where)
+def run(*arguments: str, where: Path | None = None) -> commands.Result:
+    return commands.run("train", *arguments, cwd=where)
 
 
 @pytest.fixture
@@ -25,16 +25,16 @@ def recipe(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tmp_path: Path) -> None:
+def test_interrupted_run_resumes_with_summary(recipe: Path, tmp_path: Path) -> None:
     """SIGINT to the process: exit 130 and a checkpoint; then the rest, with results on stdout and lines on stderr."""
     settings = ["--set", "schedule.epochs=20", "--set", "run.log_every=1", "--set", "run.checkpoint_every=50"]
     process = commands.start("commands:command", "train", str(recipe), "-o", str(tmp_path / "run"), *settings)
-    process.until("step 3 ")
-    process.send(signal.SIGINT)
-    done = process.end()
+    process.wait_for_line("step 3 ")
+    process.send_signal(signal.SIGINT)
+    done = process.wait()
     assert (done.returncode, done.stdout) == (130, "")
-    commands.expected(done.stderr)
-    assert re.search(r"leanify: saved at step \d+; go on with: leanify train --resume ", done.stderr)
+    commands.assert_no_bug(done.stderr)
+    assert re.search(r"leanify: saved at step \d+; continue with: leanify train --resume ", done.stderr)
     step = RunDirectory.open(tmp_path / "run").checkpoints()[-1].step
     assert 3 <= step < 160
     assert RunDirectory.open(tmp_path / "run").rows()[-1]["step"] == step
@@ -48,10 +48,10 @@ def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tm
     facts = json.loads(done.stdout)
     assert (facts["step"], facts["run"]) == (160, str(tmp_path / "run"))
     assert f"from step {step}" in done.stderr
-    assert outcome(tmp_path / "run")["step"] == 160
+    assert final_state(tmp_path / "run")["step"] == 160
 
 
-def test_a_dry_run_predicts_and_writes_nothing(recipe: Path, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:
     done = run(str(recipe), "--dry-run", "--json", where=tmp_path)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def test_a_dry_run_predicts_and_writes_nothing(recipe: Path, tmp_path: Path) -> 
         (["fashion-mnist"], "no data.path for fashion-mnist; name it with --set data.path=PATH"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_exits_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run(*arguments, where=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
@@ -80,14 +80,15 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_list_has_the_smoke_recipes() -> None:
+def test_list_has_smoke_recipes() -> None:
     done = run("--list", "--json")
     names = [entry["recipe"] for entry in json.loads(done.stdout)["recipes"]]
     assert {"digits", "chars", "leaner-transformers/vit-base"} <= set(names)
 
 
 @pytest.mark.long
-def test_digits_alone_reaches_95_percent(tmp_path: Path) -> None:
+def test_digits_reach_95_percent(tmp_path: Path) -> None:
+    """With no other option."""
     done = run("--json", where=tmp_path)
     facts = json.loads(done.stdout)
     assert facts["run"] == "runs/digits"

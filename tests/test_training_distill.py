@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import DIGITS, outcome
+from runs import DIGITS, final_state
 
 import leanify
+from leanify.core import recipe as recipes
+from leanify.core.errors import LeanifyError, RecipeError, ShapeError
+from leanify.core.recipe import DistillSection
 from leanify.data.sampling import MODEL, seed_everything
-from leanify.errors import LeanifyError, RecipeError, ShapeError
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import DistillSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import distillation, loop, preparation
 from leanify.training import start as training
@@ -22,7 +22,7 @@ STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "
 
 
 def student(*settings: str) -> recipes.Recipe:
-    return recipes.with_settings(recipes.parse(DIGITS), [*STILL, *settings])
+    return recipes.apply_settings(recipes.parse(DIGITS), [*STILL, *settings])
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,13 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, found = tmp_path_factory.mktemp("teachers"), {}
     for name, settings in (("same", []), ("wide", ["model.override.embed_dim=24", "model.override.depth=4"])):
         seed_everything(MODEL, 0)
-        leanify.save(preparation.build(student(*settings)), folder / name)
+        leanify.save(preparation.build_model(student(*settings)), folder / name)
         found[name] = folder / name
     return found
 
 
-def test_the_say_is_torchs_divergence_of_softened_distributions() -> None:
+def test_logit_loss_matches_torch() -> None:
+    """It is torch's divergence of softened distributions."""
     mine, theirs = torch.randn(5, 7, 11), torch.randn(5, 7, 11)
     wanted = torch.distributions.kl_divergence(
         *(torch.distributions.Categorical(logits=logits / 3) for logits in (theirs, mine))
@@ -44,7 +45,7 @@ def test_the_say_is_torchs_divergence_of_softened_distributions() -> None:
     torch.testing.assert_close(distillation.divergence(mine, theirs, 3.0), wanted)
 
 
-def test_the_difference_of_layers_is_torchs_mean_squared_error() -> None:
+def test_layer_loss_matches_torch_mse() -> None:
     mine, theirs, mask = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.tensor([[1, 1, 0, 0]] * 3)
     mean = torch.nn.functional.mse_loss(mine, theirs)
     torch.testing.assert_close(distillation.difference(mine, theirs, None).mean(), mean)
@@ -62,17 +63,17 @@ def losses(value: recipes.Recipe, steps: int = 4) -> list[float]:
     return found
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(teachers: dict[str, Path]) -> None:
+def test_self_distillation_loss_is_zero(teachers: dict[str, Path]) -> None:
     words = [f"distill.teacher={teachers['same']}", "distill.weight=1", "distill.hidden_weight=1", "optim.ema="]
     trainer = loop.Trainer(student(*words, "optim.weight_decay=0"))
-    before = {name: tensor.clone() for name, tensor in trainer.bare.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.unwrapped_model.state_dict().items()}
     trainer.descend(0, *next(trainer.batches(0)), 1.0)
     assert trainer.window.read()[0] == pytest.approx(0, abs=1e-5)
-    assert all(p.grad is None or p.grad.abs().max() < 1e-5 for p in trainer.bare.parameters())
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.bare.state_dict().items())
+    assert all(p.grad is None or p.grad.abs().max() < 1e-5 for p in trainer.unwrapped_model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.unwrapped_model.state_dict().items())
 
 
-def test_the_loss_is_the_weighted_sum(teachers: dict[str, Path]) -> None:
+def test_loss_is_weighted_sum(teachers: dict[str, Path]) -> None:
     """At the first step, with no mixing: every part alone, then together."""
     base = ["data.mixup=", "data.cutmix=", f"distill.teacher={teachers['wide']}", "distill.temperature=2"]
 
@@ -85,17 +86,16 @@ def test_the_loss_is_the_weighted_sum(teachers: dict[str, Path]) -> None:
     assert both == pytest.approx(0.75 * task + 0.25 * say + 3 * layers, rel=1e-5)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole(teachers: dict[str, Path]) -> None:
+def test_batch_parts_add_up(teachers: dict[str, Path]) -> None:
     words = ["data.mixup=", "data.cutmix=", f"distill.teacher={teachers['wide']}", "distill.hidden_weight=1"]
     assert losses(student(*words)) == pytest.approx(losses(student(*words, "run.accumulate=3")), rel=1e-5)
 
 
-def test_maps_are_learnt_kept_and_not_loaded_and_a_resume_ends_with_the_same_bits(
-    teachers: dict[str, Path], tmp_path: Path
-) -> None:
+def test_maps_resume_bit_identically(teachers: dict[str, Path], tmp_path: Path) -> None:
+    """Maps are learnt, kept, and not loaded into the model."""
     words = [f"distill.teacher={teachers['wide']}", "distill.hidden_weight=0.5", "run.keep=0"]
     run = RunDirectory.open(training.train(student(*words), tmp_path / "run"))
-    whole, (first, *_, last) = outcome(run.path), run.checkpoints()
+    whole, (first, *_, last) = final_state(run.path), run.checkpoints()
     assert last.weights().keys() == leanify.load(run.path).state_dict().keys()
     before, after = (found.state()["maps"] for found in (first, last))
     assert [tuple(tensor.shape) for tensor in after.values()] == [(24, 16)] * 2
@@ -103,17 +103,17 @@ def test_maps_are_learnt_kept_and_not_loaded_and_a_resume_ends_with_the_same_bit
     for found in run.checkpoints()[2:]:
         shutil.rmtree(found.path)
     training.train(resume=run.path)
-    assert outcome(run.path) == whole
+    assert final_state(run.path) == whole
 
 
-def test_layers_are_spread_evenly_or_as_said() -> None:
-    assert distillation.pairs_of(DistillSection("x"), 3, 12) == [(0, 3), (1, 7), (2, 11)]
-    assert distillation.pairs_of(DistillSection("x"), 5, 7) == [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6)]
-    assert distillation.pairs_of(DistillSection("x"), 2, 2) == [(0, 0), (1, 1)]
+def test_layers_spread_or_follow_setting() -> None:
+    assert distillation.pair_layers(DistillSection("x"), 3, 12) == [(0, 3), (1, 7), (2, 11)]
+    assert distillation.pair_layers(DistillSection("x"), 5, 7) == [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6)]
+    assert distillation.pair_layers(DistillSection("x"), 2, 2) == [(0, 0), (1, 1)]
     value = student("distill.teacher=x", "distill.layers=[[1, 3]]")
     assert recipes.parse(value.to_toml()) == value
     assert value.distill is not None
-    assert distillation.pairs_of(value.distill, 2, 4) == [(1, 3)]
+    assert distillation.pair_layers(value.distill, 2, 4) == [(1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_layers_are_spread_evenly_or_as_said() -> None:
         (["model.override.patch_size=4", "distill.hidden_weight=1"], ShapeError, "5 × 16 and .* 17 × 24"),
     ],
 )
-def test_what_cannot_be_taught_is_one_message(
+def test_unteachable_pairs_are_refused(
     settings: list[str], error: type[LeanifyError], words: str, teachers: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words) as found:

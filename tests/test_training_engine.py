@@ -11,22 +11,23 @@ from pathlib import Path
 import allocated
 import pytest
 import torch
-from runs import DIGITS, outcome
+from runs import DIGITS, final_state
 
-from leanify import machine
-from leanify.design.measure import peak
-from leanify.errors import RecipeError, TrainingError
-from leanify.runs import recipe as recipes
+from leanify.core import machine
+from leanify.core import recipe as recipes
+from leanify.core.errors import RecipeError, TrainingError
+from leanify.profiling import profile as profiling
+from leanify.profiling import training_memory as peak
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import engine, guards, loop, memory
+from leanify.training import engine, guards, loop, memory, preparation
 from leanify.training import start as training
-from leanify.training.watcher import Silent
+from leanify.training.callbacks import Callback
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
 
 
 def tiny(*settings: str) -> recipes.Recipe:
-    return recipes.with_settings(recipes.parse(DIGITS), [*STILL, *settings])
+    return recipes.apply_settings(recipes.parse(DIGITS), [*STILL, *settings])
 
 
 def weights(*settings: str) -> dict[str, torch.Tensor]:
@@ -35,23 +36,23 @@ def weights(*settings: str) -> dict[str, torch.Tensor]:
     batches = trainer.batches(0)
     for step in range(3):
         trainer.step(step, batches)
-    return trainer.bare.state_dict()
+    return trainer.unwrapped_model.state_dict()
 
 
-def test_checkpointed_gradients_are_the_same() -> None:
+def test_checkpointed_gradients_are_equal() -> None:
     one, two = weights(), weights("run.gradient_checkpointing=true")
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
-def test_a_model_that_cannot_checkpoint_gradients_is_refused(tmp_path: Path) -> None:
-    value = recipes.with_settings(recipes.load("gpt2-tinystories"), ["run.gradient_checkpointing=true"])
+def test_uncheckpointable_model_is_refused(tmp_path: Path) -> None:
+    value = recipes.apply_settings(recipes.load("gpt2-tinystories"), ["run.gradient_checkpointing=true"])
     with pytest.raises(RecipeError, match=r"run\.gradient_checkpointing"):
         training.train(value, tmp_path / "run")
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
-def test_a_compiled_model_learns_the_same() -> None:
+def test_compiled_model_learns_the_same() -> None:
     one, two = weights(), weights("run.compile=true", "run.compile_mode=reduce-overhead")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
@@ -63,7 +64,7 @@ CONVOLVED = (
 )
 
 
-def test_channels_last_changes_the_layout_and_not_the_numbers(tmp_path: Path) -> None:
+def test_channels_last_keeps_numbers(tmp_path: Path) -> None:
     """Weights as by the other layout, checkpoints too; a run that goes on from one ends bit for bit as unbroken."""
     one, two = weights(*CONVOLVED), weights(*CONVOLVED, "run.channels_last=true")
     kernels = [name for name, tensor in one.items() if tensor.dim() == 4 and tensor.shape[1] > 1]
@@ -73,46 +74,46 @@ def test_channels_last_changes_the_layout_and_not_the_numbers(tmp_path: Path) ->
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
     value = tiny(*CONVOLVED, "run.channels_last=true", "schedule.epochs=1", "run.checkpoint_every=1", "run.keep=0")
     run = training.train(value, tmp_path / "run")
-    whole = outcome(run)
+    whole = final_state(run)
     for found in RunDirectory.open(run).checkpoints()[2:]:
         shutil.rmtree(found.path)
     training.train(resume=run)
-    assert outcome(run) == whole
+    assert final_state(run) == whole
 
 
-def test_workers_that_read_ahead_read_the_same() -> None:
+def test_prefetching_changes_no_batch() -> None:
     one, two = weights(), weights("data.workers=1", "data.prefetch=3")
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
-def test_the_precision_is_what_suits_the_device() -> None:
-    assert engine.accelerator_of(tiny()).mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
-    assert engine.accelerator_of(tiny("run.precision=bf16")).mixed_precision == "bf16"
+def test_precision_suits_the_device() -> None:
+    assert engine.build_accelerator(tiny()).mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
+    assert engine.build_accelerator(tiny("run.precision=bf16")).mixed_precision == "bf16"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
-def test_bf16_is_warned_about_where_the_processor_only_emulates_it() -> None:
+def test_emulated_bf16_is_warned_about() -> None:
     said: list[str] = []
-    guards.check_arithmetic(engine.accelerator_of(tiny("run.precision=bf16")), said.append)
+    guards.check_arithmetic(engine.build_accelerator(tiny("run.precision=bf16")), said.append)
     assert bool(said) != torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert all("run.precision=fp32 is faster" in words for words in said)
-    guards.check_arithmetic(engine.accelerator_of(tiny()), pytest.fail)
+    guards.check_arithmetic(engine.build_accelerator(tiny()), pytest.fail)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
-def test_half_precision_without_a_gpu_is_refused() -> None:
+def test_fp16_needs_a_gpu() -> None:
     with pytest.raises(RecipeError, match=r"fp16.*--set run\.precision=fp32"):
-        engine.accelerator_of(tiny("run.precision=fp16"))
+        engine.build_accelerator(tiny("run.precision=fp16"))
 
 
-def test_rows_go_to_trackers_too(tmp_path: Path) -> None:
+def test_trackers_get_rows(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = RunDirectory.open(training.train(tiny('run.trackers=["tensorboard"]', "schedule.epochs=1"), tmp_path / "run"))
     assert any(b"validation/top1" in file.read_bytes() for file in (tmp_path / "run").rglob("events.out.*"))
-    assert outcome(run.path)["step"] == 3
+    assert final_state(run.path)["step"] == 3
 
 
-def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_unknown_tracker_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"run\.trackers .*'wendb'"):
         training.train(tiny('run.trackers=["wendb"]'), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -122,54 +123,63 @@ def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path
 
 
 @pytest.mark.parametrize("batch", [3, 40])
-def test_what_training_needs_is_what_torchs_allocator_holds(batch: int) -> None:
+def test_memory_estimate_matches_allocator(batch: int) -> None:
     """By the same loss; computed again in the backward pass, the same step takes less."""
-    model = loop.Trainer(tiny()).bare
+    model = loop.Trainer(tiny()).unwrapped_model
     needed = memory.need(model, None)
     assert needed is not None
     measured = allocated.training_peak(copy.deepcopy(model).to("meta"), batch, None, peak.cross_entropy)
     assert needed.of(batch) == pytest.approx(measured, rel=0.02)
-    again = memory.need(loop.Trainer(tiny("run.gradient_checkpointing=true")).bare, None)
+    again = memory.need(loop.Trainer(tiny("run.gradient_checkpointing=true")).unwrapped_model, None)
     assert again is not None
     assert again.of(40) < needed.of(40)
 
 
-def test_what_stays_and_what_is_shared_counts() -> None:
+def test_constant_and_shared_memory_count() -> None:
     """Gradients that stay from pass to pass, 16-bit activations, and a fourth of weights, gradients and moments."""
-    model = loop.Trainer(tiny()).bare
+    model = loop.Trainer(tiny()).unwrapped_model
     weights = sum(p.numel() * 4 for p in model.parameters())
     plain, kept, half, shared = (
-        memory.need(model, None, **words) for words in ({}, {"kept": True}, {"half": True}, {"parts": 4})
+        memory.need(model, None, **words) for words in ({}, {"keeps_gradients": True}, {"half": True}, {"parts": 4})
     )
     assert None not in (plain, kept, half, shared)
     assert plain.of(40) < kept.of(40) <= plain.of(40) + weights
     assert half.of(400) < 0.7 * plain.of(400)
     assert shared.of(1) < kept.of(1)
-    assert shared.fixed < plain.fixed + weights
+    assert shared.fixed_bytes < plain.fixed_bytes + weights
 
 
-def test_the_largest_batch_that_fits_is_told() -> None:
-    need = memory.Need(1000, ((0, 10), (-50, 9)))
+def test_passes_fit_in_memory() -> None:
+    need = memory.MemoryNeed(1000, ((0, 10), (-50, 9)))
     assert (need.of(100), need.largest(2000), need.largest(999)) == (2000, 100, 0)
-    memory.check(need, 2000, batch=200, world=2, accumulate=1, where="cpu")
-    with pytest.raises(TrainingError, match=r"largest batch that fits is 200, .*batch_size=200, .*accumulate=3$"):
-        memory.check(need, 2000, batch=600, world=2, accumulate=1, where="cpu")
-    memory.check(need, 2000, batch=600, world=2, accumulate=3, where="cpu")
+    for batch, accumulate, passes in ((200, 1, 1), (600, 1, 3), (600, 3, 3), (600, 4, 4), (601, 1, 4)):
+        fitting = memory.fitting_passes(need, 2000, batch, world=2, accumulate=accumulate, where="cpu")
+        assert fitting == passes
+        assert need.of(-(-batch // (2 * fitting))) <= 2000
     with pytest.raises(TrainingError, match="one sample"):
-        memory.check(need, 1005, batch=600, world=2, accumulate=1, where="cpu")
+        memory.fitting_passes(need, 1005, batch=600, world=2, accumulate=1, where="cpu")
 
 
-def test_too_little_memory_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainingError, match=r"needs .* GiB and cpu has .* GiB; the largest batch that fits is \d+"
-    ) as e:
-        training.train(tiny("schedule.batch_size=2000000000"), tmp_path / "run")
-    largest = int(str(e.value).split("fits is ")[1].split(",")[0])
-    assert 1000 < largest < 2_000_000_000
-    assert list(tmp_path.iterdir()) == []
+def test_large_batch_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that does not fit is taken in more passes, which is said and recorded; the steps are the same."""
+    heard = []
+    listener = Callback()
+    listener.on_warning = heard.append  # type: ignore[method-assign]
+    whole = training.train(tiny("schedule.batch_size=64"), tmp_path / "whole")
+    need = loop.Trainer(tiny("schedule.batch_size=64")).need
+    assert need is not None
+    kept = memory.need(preparation.build_model(tiny()), None, keeps_gradients=True)
+    assert kept is not None
+    monkeypatch.setattr(machine, "available_memory", lambda device: kept.of(20))
+    monkeypatch.setattr(profiling, "weights_bytes", lambda model: 0)
+    split = training.train(tiny("schedule.batch_size=64"), tmp_path / "split", callback=listener)
+    assert RunDirectory.open(split).recipe.run.accumulate == 4
+    assert any("in 4 passes" in words for words in heard)
+    for mine, theirs in zip(RunDirectory.open(whole).rows(), RunDirectory.open(split).rows(), strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
 
 
-def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
+def test_out_of_memory_is_one_message(tmp_path: Path) -> None:
     """From the first step on, a norm asks torch for more than any machine addresses: torch's own allocator refuses."""
     hooks = []
 
@@ -177,13 +187,13 @@ def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
         if isinstance(module, torch.nn.LayerNorm):
             torch.empty(2**50, dtype=torch.uint8)
 
-    class Greedy(Silent):
-        def began(self, *_: object) -> None:
+    class Greedy(Callback):
+        def on_train_begin(self, *_: object) -> None:
             hooks.append(torch.nn.modules.module.register_module_forward_hook(asks))
 
     try:
         with pytest.raises(TrainingError) as raised:
-            training.train(tiny("schedule.batch_size=400"), tmp_path / "run", watcher=Greedy())
+            training.train(tiny("schedule.batch_size=400"), tmp_path / "run", callback=Greedy())
     finally:
         for hook in hooks:
             hook.remove()
@@ -196,7 +206,7 @@ def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
     assert len(words.splitlines()) == 1
 
 
-def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     whole = machine.cores()
     for processes in (1, whole, 1000):
@@ -204,29 +214,28 @@ def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPa
         assert machine.cores() == max(1, whole // processes)
 
 
-def test_a_container_is_asked_in_both_versions_of_its_interface(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_container_limits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both versions of the interface."""
     for names, folder in ((("max", "current"), "new"), (("limit_in_bytes", "usage_in_bytes"), "old")):
         (tmp_path / folder).mkdir()
         for name, value in zip(names, (1000, 300), strict=True):
             (tmp_path / folder / f"memory.{name}").write_text(f"{value}\n")
     (tmp_path / "new" / "memory.stat").write_text("anon 100\ninactive_file 50\n")
     (tmp_path / "old" / "memory.stat").write_text("cache 1\ntotal_inactive_file 50\n")
-    assert [machine._left(tmp_path / folder) for folder in ("new", "old", "none")] == [750, 750, None]
+    assert [machine._cgroup_free(tmp_path / folder) for folder in ("new", "old", "none")] == [750, 750, None]
     (tmp_path / "new" / "memory.max").write_text("max\n")
-    assert machine._left(tmp_path / "new") is None
+    assert machine._cgroup_free(tmp_path / "new") is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    part = machine.available(torch.device("cpu"))
+    part = machine.available_memory(torch.device("cpu"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    whole = machine.available(torch.device("cpu"))
+    whole = machine.available_memory(torch.device("cpu"))
     assert part is not None
     assert whole is not None
     assert part < whole
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library keeps its heap as it does")
-def test_what_a_step_frees_is_there_for_the_next_one() -> None:
+def test_freed_memory_is_reused() -> None:
     def faults() -> int:
         """Of 200 MiB, 51,200 pages."""
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -234,6 +243,6 @@ def test_what_a_step_frees_is_there_for_the_next_one() -> None:
         del held
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    with engine.heap_kept():
+    with engine.disable_malloc_trim():
         assert min(faults() for _ in range(5)) < 5_000
     assert faults() > 25_000  # the kernel has them back

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, RecipeError
 from leanify.data.samples import Keyed
 from leanify.data.sampling import SAMPLE, seed_everything
-from leanify.errors import DataError, RecipeError
-from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training import start as training
@@ -70,10 +70,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def at(folder: Path, *settings: str) -> recipes.Recipe:
-    return recipes.with_settings(TINY, [f"data.path={folder}", *settings])
+    return recipes.apply_settings(TINY, [f"data.path={folder}", *settings])
 
 
-def test_an_image_folder_in_every_mode_is_trained_on(folder: Path, tmp_path: Path) -> None:
+def test_image_folder_trains_in_every_mode(folder: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(training.train(at(folder), tmp_path / "run"))
     rows = [row for row in run.rows() if row["split"] == "validation"]
     assert [row["step"] for row in rows] == [5, 10]
@@ -81,7 +81,7 @@ def test_an_image_folder_in_every_mode_is_trained_on(folder: Path, tmp_path: Pat
     assert run.best() is not None
 
 
-def test_workers_and_moments_change_no_sample(folder: Path) -> None:
+def test_workers_change_no_sample(folder: Path) -> None:
     """The augmentation of a sample is a function of seed, epoch and index."""
     trainer = loop.Trainer(at(folder))
     first, others = (list(trainer.batches(0)) for _ in range(2))
@@ -92,7 +92,13 @@ def test_workers_and_moments_change_no_sample(folder: Path) -> None:
     assert not torch.equal(one, two)
 
 
-def test_samples_are_timms_own(folder: Path) -> None:
+def ramp_to_bytes(values: np.ndarray, trainer: loop.Trainer) -> np.ndarray:
+    """Pixels of 16 bits from the data set's darkest and brightest to 0 … 255."""
+    low, high = trainer.recipe.data.pixel_range
+    return np.round((values.astype(float) - low) * 255 / max(high - low, 1)).clip(0, 255).astype(np.uint8)
+
+
+def test_samples_match_timm(folder: Path) -> None:
     """An oracle: timm's transforms that scale and erase image by image give the same bits."""
     from timm.data import create_transform
 
@@ -105,17 +111,17 @@ def test_samples_are_timms_own(folder: Path) -> None:
     }
     for data, erase in ((trainer.splits.validation, 0.0), (trainer.splits.train, 0.5)):
         batch, *_ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
-        for index, ours in enumerate(trainer.splits.scaled(batch)):
+        for index, ours in enumerate(trainer.splits.scale_inputs(batch)):
             seed_everything(SAMPLE, 7, 1, index)
             with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]
-                # of 16 bits the highest 8: timm takes what Pillow makes, white above 255
+                # timm takes what Pillow makes of 16 bits, white above 255
                 is_wide = image.mode.startswith("I")  # "I" or "I;16", by the version of Pillow
-                grey = Image.fromarray((np.asarray(image) // 256).astype(np.uint8)) if is_wide else image
+                grey = Image.fromarray(ramp_to_bytes(np.asarray(image), trainer)) if is_wide else image
                 torch.testing.assert_close(ours, theirs[erase](grey.convert("RGB")), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("smallest", "side"), [(0.08, 0.9), (0.8, 0.9), (0.9, 0.9**0.5), (1.0, 1.0)])
-def test_evaluation_shows_no_less_of_an_image_than_training(folder: Path, smallest: float, side: float) -> None:
+def test_evaluation_crops_no_tighter(folder: Path, smallest: float, side: float) -> None:
     """timm's transform with that ``crop_pct`` is the oracle."""
     from timm.data import create_transform
 
@@ -123,13 +129,14 @@ def test_evaluation_shows_no_less_of_an_image_than_training(folder: Path, smalle
     theirs = create_transform((3, 32, 32), interpolation="bicubic", crop_pct=side, mean=(0.5,) * 3, std=(0.5,) * 3)
     data = trainer.splits.validation
     batch, *_ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
-    for index, ours in enumerate(trainer.splits.scaled(batch)):
+    for index, ours in enumerate(trainer.splits.scale_inputs(batch)):
         with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]
             if not image.mode.startswith("I"):
                 torch.testing.assert_close(ours, theirs(image.convert("RGB")), rtol=0, atol=1e-6)
 
 
-def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
+def test_evaluation_sees_images_once(folder: Path) -> None:
+    """It changes none."""
     trainer = loop.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
     data = trainer.splits.validation
     assert (len(data), len(trainer.splits.train)) == (9, 21)
@@ -138,21 +145,19 @@ def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
     assert torch.equal(one, data[0][0])  # type: ignore[index]
 
 
-def test_grey_images_for_a_model_of_one_channel(folder: Path) -> None:
+def test_grey_images_stay_one_channel(folder: Path) -> None:
     trainer = loop.Trainer(at(folder, "model.override.in_chans=1", "data.rand_augment="))
     assert next(trainer.batches(0))[0].shape == (7, 1, 32, 32)
 
 
-def test_a_transformers_model_learns_from_images(folder: Path) -> None:
+def test_transformers_model_learns_images(folder: Path) -> None:
     small = "hidden_size=24 num_hidden_layers=1 num_attention_heads=2 intermediate_size=32 image_size=32 num_labels=3"
     settings = ["model.source=vit", "model.class=AutoModelForImageClassification", "model.override="]
     settings += [f"model.override.{pair}" for pair in small.split()]
     assert training.rehearse(at(folder, *settings))["steps"] == 10
 
 
-def test_images_of_a_data_set_by_name_are_those_of_the_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_named_dataset_equals_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder in the hub's layout goes by a name with a slash, as one on the hub does."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -160,7 +165,7 @@ def test_images_of_a_data_set_by_name_are_those_of_the_folder(
     (folder / "val").rename(folder / "validation")
     folder.rename(folder.parent / "sets" / "pictures")
     here = at(tmp_path / "sets" / "pictures", "data.test=validation")
-    named = recipes.with_settings(here, ["data.path=", "data.name=sets/pictures"])
+    named = recipes.apply_settings(here, ["data.path=", "data.name=sets/pictures"])
     ours, theirs = (loop.Trainer(value) for value in (here, named))
     assert theirs.splits.test is not None
     assert (len(theirs.splits.train), len(theirs.splits.test), theirs.splits.classes) == (30, 12, 3)
@@ -215,7 +220,7 @@ def nothing(folder: Path) -> None:
         (lambda folder: None, ["data.crop=[0.5]"], "two shares"),
     ],
 )
-def test_bad_input_is_one_message_and_nothing_is_written(
+def test_bad_input_writes_nothing(
     spoil: Callable[[Path], None], settings: list[str], words: str, folder: Path, tmp_path: Path
 ) -> None:
     spoil(folder)
@@ -226,9 +231,8 @@ def test_bad_input_is_one_message_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_stops_with_its_name_and_what_was_learnt_is_kept(
-    folder: Path, tmp_path: Path, workers: int
-) -> None:
+def test_unreadable_image_keeps_progress(folder: Path, tmp_path: Path, workers: int) -> None:
+    """The run stops with its name, and what was learnt is kept."""
     break_image(folder)
     with pytest.raises(DataError, match="train/c1/") as found:
         training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
@@ -252,7 +256,7 @@ raise RuntimeError("of the caller")
 """
 
 
-def test_a_reader_that_an_error_holds_does_not_keep_its_process_alive() -> None:
+def test_error_releases_reader_process() -> None:
     """Workers ignore SIGTERM, by which multiprocessing ends them at exit before it waits for them."""
     ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "RuntimeError: of the caller")

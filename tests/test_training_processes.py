@@ -14,15 +14,15 @@ import commands
 import numpy as np
 import pytest
 import torch
-from runs import outcome
+from runs import final_state
 from torch import Tensor, nn
 
-from leanify.data.sampling import Order, Passes, in_turn
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.data.sampling import Order, Passes, evaluation_batches
 from leanify.runs.run_directory import RunDirectory
-from leanify.tasks.outputs import logits_of
+from leanify.tasks.outputs import get_logits
 from leanify.training import start as training
-from leanify.training.engine import settle_unused
+from leanify.training.engine import freeze_unused
 
 # 241 samples to train: the last step of an epoch has one, which is one process's alone
 RECIPE = """
@@ -63,7 +63,7 @@ def launched(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess
 
 def same_losses(one: Path, two: Path) -> None:
     """Up to the order in which gradients are added."""
-    pairs = list(zip(outcome(one)["rows"], outcome(two)["rows"], strict=True))
+    pairs = list(zip(final_state(one)["rows"], final_state(two)["rows"], strict=True))
     assert pairs
     for mine, theirs in pairs:
         assert theirs["step"] == mine["step"]
@@ -71,16 +71,16 @@ def same_losses(one: Path, two: Path) -> None:
         assert theirs.get("top1") == mine.get("top1")
 
 
-def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
+def test_two_processes_match_one(tmp_path: Path) -> None:
     recipe = tmp_path / "two.toml"
     recipe.write_text(RECIPE.replace("epochs = 2", "epochs = 1"))
-    done = commands.start("launches:main", str(recipe), "one:1", "two:2").end()
+    done = commands.start("launches:main", str(recipe), "one:1", "two:2").wait()
     assert done.stdout.splitlines() == ["[0]", "[0, 0]"], done.stderr
     same_losses(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.slow
-def test_two_processes_of_a_launcher_have_the_losses_of_one_and_resume(tmp_path: Path) -> None:
+def test_launched_processes_match_and_resume(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(RECIPE)
     training.train(tmp_path / "two.toml", tmp_path / "one")
     done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
@@ -93,7 +93,7 @@ def test_two_processes_of_a_launcher_have_the_losses_of_one_and_resume(tmp_path:
     done = launched("train", "--resume", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
     assert "from step 5" in done.stderr
-    assert outcome(tmp_path / "again") == outcome(tmp_path / "two")
+    assert final_state(tmp_path / "again") == final_state(tmp_path / "two")
 
 
 class Routed(nn.Module):
@@ -122,12 +122,11 @@ class TwoHeaded(nn.Module):
     ("model", "frozen", "looked_for"),
     [(TwoHeaded(), {"other.weight", "other.bias"}, False), (Routed(), set(), True), (nn.Linear(4, 2), set(), False)],
 )
-def test_what_an_unused_output_depends_on_is_frozen_and_what_other_samples_may_reach_is_looked_for(
-    model: nn.Module, frozen: set[str], looked_for: bool
-) -> None:
+def test_unused_outputs_are_frozen(model: nn.Module, frozen: set[str], looked_for: bool) -> None:
+    """What other samples may reach is looked for at each step."""
     sums = {name: buffer.clone() for name, buffer in model.named_buffers()}
     engine: Any = SimpleNamespace(ddp_handler=SimpleNamespace(static_graph=False, find_unused_parameters=False))
-    settle_unused(model, lambda model: logits_of(model(torch.randn(2, 4).abs())).square().sum(), engine)
+    freeze_unused(model, lambda model: get_logits(model(torch.randn(2, 4).abs())).square().sum(), engine)
     assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == frozen
     assert engine.ddp_handler.find_unused_parameters == looked_for
     assert all(weight.grad is None for weight in model.parameters())
@@ -138,9 +137,10 @@ def test_what_an_unused_output_depends_on_is_frozen_and_what_other_samples_may_r
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("samples", "size"), [(241, 60), (7, 7), (10, 4), (3, 8)])
 @pytest.mark.parametrize(("ramp", "together"), [(0, 1), (0, 2), (1, 1), (9, 2)])
-def test_an_epoch_has_every_sample_once_over_all_processes(
+def test_epoch_covers_samples_once(
     world: int, accumulate: int, samples: int, size: int, ramp: int, together: int
 ) -> None:
+    """Over all processes."""
     orders = [Order(samples, size, 0, rank, world, accumulate, ramp, together) for rank in range(world)]
     for epoch in range(2):
         seen: list[int] = []
@@ -165,18 +165,18 @@ def test_an_epoch_has_every_sample_once_over_all_processes(
 
 
 @pytest.mark.parametrize("ramp", [0, 4])
-def test_what_is_read_ahead_is_what_the_steps_ask_for(ramp: int) -> None:
+def test_prefetch_matches_steps(ramp: int) -> None:
     order = Order(23, 5, seed=3, rank=1, world=2, accumulate=2, ramp=ramp)
     assert list(Passes(order, 3, 9)) == [part for step in range(3, 9) for part in order.passes(step)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_an_evaluation_sees_the_exact_set(world: int) -> None:
-    parts = [in_turn(range(61), 8, rank, world) for rank in range(world)]
+def test_evaluation_sees_exact_set(world: int) -> None:
+    parts = [evaluation_batches(range(61), 8, rank, world) for rank in range(world)]
     assert sorted(index for part in parts for keys in part for _, index in keys) == list(range(61))
 
 
-def test_a_seed_is_another_order() -> None:
+def test_seed_changes_order() -> None:
     orders = [Order(100, 100, seed).batch(0) for seed in (0, 1)]
     assert not np.array_equal(*orders)
     assert recipes.parse(RECIPE).run.seed == 0

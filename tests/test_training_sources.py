@@ -9,16 +9,16 @@ import pytest
 from runs import DIGITS
 
 import leanify
-from leanify.errors import LeanifyError, RecipeError, SourceError
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.core.errors import LeanifyError, RecipeError, SourceError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 from leanify.training import start as training
 
-TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
+TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
 
 
-def test_a_run_brings_its_recipe_along(tmp_path: Path) -> None:
+def test_run_brings_its_recipe(tmp_path: Path) -> None:
     run = training.train(TINY, tmp_path / "run")
     assert training.resolve(run) == TINY
     again = training.train(run, tmp_path / "again", settings=["run.seed=1"])
@@ -36,7 +36,7 @@ def test_a_run_brings_its_recipe_along(tmp_path: Path) -> None:
         ("leanify/crammed-bert", "masked-lm", None),
     ],
 )
-def test_a_model_is_trained_by_what_is_usual_for_its_kind(source: str, task: str, cls: str | None) -> None:
+def test_recipe_defaults_follow_model_kind(source: str, task: str, cls: str | None) -> None:
     value = training.resolve(source, ["data.path=somewhere"])
     assert value.data is not None
     assert (value.model.source, value.model.cls, value.data.task) == (source, cls, task)
@@ -45,8 +45,8 @@ def test_a_model_is_trained_by_what_is_usual_for_its_kind(source: str, task: str
         training.resolve(source)
 
 
-def test_a_lean_directory_goes_on_learning_from_its_weights(tmp_path: Path) -> None:
-    leanify.save(preparation.build(TINY), tmp_path / "lean")
+def test_lean_directory_keeps_learning(tmp_path: Path) -> None:
+    leanify.save(preparation.build_model(TINY), tmp_path / "lean")
     value = training.resolve(tmp_path / "lean", ["data.path=x", "data.name=digits", "schedule.epochs=1"])
     assert value.data is not None
     value = replace(value, data=replace(value.data, path=None))
@@ -65,7 +65,7 @@ def test_a_lean_directory_goes_on_learning_from_its_weights(tmp_path: Path) -> N
         ("./nowhere", SourceError, "does not exist"),
     ],
 )
-def test_what_names_nothing_is_one_message(source: str, error: type[LeanifyError], words: str) -> None:
+def test_unknown_source_is_one_message(source: str, error: type[LeanifyError], words: str) -> None:
     with pytest.raises(error, match=words) as found:
         training.resolve(source)
     assert "\n" not in str(found.value)

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection
 from leanify.data.samples import IGNORED
 from leanify.data.texts import tokens
 from leanify.data.texts.corpus import END, Corpus, corpora
-from leanify.errors import DataError, RecipeError
-from leanify.runs import recipe as recipes
-from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training import start as training
-from leanify.training.state import put
+from leanify.training.state import load_tensors
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]
-TINY = recipes.with_settings(
+TINY = recipes.apply_settings(
     recipes.load("chars"),
     ["model.override.n_embd=32", "model.override.n_layer=1", "model.override.n_positions=24", "data.length=16",
      "schedule.steps=8", "schedule.warmup=2", "run.eval_every=4", "data.name=stories", "schedule.batch_size=16"],
@@ -38,11 +38,12 @@ def stories(tmp_path: Path) -> Path:
 
 
 def at(path: Path, *settings: str) -> recipes.Recipe:
-    return recipes.with_settings(TINY, [f"data.path={path}", *settings])
+    return recipes.apply_settings(TINY, [f"data.path={path}", *settings])
 
 
 @pytest.mark.parametrize("tokens", [2, 16, 17, 18, 100])
-def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
+def test_tokens_are_targets_once(tokens: int) -> None:
+    """Except for the first."""
     corpus = Corpus(np.arange(tokens, dtype=np.int32), 16, "here")
     inputs, targets = corpus.batch(np.arange(len(corpus)))
     kept = targets != IGNORED
@@ -51,7 +52,8 @@ def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
     assert corpus.targets.tolist() == kept.sum(1).tolist()
 
 
-def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None:
+def test_last_stories_validate(stories: Path) -> None:
+    """Stories are not cut between the splits."""
     data = DataSection("x", "causal-lm", str(stories), samples=30, holdout=0.1, subset="first")
     train, validation, share, words, _ = corpora(data, 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:27]) + END
@@ -64,7 +66,8 @@ def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None
     assert "as bytes" in words
 
 
-def test_a_folder_in_tinystories_layout_and_a_table_have_their_own_splits(tmp_path: Path) -> None:
+def test_tinystories_folder_has_own_splits(tmp_path: Path) -> None:
+    """A table has its own splits, too."""
     (tmp_path / "train.txt").write_text(END.join(STORIES[:9]))
     (tmp_path / "validation.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES[9:12]))
     train, validation, *_ = corpora(DataSection("x", "causal-lm", str(tmp_path)), 16, 256)
@@ -72,7 +75,7 @@ def test_a_folder_in_tinystories_layout_and_a_table_have_their_own_splits(tmp_pa
     assert bytes(validation.ids).decode() == END.join(STORIES[9:12])
 
 
-def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
+def test_table_formats_hold_equal_text(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -88,7 +91,7 @@ def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
         corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
 
 
-def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_dataset_has_own_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in the hub's layout goes by a name with a slash, as one on the hub does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -106,9 +109,8 @@ def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pyte
         corpora(DataSection("nobody/nothing", "causal-lm"), 16, 256)
 
 
-def test_a_large_text_is_mapped_from_the_cache_and_has_the_same_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_text_is_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache holds the same ids."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokens, "BLOCK", 100)
     for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:])):
@@ -129,7 +131,7 @@ def test_a_large_text_is_mapped_from_the_cache_and_has_the_same_ids(
 
 
 @pytest.mark.parametrize("end", [0, 3, 99, 100, 101, 250])
-def test_text_in_blocks_is_the_same_text(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_hold_equal_text(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "BLOCK", 100)
     whole = "".join(STORIES).replace(". ", ".\n")[:end] + END + "x" * end
     parts = list(tokens.blocks(whole[i : i + 7] for i in range(0, len(whole), 7)))
@@ -137,7 +139,8 @@ def test_text_in_blocks_is_the_same_text(end: int, monkeypatch: pytest.MonkeyPat
     assert all(part.endswith((END, "\n")) for part in parts[:-1] if "x" not in part)
 
 
-def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) -> None:
+def test_test_split_uses_best_weights(tmp_path: Path) -> None:
+    """It is evaluated once."""
     for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:35]), ("test", STORIES[35:])):
         (tmp_path / f"{split}.txt").write_text(END.join(part))
     run = RunDirectory.open(training.train(at(tmp_path, "data.test=test"), tmp_path / "run"))
@@ -150,7 +153,7 @@ def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) 
         False,
     )
     trainer = loop.Trainer(at(tmp_path, "data.test=test"))
-    put(trainer.bare, best.weights())
+    load_tensors(trainer.unwrapped_model, best.weights())
     assert trainer.splits.test is not None
     assert trainer.evaluate(trainer.splits.test)["loss"] == row["loss"] != trainer.evaluate()["loss"]
     before = run.rows()
@@ -161,7 +164,7 @@ def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) 
     assert run.summary()["test_loss"] == row["loss"]
 
 
-def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> None:
+def test_model_tokenizer_is_used(tmp_path: Path, stories: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -177,7 +180,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
         corpora(data, 16, 2)
 
 
-def test_a_byte_level_gpt_learns_and_reports_bits_per_byte(stories: Path, tmp_path: Path) -> None:
+def test_byte_gpt_reports_bits_per_byte(stories: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(training.train(at(stories), tmp_path / "run"))
     first, last = (row for row in run.rows() if row["split"] == "validation")
     assert last["loss"] < first["loss"] < math.log(256) + 0.2
@@ -186,10 +189,10 @@ def test_a_byte_level_gpt_learns_and_reports_bits_per_byte(stories: Path, tmp_pa
     assert run.best().step == 8  # type: ignore[union-attr]
 
 
-def test_an_evaluation_is_the_mean_over_every_target(stories: Path) -> None:
+def test_evaluation_averages_over_targets(stories: Path) -> None:
     trainer = loop.Trainer(at(stories))
     ids = torch.from_numpy(trainer.splits.validation.ids.astype(np.int64))  # type: ignore[attr-defined]
-    nats, model = 0.0, trainer.bare.eval()
+    nats, model = 0.0, trainer.unwrapped_model.eval()
     with torch.no_grad():
         for start in range(0, len(ids) - 1, 16):
             part = ids[start : start + 17]
@@ -198,19 +201,19 @@ def test_an_evaluation_is_the_mean_over_every_target(stories: Path) -> None:
     assert trainer.evaluate()["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
 
 
-def test_transformers_own_loss_is_ours(stories: Path) -> None:
+def test_loss_matches_transformers(stories: Path) -> None:
     trainer = loop.Trainer(at(stories))
     inputs, targets = next(trainer.batches(0))
     ids = torch.cat([inputs["input_ids"], targets[:, -1:]], 1)
-    theirs = trainer.bare(input_ids=ids, labels=ids).loss
-    ours = trainer.task.loss(trainer.bare, inputs, targets) / (targets >= 0).sum()
+    theirs = trainer.unwrapped_model(input_ids=ids, labels=ids).loss
+    ours = trainer.task.loss(trainer.unwrapped_model, inputs, targets) / (targets >= 0).sum()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
 @pytest.mark.slow
-def test_the_papers_gpt2_recipe_runs_on_stories(stories: Path) -> None:
+def test_paper_gpt2_recipe_runs(stories: Path) -> None:
     small = ["model.override.width=32", "model.depth=2", "model.heads=2", "model.head_dim=8", "data.tokenizer="]
-    value = recipes.with_settings(recipes.load("gpt2-tinystories-lean"), [*small, f"data.path={stories}"])
+    value = recipes.apply_settings(recipes.load("gpt2-tinystories-lean"), [*small, f"data.path={stories}"])
     facts = training.rehearse(value)
     assert facts["steps"] == 2000
     assert facts["memory_predicted_bytes"] > 0
@@ -240,7 +243,7 @@ def test_bad_input_is_one_message(
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "no text"), (b"caf\xe9", "byte 3 is 0xe9"), (b"a", "0 tokens")])
-def test_a_file_that_is_no_text_is_said(content: bytes, words: str, tmp_path: Path) -> None:
+def test_non_text_file_is_named(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(DataError, match=words):
         training.train(at(tmp_path / "text.txt"), tmp_path / "run")

@@ -11,13 +11,13 @@ from PIL import Image
 
 import leanify
 from leanify.cli.train import train
+from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.texts import own_texts
-from leanify.data.texts.labelled_text import Labelled
-from leanify.runs.recipe import DataSection
-from leanify.training import defaults, preparation
+from leanify.data.texts.labelled_text import LabelledTable
+from leanify.training import default_recipe, preparation
 from leanify.training import start as training
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
@@ -57,8 +57,8 @@ CASES: dict[str, tuple[Any, str]] = {
     "json": (lambda place: (place / "train.json").write_text("[]"), "call it .jsonl"),
     "no rows": (lambda place: csv(place / "train.csv", "text,label", str, 0), "train.csv has no rows"),
     "UTF-16": (
-        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-16"),
-        "save it as",
+        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-16-le"),
+        "save it as UTF-8",
     ),
     "Latin-1": (
         lambda place: csv(place / "train.csv", "text,label", lambda i: "café,x", encoding="latin-1"),
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_recognised_is_told_why(tmp_path: Path, case: str) -> None:
+def test_unrecognised_data_gives_reason(tmp_path: Path, case: str) -> None:
     make, words = CASES[case]
     make(tmp_path)
     with pytest.raises(leanify.SourceError) as caught:
@@ -89,45 +89,46 @@ def test_what_is_not_recognised_is_told_why(tmp_path: Path, case: str) -> None:
     assert "leanify train" not in str(caught.value), "it is what was typed"
 
 
-def test_a_device_is_told_so() -> None:
+def test_device_file_is_named() -> None:
     with pytest.raises(leanify.SourceError, match="/dev/null"):
         train("/dev/null")
 
 
-def test_the_columns_proposed_do(tmp_path: Path) -> None:
+def test_proposed_columns_work(tmp_path: Path) -> None:
     CASES["columns"][0](tmp_path)
-    named = defaults.named_in(['data.text=["story"]', "data.label=stars"])
+    named = default_recipe.parse_columns(['data.text=["story"]', "data.label=stars"])
     found = recognise(tmp_path, named)
     assert found is not None
     assert (found.task, found.classes) == ("text-classification", 2)
 
 
-def test_a_table_to_test_on_without_labels_does_not_validate(tmp_path: Path) -> None:
+def test_unlabelled_test_table_does_not_validate(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     csv(tmp_path / "test.csv", "id,text", lambda i: f"{i},{TEXTS[i]}")
     found = recognise(tmp_path)
     assert found is not None
-    assert not found.validated
+    assert not found.is_validated
     assert f"{tmp_path / 'test.csv'} has no column label and is left out" in found.description
-    data = defaults.of_data(found, str(tmp_path)).data
+    data = default_recipe.data_recipe(found, str(tmp_path)).data
     assert data is not None
     assert data.holdout == 0.2
     labelled(tmp_path / "test.csv")
     found = recognise(tmp_path)
     assert found is not None
-    assert found.validated
+    assert found.is_validated
     assert f"validated on {tmp_path / 'test.csv'}" in found.description
 
 
-def test_a_split_of_another_format_validates(tmp_path: Path) -> None:
+def test_other_format_split_validates(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"text": "a b", "label": "x"}) + "\n")
     found = recognise(tmp_path)
     assert found is not None
-    assert found.validated
+    assert found.is_validated
 
 
-def test_rows_without_label_are_counted_and_no_class(tmp_path: Path) -> None:
+def test_unlabelled_rows_are_counted(tmp_path: Path) -> None:
+    """They are no class of their own."""
     csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},{['x', 'y', ''][i % 3]}", 39)
     found = recognise(tmp_path)
     assert found is not None
@@ -135,7 +136,7 @@ def test_rows_without_label_are_counted_and_no_class(tmp_path: Path) -> None:
     assert "2 classes: x, y" in found.description
     assert "13 rows without a label" in found.description
     data = DataSection("data", "text-classification", path=str(tmp_path), on_error="skip")
-    assert len(Labelled.read(tmp_path / "train.csv", data, Faults(skip=True)).rows) == 26
+    assert len(LabelledTable.read(tmp_path / "train.csv", data, Faults(skip=True)).rows) == 26
 
 
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_damaged_rows_are_counted(tmp_path: Path) -> None:
     assert "1 row cannot be read, the first: " in found.description
 
 
-def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
+def test_parquet_shards_are_one_table(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -156,39 +157,33 @@ def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     found = recognise(tmp_path)
     assert found is not None
-    assert (found.kind, found.validated, found.samples, found.classes) == ("sentences", True, 30, 2)
+    assert (found.kind, found.is_validated, found.samples, found.classes) == ("sentences", True, 30, 2)
     assert "(of 3 shards)" in found.description
     data = DataSection("data", "text-classification", path=str(tmp_path))
-    tables = (own_texts.table_of(data, "train", Faults()), own_texts.table_of(data, "validation", Faults()))
+    tables = (
+        own_texts.read_split_table(data, "train", Faults()),
+        own_texts.read_split_table(data, "validation", Faults()),
+    )
     assert [list(table.lines) for table in tables] == [TEXTS[:30], TEXTS[30:]]
 
 
-def test_lists_of_labels_are_guessed(tmp_path: Path) -> None:
-    rows = [{"tweet": TEXTS[i], "emotions": [["joy"], ["joy", "fear"], []][i % 3]} for i in range(40)]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = recognise(tmp_path)
-    assert found is not None
-    assert (found.task, found.classes) == ("multi-label-classification", 2)
-    assert found.settings == ['data.text=["tweet"]', 'data.label="emotions"']
-
-
-def test_a_column_of_images_of_any_name(tmp_path: Path) -> None:
+def test_image_column_takes_any_name(tmp_path: Path) -> None:
     pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
     csv(tmp_path / "list.csv", "photo,breed", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
     found = recognise(tmp_path)
     assert found is not None
     assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
     assert found.settings == ['data.image="photo"', 'data.label="breed"']
-    for recipe in (defaults.recipe_of(str(tmp_path)), defaults.recipe_of("vit_tiny", str(tmp_path))):
+    for recipe in (default_recipe.find_recipe(str(tmp_path)), default_recipe.find_recipe("vit_tiny", str(tmp_path))):
         assert recipe.data is not None
-        data = defaults.recipes.with_settings(recipe, [f"data.path={json.dumps(str(tmp_path))}"]).data
+        data = default_recipe.recipes.apply_settings(recipe, [f"data.path={json.dumps(str(tmp_path))}"]).data
         assert data is not None
         readers, classes, _ = image_folder.read(data)
         assert ([len(reader) for reader in readers], classes) == ([12, 12], ["x", "y"])
 
 
 @pytest.mark.filterwarnings("ignore:.*has no weights")
-def test_what_validates_is_said(tmp_path: Path) -> None:
+def test_validation_source_is_shown(tmp_path: Path) -> None:
     """What is held out of training, and a table whose name says that it is for something else."""
     small = [f"model.override.{key}" for key in ("num_hidden_layers=1", "hidden_size=32", "num_attention_heads=2")]
     labelled(tmp_path / "train.csv")
@@ -196,7 +191,7 @@ def test_what_validates_is_said(tmp_path: Path) -> None:
     def said() -> str:
         recipe = training.resolve("bert", [f"data.path={tmp_path}", *small])
         assert recipe.data is not None
-        return own_texts.splits(recipe.data, preparation.build(recipe)).description
+        return own_texts.splits(recipe.data, preparation.build_model(recipe)).description
 
     assert said().endswith("36 samples to train and 4 held out to validate")
     labelled(tmp_path / "test.csv", 10)

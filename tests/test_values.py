@@ -22,9 +22,10 @@ def architecture(*depths: int) -> Architecture:
     return Architecture("timm/x", tuple(Stage(f"s{i}", ((WIDE,),) * depth) for i, depth in enumerate(depths)))
 
 
-def test_an_architecture_survives_json_and_is_written_run_length_encoded() -> None:
+def test_architecture_survives_json() -> None:
+    """It is written run-length encoded."""
     shape = Architecture(
-        "hf/y", (Stage("a", ((WIDE,),) * 5 + ((), (WIDE, WIDE))), Stage("pool", ((WIDE,),), fixed=True))
+        "hf/y", (Stage("a", ((WIDE,),) * 5 + ((), (WIDE, WIDE))), Stage("pool", ((WIDE,),), is_fixed=True))
     )
     data = json.loads(json.dumps(shape.to_json()))
     assert Architecture.from_json(data) == shape
@@ -34,7 +35,7 @@ def test_an_architecture_survives_json_and_is_written_run_length_encoded() -> No
         Architecture.from_json({"source": "x"})
 
 
-def test_equality_is_of_shapes_alone() -> None:
+def test_equality_compares_shapes_only() -> None:
     assert Architecture("a", architecture(3).stages) == Architecture("b", architecture(3).stages)
     assert architecture(3) != architecture(4)
 
@@ -43,18 +44,18 @@ def test_equality_is_of_shapes_alone() -> None:
     ("depths", "varied"),
     [((12,), (0,)), ((24, 2), (0,)), ((1, 1, 9, 1), (2,)), ((8, 8, 16, 4), (0, 1, 2, 3)), ((2, 2), (0, 1))],
 )
-def test_the_stages_that_a_redesign_turns_are_the_deep_ones(depths: tuple[int, ...], varied: tuple[int, ...]) -> None:
-    assert architecture(*depths).varied == varied
+def test_redesign_turns_deep_stages(depths: tuple[int, ...], varied: tuple[int, ...]) -> None:
+    assert architecture(*depths).variable_stages == varied
 
 
-def test_pins_are_one_number_or_one_a_stage() -> None:
+def test_pins_cover_one_or_all_stages() -> None:
     assert architecture(24, 2).per_stage(16, "heads") == [16, None]
     assert architecture(24, 2).per_stage([16, 8], "heads") == [16, 8]
     with pytest.raises(ShapeError, match=r"heads .* 3 .* 2 stages: s0 \(24\), s1 \(2\)"):
         architecture(24, 2).per_stage([1, 2, 3], "heads")
 
 
-def test_layers_that_differ_change_in_proportion() -> None:
+def test_differing_layers_change_proportionally() -> None:
     """Hiera's heads double where its width does; a mixture's first layer is dense, and its experts are small."""
     small, large = Layer(48, 1, 1, 48, 192), Layer(96, 2, 2, 48, 384)
     hiera = Stage("blocks", ((small,), (large,), (large,)))
@@ -68,7 +69,7 @@ def test_layers_that_differ_change_in_proportion() -> None:
         mixture.reshape(mlp=100)
 
 
-def test_experts_are_written_where_there_are_some() -> None:
+def test_experts_are_optional_in_json() -> None:
     """A dense layer's JSON is what it was before layers had experts."""
     dense, mixture = Layer(64, 4, 4, 16, 96), Layer(64, 4, 4, 16, 96, experts=8, active=2)
     assert dense != mixture
@@ -88,11 +89,11 @@ def test_experts_are_written_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("attending", "shortest"), [("aaa", 1), ("a", 1), ("---a---a", 8), ("a-a", 3), ("aa---", 1), ("-aa", 3)]
 )
-def test_a_hybrid_keeps_attention_in_two_of_its_blocks(attending: str, shortest: int) -> None:
+def test_hybrid_keeps_two_attention_blocks(attending: str, shortest: int) -> None:
     assert Stage("s", tuple((WIDE,) if mark == "a" else () for mark in attending)).shortest == shortest
 
 
-def test_the_main_layer_has_an_mlp_where_one_has() -> None:
+def test_main_layer_has_an_mlp() -> None:
     """Whisper's decoder: attention to itself, then to the sound and an MLP."""
     decoder = Stage("decoder", (((own := Layer(48, 6, 6, 8, 0)), (cross := Layer(48, 6, 6, 8, 96))),))
     assert decoder.primary == cross
@@ -101,7 +102,7 @@ def test_the_main_layer_has_an_mlp_where_one_has() -> None:
         Stage("s", ((own,),)).reshape(mlp=64)
 
 
-def test_growing_wants_one_of_heads_and_factor() -> None:
+def test_grow_wants_heads_or_factor() -> None:
     assert {layer.kv_heads for layer in architecture(3).grown(factor=2).layers()} == {4}
     for arguments in ({}, {"heads": 12, "factor": 2}, {"factor": 0}):
         with pytest.raises(ShapeError):
@@ -126,11 +127,11 @@ SIZES = {"h": 4, "g": 2, "d": 3, "m": 10}
         ("d^-0.5", 3**-0.5),
     ],
 )
-def test_a_layout_says_the_length_of_an_axis(how: str, length: float) -> None:
+def test_layout_gives_axis_length(how: str, length: float) -> None:
     assert notation.evaluate(how, SIZES) == length
 
 
-def test_sizes_are_solved_from_axes() -> None:
+def test_sizes_solve_from_axes() -> None:
     assert notation.solve([("h d", 12), ("g d", 6), ("d", 3)], {}) == {"h": 4, "g": 2, "d": 3}
     assert notation.solve([("m | 3 h d", 46), ("h d", 12), ("h", 4)], {})["m"] == 10
     with pytest.raises(ValueError, match="an axis of length 13"):
@@ -138,7 +139,7 @@ def test_sizes_are_solved_from_axes() -> None:
 
 
 @pytest.mark.parametrize("how", ["h d", "3 h d", "h 3 d", "d h", "h d | g d | g d", "m | 3 h d"])
-def test_positions_carry_every_head_to_its_place(how: str) -> None:
+def test_positions_place_every_head(how: str) -> None:
     """Growing: old channel c of head i of part p is channel c of head i of part p, whatever the layout."""
     new = {"h": 6, "g": 3, "d": 3, "m": 12}
 
@@ -157,7 +158,7 @@ def test_positions_carry_every_head_to_its_place(how: str) -> None:
     assert [before[i] for i in source] == [after[i] for i in target] == before
 
 
-def test_a_split_keeps_every_channel_in_order() -> None:
+def test_split_keeps_channel_order() -> None:
     """h heads side by side cut into 2h: interleaved layouts must be reordered, plain ones stay."""
     halves = {"h": 8, "d": 2}
     whole = {"h": 4, "d": 4}
@@ -170,14 +171,16 @@ def test_a_split_keeps_every_channel_in_order() -> None:
     assert torch.equal(old.transpose(0, 1).reshape(3, 16), new.transpose(0, 1).reshape(3, 16))
 
 
-def test_per_head_values_repeat_for_new_heads() -> None:
+def test_per_head_values_repeat() -> None:
+    """For new heads."""
     assert notation.cycle("h", {"h": 3}, {"h": 5}).tolist() == [0, 1, 2, 0, 1]
 
 
 # -- theory -------------------------------------------------------------------------------------------------------
 
 
-def test_predicted_kappa_has_its_peak_where_inner_meets_the_tokens() -> None:
+def test_predicted_kappa_peaks_at_tokens() -> None:
+    """Where the inner width meets the number of tokens."""
     printed = {12: 3.05, 16: 2.56, 18: 2.41, 23: 2.15}
     for heads, kappa in printed.items():
         assert gaussian_kappa(64 * heads, 197) == pytest.approx(kappa, abs=0.005)
@@ -187,7 +190,7 @@ def test_predicted_kappa_has_its_peak_where_inner_meets_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["leanify", "leanify.architecture", "leanify.terminal", "leanify.errors", "leanify.cli"]
+    "module", ["leanify", "leanify.core.architecture", "leanify.core.terminal", "leanify.core.errors", "leanify.cli"]
 )
 def test_values_and_help_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(*(m for m in ('torch', 'timm', 'transformers', 'numpy') if m in sys.modules))"
@@ -195,7 +198,7 @@ def test_values_and_help_import_no_torch(module: str) -> None:
     assert done.stdout.strip() == ""
 
 
-def test_one_key_value_head_is_solved() -> None:
+def test_one_kv_head_is_solved() -> None:
     assert notation.solve([("h d", 12), ("d", 4), ("g d", 4)], {}) == {"h": 3, "d": 4, "g": 1}
 
 
@@ -208,6 +211,6 @@ def test_one_key_value_head_is_solved() -> None:
         ("d h", [1], [1, 4]),
     ],
 )
-def test_picked_are_the_positions_of_some_heads(how: str, heads: list[int], places: list[int]) -> None:
+def test_picked_positions_follow_heads(how: str, heads: list[int], places: list[int]) -> None:
     sizes = {"h": 3, "g": 1, "d": 2}
-    assert notation.picked(how, sizes, {"h": torch.tensor(heads)}).tolist() == places
+    assert notation.pick_positions(how, sizes, {"h": torch.tensor(heads)}).tolist() == places

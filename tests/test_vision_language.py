@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import leanify
-from leanify.design.prices.counting import count, macs, observed_on_cpu, observed_on_meta
 from leanify.lens import surgery
+from leanify.profiling.counting import count, macs, observe_on_cpu, observe_on_meta
 from leanify.upstream.inputs import example_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run:UserWarning")
@@ -48,12 +48,13 @@ QWEN2_VL = {
         ("hf/qwen2_vl", QWEN2_VL, "Qwen2VLForConditionalGeneration", 40, ["visual", "language_model"]),
     ],
 )
-def test_planned_priced_written_and_loaded(
+def test_plans_price_save_and_load(
     source: str, options: dict[str, Any], cls: str, tokens: int, towers: list[str], tmp_path: Path
 ) -> None:
     import transformers
 
-    plan = leanify.redesign(source, target_params=0.85, overrides=options, cls=cls, min_depth=1, tokens=tokens)
+    overrides = {**options, "class": cls} if cls else options
+    plan = leanify.redesign(source, target_params=0.85, overrides=overrides, min_depth=1, tokens=tokens)
     assert plan.towers == towers
     assert plan.chosen.params <= 0.85 * plan.baseline.params
     for design in (plan.baseline, plan.chosen):
@@ -67,11 +68,11 @@ def test_planned_priced_written_and_loaded(
     inputs = example_inputs(lean, 2, tokens)
     with torch.no_grad():
         assert torch.equal(lean(**inputs)[0], again(**inputs)[0])
-    flows.same(lean, again)
+    flows.assert_same_model(lean, again)
 
 
 @pytest.mark.parametrize(("source", "options"), [("hf/llava", LLAVA), ("hf/qwen2_vl", QWEN2_VL)])
-def test_more_heads_leave_the_outputs_as_they_were(source: str, options: dict[str, Any]) -> None:
+def test_grow_keeps_outputs(source: str, options: dict[str, Any]) -> None:
     model = leanify.load(source, overrides=options).double()
     inputs = {name: x.double() if x.is_floating_point() else x for name, x in example_inputs(model, 2, 40).items()}
     with torch.no_grad():
@@ -80,17 +81,17 @@ def test_more_heads_leave_the_outputs_as_they_were(source: str, options: dict[st
     assert all(layer.mlp for layer in leanify.read(model).layers())
 
 
-def test_the_default_llava_is_the_published_one() -> None:
+def test_default_llava_is_published_one() -> None:
     """By its default configuration the image's token has no row in the embedding. LLaVA 1.5: 7.06 B parameters."""
     with pytest.warns(UserWarning, match="using llava-hf/llava-1.5-7b-hf"):
         model = leanify.load("llava", device="meta", cls="LlavaForConditionalGeneration")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(7.06e9, rel=0.002)
 
 
-def test_qwen2_vl_is_counted_without_memory() -> None:
+def test_qwen2_vl_needs_no_memory() -> None:
     """On meta, where upstream's checks of values cannot pass, as many MACs as with values; its 7B size runs there."""
     small = leanify.load("hf/qwen2_vl", overrides=QWEN2_VL, device="meta")
-    on_meta = observed_on_meta(small, 40, macs)
-    assert on_meta == observed_on_cpu(small, 40, macs) > 0
+    on_meta = observe_on_meta(small, 40, macs)
+    assert on_meta == observe_on_cpu(small, 40, macs) > 0
     large = leanify.load("hf/qwen2_vl", device="meta")
-    assert observed_on_meta(large, None, macs) is not None
+    assert observe_on_meta(large, None, macs) is not None

@@ -14,19 +14,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from zoo import tiny
 
 import leanify
 from leanify.cli import main
+from leanify.core.errors import DataError, ShapeError, SourceError
+from leanify.core.recipe import DistillSection
 from leanify.data.texts import vocabulary
-from leanify.errors import DataError, ShapeError, SourceError
-from leanify.runs.recipe import DistillSection
-from leanify.training.teachers import teacher_of
+from leanify.shrinking.calibration import (
+    RunningDivergence,
+    TeacherOutputs,
+    collect_outputs,
+    constant_divergence,
+    divergence,
+)
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.transfer import transfer_weights
+from leanify.training.teachers import load_teacher
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
-from leanify.warm.calibration import Answers, Tally, answers, constant, damage
-from leanify.warm.carry import carry
-from leanify.warm.donor import Donor
-from leanify.zoo import tiny
 
 NAMES = ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "timm/swin_tiny_patch4_window7_224"]
 
@@ -49,35 +55,41 @@ def shorter(model: nn.Module) -> Any:
     return replace(shape, stages=tuple(new if s is longest else s for s in shape.stages))
 
 
-def test_a_constant_answer_has_the_damage_of_the_mean() -> None:
+def test_constant_answer_damages_like_mean() -> None:
     rows = torch.randn(50, 7)
     mean = rows.softmax(-1).mean(0).log().expand_as(rows)
-    assert constant(Answers(rows, True)) == pytest.approx(damage(Answers(mean, True), Answers(rows, True)), rel=1e-4)
+    assert constant_divergence(TeacherOutputs(rows, True)) == pytest.approx(
+        divergence(TeacherOutputs(mean, True), TeacherOutputs(rows, True)), rel=1e-4
+    )
     middle = rows.mean(0).expand_as(rows)
-    assert damage(Answers(middle, False), Answers(rows, False)) == pytest.approx(constant(Answers(rows, False)))
+    assert divergence(TeacherOutputs(middle, False), TeacherOutputs(rows, False)) == pytest.approx(
+        constant_divergence(TeacherOutputs(rows, False))
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_carried_to_another_shape(name: str) -> None:
+def test_weights_carry_to_another_shape(name: str) -> None:
     model, data = built(name)
     shape = shorter(model)
-    found = carry(Donor(model, data[:2], data[2:]), shape)
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), shape)
     assert leanify.read(found.model) == shape
     assert found.steps[0].move == "narrow"
     assert len(found.steps) == 2
-    assert found.steps[-1].damage == pytest.approx(damage(answers(found.model, data[2:]), answers(model, data[2:])))
-    assert bool(found.refused) == (name == NAMES[4])
+    assert found.steps[-1].damage == pytest.approx(
+        divergence(collect_outputs(found.model, data[2:]), collect_outputs(model, data[2:]))
+    )
+    assert bool(found.refusals) == (name == NAMES[4])
 
 
-def test_a_models_own_shape_costs_nothing() -> None:
+def test_own_shape_costs_nothing() -> None:
     model, data = built("hf/llama")
-    found = carry(Donor(model, data[:2], data[2:]), leanify.read(model))
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), leanify.read(model))
     assert [(step.move, step.damage) for step in found.steps] == [("narrow", 0.0)]
 
 
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("logits", [True, False])
-def test_damage_batch_by_batch_adds_up_to_the_whole_and_never_falls(logits: bool, step: int) -> None:
+def test_damage_adds_up_monotonically(logits: bool, step: int) -> None:
     """So a trial may end as soon as it has cost more than another."""
     torch.manual_seed(0)
     batches = [{"attention_mask": (torch.rand(2, 5) > 0.3).long()} for _ in range(4)]
@@ -86,15 +98,15 @@ def test_damage_batch_by_batch_adds_up_to_the_whole_and_never_falls(logits: bool
         torch.cat([x[b["attention_mask"].bool()] for x, b in zip(several, batches, strict=True)])
         for several in (said, wanted)
     ]
-    teacher = Answers(rows[1][::step], logits, step)
-    tally, seen = Tally(teacher), [0.0]
+    teacher = TeacherOutputs(rows[1][::step], logits, step)
+    tally, seen = RunningDivergence(teacher), [0.0]
     for given, batch in zip(said, batches, strict=True):
         seen.append(tally.add(given, batch))
     assert seen == sorted(seen)
-    assert seen[-1] == pytest.approx(damage(Answers(rows[0][::step], logits, step), teacher), rel=1e-5)
+    assert seen[-1] == pytest.approx(divergence(TeacherOutputs(rows[0][::step], logits, step), teacher), rel=1e-5)
 
 
-def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not() -> None:
+def test_pair_or_drop_follows_importance() -> None:
     """A dead block goes for nothing; with room for twice the heads a pair costs less than any drop."""
     model, data = built("timm/vit_base_patch16_224")
     shape = leanify.read(model)
@@ -105,7 +117,7 @@ def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not
         nn.init.zeros_(parameter.weight)
         nn.init.zeros_(parameter.bias)
     wanted = replace(shape, stages=(shape.stages[0].reshape(depth=2), *shape.stages[1:]))
-    found = carry(Donor(model, data[:2], data[2:]), wanted)
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted)
     assert (found.steps[-1].move, found.steps[-1].blocks) in {("drop", (1,)), ("pair", (0, 1)), ("pair", (1, 2))}
     assert found.steps[-1].damage < 1e-5
 
@@ -116,10 +128,10 @@ def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not
     wide = replace(
         shape, stages=(shape.stages[0].reshape(2, 2 * doubled.heads, mlp=2 * doubled.mlp), *shape.stages[1:])
     )
-    assert carry(Donor(model, data[:2], data[2:]), wide).steps[-1].move == "pair"
+    assert transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wide).steps[-1].move == "pair"
 
 
-def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
+def test_pairing_leaves_no_single_block() -> None:
     """Blocks 1 and 2 do nothing, so their pair costs nothing; taken first, it would leave block 0 without a partner."""
     library = import_transformers()
     config = library.LlamaConfig(
@@ -133,14 +145,14 @@ def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
     data = [example_inputs(model, 2, 12) for _ in range(4)]
     shape = leanify.read(model)
     wanted = replace(shape, stages=(shape.stages[0].reshape(3, 4, mlp=32),))
-    found = carry(Donor(model, data[:2], data[2:]), wanted, moves=("pair",))
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted, moves=("pair",))
     assert sorted(step.blocks for step in found.steps[1:]) == [(0, 1), (2, 3), (4, 5)]
     fewer = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
     with pytest.raises(ShapeError, match="no further pair"):
-        carry(Donor(model, data[:2], data[2:]), fewer, moves=("pair",))
+        transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), fewer, moves=("pair",))
 
 
-def test_the_last_pair_is_no_move_of_its_own() -> None:
+def test_last_pair_is_not_separate() -> None:
     """The last blocks' pair, once made, shortens nothing: it was tried again and again."""
     library = import_transformers()
     shape = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
@@ -152,27 +164,27 @@ def test_the_last_pair_is_no_move_of_its_own() -> None:
     data = [example_inputs(model, 2, 12) for _ in range(4)]
     old = leanify.read(model)
     shape = replace(old, stages=(old.stages[0].reshape(2, 4, mlp=32),))
-    found = carry(Donor(model, data[:2], data[2:]), shape, moves=("pair",))
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), shape, moves=("pair",))
     assert [step.blocks for step in found.steps[1:]] == [(2, 3), (0, 1)]
 
 
-def test_deeper_stages_repeat_their_last_block() -> None:
+def test_deeper_stages_repeat_last_block() -> None:
     model, data = built("hf/llama")
     shape = leanify.read(model)
     wanted = replace(shape, stages=(shape.stages[0].reshape(depth=shape.depth + 1),))
-    found = carry(Donor(model, data[:2], data[2:]), wanted)
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted)
     assert [step.move for step in found.steps] == ["narrow", "deepen"]
     assert leanify.read(found.model) == wanted
 
 
-def test_what_cannot_be_carried_is_refused() -> None:
+def test_uncarriable_shapes_are_refused() -> None:
     model, data = built("hf/llama")
     with pytest.raises(DataError, match="two batches"):
-        Donor(model, data, [])
+        CalibratedTeacher(model, data, [])
     stage = leanify.read(model).stages[0]
     uneven = replace(stage, blocks=(stage.blocks[0], stage.reshape(mlp=8).blocks[0]))
     with pytest.raises(ShapeError, match="several shapes"):
-        carry(Donor(model, data[:2], data[2:]), replace(leanify.read(model), stages=(uneven,)))
+        transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), replace(leanify.read(model), stages=(uneven,)))
 
 
 # -- the command --------------------------------------------------------------------------------------------------
@@ -188,7 +200,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     library.LlamaForCausalLM(config).save_pretrained(folder / "source")
-    vocabulary.tokenizer_of("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
+    vocabulary.make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
     (folder / "text.txt").write_text("Two layers side by side are one with twice the heads. " * 60)
     return folder
 
@@ -204,15 +216,16 @@ def run(*arguments: object) -> int:
     return 0
 
 
-SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64, "--tokens", 32, "--samples", 8)
+SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64)
 
 
 def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = checkpoint / "source", tmp_path / "lean"
-    data = ("--weights", source, "--data", checkpoint / "text.txt", "-o", out, "--explain")
-    assert run("redesign", source, *SHAPE, *data) == 0
+    data = ("--weights", source, "--data", checkpoint / "text.txt")
+    assert run("redesign", source, *SHAPE, *data, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["carried"]["designs"]["lean"]["steps"]) == 3
+    assert run("redesign", source, *SHAPE, *data, "-o", out) == 0
     printed = capsys.readouterr().out
-    assert len(re.findall(r"^(?:drop|pair|narrow)\b.*\d$", printed, re.MULTILINE)) == 3
     [kept] = re.findall(
         r"KL, nats (\S+) before training, where the\s+original has 0 and a\s+constant answer (\S+)\.", printed
     )
@@ -223,12 +236,15 @@ def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, caps
     assert lean.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
 
 
-def test_the_design_that_keeps_most_is_written(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_kept_design_is_written(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of more heads, the old heads and narrower MLPs alone, all within the budget, by what was measured."""
     source, out = checkpoint / "source", tmp_path / "lean"
-    data = ("--weights", source, "--data", checkpoint / "text.txt", "--tokens", 32, "--samples", 16)
+    data = (
+        "--weights",
+        source,
+        "--data",
+        checkpoint / "text.txt",
+    )
     assert run("redesign", source, "--target-params", 0.75, *data, "-o", out, "--json") == 0
     plan = json.loads(capsys.readouterr().out)
     designs = plan["carried"]["designs"]
@@ -242,9 +258,7 @@ def test_the_design_that_keeps_most_is_written(
     assert sum(p.numel() for p in written.parameters()) == plan["chosen"]["params"] <= 0.75 * plan["baseline"]["params"]
 
 
-def test_a_text_that_the_tokenizer_does_not_know_is_named(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_text_is_named(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a tokenizer nothing is read; with one of other words hardly any is known, or some are not."""
     bare = shutil.copytree(checkpoint / "source", tmp_path / "bare")
     for file in bare.glob("*token*"):
@@ -260,9 +274,7 @@ def test_a_text_that_the_tokenizer_does_not_know_is_named(
         assert said in capsys.readouterr().err
 
 
-def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_layer_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = shutil.copytree(checkpoint / "source", tmp_path / "broken")
     tensors = {name: x for name, x in load_file(broken / "model.safetensors").items() if ".layers.3." not in name}
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
@@ -272,7 +284,7 @@ def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
     assert "lacks 9 tensors of layers in its configuration" in said
     assert "Traceback" not in said
     with pytest.raises(SourceError, match="lacks 9 tensors"):
-        teacher_of(DistillSection(str(broken)))
+        load_teacher(DistillSection(str(broken)))
     assert [entry.name for entry in tmp_path.iterdir()] == ["broken"]
 
 

@@ -10,17 +10,25 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from zoo import tiny
+from zoo.running import difference, outputs, randomise
 
 import leanify
 from leanify.lens.located import LocatedLayer, Site
 from leanify.lens.sites import locate
+from leanify.shrinking.calibration import Moments
+from leanify.shrinking.choose import (
+    RIDGE,
+    SCARCE,
+    choose_units,
+    importances,
+    most_important,
+    output_projection,
+    weight_matrix,
+)
+from leanify.shrinking.narrow import common_heads, head_tables, moment_cuts, narrow
+from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.upstream.inputs import example_inputs
-from leanify.warm.calibration import Moments
-from leanify.warm.choose import RIDGE, SCARCE, chosen, importances, matrix_of, most_important, output_of
-from leanify.warm.donor import Donor
-from leanify.warm.narrow import by_moments, common_heads, narrow, tables_of_heads
-from leanify.zoo import tiny
-from leanify.zoo.running import difference, outputs, randomised
 
 NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with biases, transposed, in groups, of pixels
 
@@ -28,14 +36,14 @@ NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with 
 def layer_of(name: str) -> LocatedLayer:
     library, _, rest = name.partition("/")
     model, _ = tiny.build(library, rest)
-    return next(iter(locate(randomised(model)).layers))
+    return next(iter(locate(randomise(model)).layers))
 
 
 def site_of(name: str, symbol: str) -> tuple[Site, nn.Module, str]:
     layer = layer_of(name)
     site = layer.attention if symbol == "h" else layer.mlp
     assert site is not None
-    path, module = output_of(site, symbol)
+    path, module = output_projection(site, symbol)
     assert module is not None
     return site, module, path
 
@@ -62,7 +70,7 @@ def as_lists(picks: Any) -> dict[str, list[int]]:
 
 def data(module: nn.Module, tokens: int, seed: int, alike: float = 1.0) -> np.ndarray:
     """Inputs of a projection that say much of each other the smaller ``alike`` is, and the constant one of its bias."""
-    width = matrix_of(module).shape[1]
+    width = weight_matrix(module).shape[1]
     rng = np.random.default_rng(seed)
     few = rng.normal(size=(tokens, 4)) @ rng.normal(size=(4, width))
     return np.concatenate([few + alike * rng.normal(size=(tokens, width)) + 0.3, np.ones((tokens, 1))], 1)
@@ -76,7 +84,7 @@ def survivors_of(
     module: nn.Module, inputs: np.ndarray, groups: Sequence[Sequence[int]], count: int, ridge: float
 ) -> list[int]:
     """One after another the group without which a refit misses least, by the second moments with a ridge."""
-    matrix = matrix_of(module).double().numpy()
+    matrix = weight_matrix(module).double().numpy()
     if getattr(module, "bias", None) is not None:
         matrix = np.concatenate([matrix, np.zeros((len(matrix), 1))], 1)
     else:
@@ -102,12 +110,12 @@ def survivors_of(
 
 @pytest.mark.parametrize("symbol", ["h", "m"])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_data_the_largest_columns_stay(name: str, symbol: str) -> None:
+def test_largest_columns_stay_without_data(name: str, symbol: str) -> None:
     site, module, _ = site_of(name, symbol)
-    matrix, groups = matrix_of(module).double().numpy(), columns_of(site, symbol)
+    matrix, groups = weight_matrix(module).double().numpy(), columns_of(site, symbol)
     power = [float((matrix[:, group] ** 2).sum()) for group in groups]
     counts = list(range(1, len(groups)))
-    found = chosen(site, symbol, counts, {})
+    found = choose_units(site, symbol, counts, {})
     for count in counts:
         kept = sorted(sorted(range(len(groups)), key=lambda i: -power[i])[:count])
         assert as_lists(found[count]) == picks_of(site, symbol, kept)
@@ -115,13 +123,13 @@ def test_without_data_the_largest_columns_stay(name: str, symbol: str) -> None:
 
 @pytest.mark.parametrize("symbol", ["h", "m"])
 @pytest.mark.parametrize("name", NAMES)
-def test_with_data_what_the_rest_misses_least_goes(name: str, symbol: str) -> None:
+def test_most_replaceable_unit_goes(name: str, symbol: str) -> None:
     """Several counts at once, in any order, give what each alone gives."""
     site, module, path = site_of(name, symbol)
     groups = columns_of(site, symbol)
-    inputs = data(module, 5 * matrix_of(module).shape[1], 1)
+    inputs = data(module, 5 * weight_matrix(module).shape[1], 1)
     counts = sorted({1, len(groups) // 2, len(groups) - 1} - {0})
-    found = chosen(site, symbol, counts, {path: moments_of(inputs)})
+    found = choose_units(site, symbol, counts, {path: moments_of(inputs)})
     for count in counts if len(groups) < 48 else counts[-1:]:  # of many units several go in one round
         kept = survivors_of(module, inputs, groups, count, RIDGE)
         assert as_lists(found[count]) == picks_of(site, symbol, kept)
@@ -133,7 +141,7 @@ def test_few_tokens_are_trusted_less(name: str, more: int) -> None:
     """Fewer tokens than twice the inputs: a ridge a hundred times as strong. Data is looked for where that matters."""
     site, module, path = site_of(name, "h")
     groups = columns_of(site, "h")
-    width = matrix_of(module).shape[1] + (getattr(module, "bias", None) is not None)
+    width = weight_matrix(module).shape[1] + (getattr(module, "bias", None) is not None)
     tokens = 2 * width + more
     right, wrong = (SCARCE, RIDGE) if more < 0 else (RIDGE, SCARCE)
     told_apart = 0
@@ -143,7 +151,7 @@ def test_few_tokens_are_trusted_less(name: str, more: int) -> None:
         if expected == other:
             continue
         told_apart += 1
-        found = chosen(site, "h", [1], {path: moments_of(inputs)})[1]
+        found = choose_units(site, "h", [1], {path: moments_of(inputs)})[1]
         assert as_lists(found) == picks_of(site, "h", expected)
         if told_apart == 3:
             break
@@ -152,9 +160,9 @@ def test_few_tokens_are_trusted_less(name: str, more: int) -> None:
 
 @pytest.mark.parametrize("symbol", ["h", "m"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_units_importance_is_the_power_of_what_it_gives(name: str, symbol: str) -> None:
+def test_importance_is_output_power(name: str, symbol: str) -> None:
     site, module, path = site_of(name, symbol)
-    matrix = matrix_of(module).double().numpy()
+    matrix = weight_matrix(module).double().numpy()
     size = site.sizes["d"] if symbol == "h" else 1
     runs = [list(range(i, i + size)) for i in range(0, matrix.shape[1], size)]
     inputs = data(module, 50, 2)
@@ -164,7 +172,8 @@ def test_a_units_importance_is_the_power_of_what_it_gives(name: str, symbol: str
     assert importances(site, symbol, {}).tolist() == pytest.approx(plain)
 
 
-def test_the_most_important_heads_stay_and_of_groups_whole_ones() -> None:
+def test_important_heads_and_groups_stay() -> None:
+    """Of groups, whole ones."""
     site, _, _ = site_of("hf/bert", "h")
     heads = site.sizes["h"]
     scores = torch.arange(heads).double().roll(1)
@@ -192,10 +201,10 @@ def calibration(model: nn.Module, count: int = 4) -> list[dict[str, Any]]:
 def built(name: str) -> tuple[nn.Module, Any]:
     library, _, rest = name.partition("/")
     model, call = tiny.build(library, rest)
-    return randomised(model), call
+    return randomise(model), call
 
 
-def test_a_narrowed_model_is_corrected_unless_asked_otherwise() -> None:
+def test_narrowing_corrects_by_default() -> None:
     model, call = built("hf/bert")
     shape = leanify.read(model).map_layers(lambda layer: replace(layer, mlp=layer.mlp // 2))
     plain, corrected, usual = (
@@ -207,7 +216,8 @@ def test_a_narrowed_model_is_corrected_unless_asked_otherwise() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["hf/bert", "hf/llama"])
-def test_what_stays_of_a_layer_follows_its_moments_or_the_heads_given(name: str) -> None:
+def test_layer_keeps_by_moments_or_heads(name: str) -> None:
+    """What stays follows the moments, or the heads that the caller names."""
     layer = layer_of(name)
     mlp = layer.mlp
     assert mlp is not None
@@ -216,18 +226,18 @@ def test_what_stays_of_a_layer_follows_its_moments_or_the_heads_given(name: str)
     count = wanted.kv_heads if layer.attention.sizes.get("g", 1) > 1 else wanted.heads
     found = {}
     for site, symbol in ((layer.attention, "h"), (mlp, "m")):
-        path, module = output_of(site, symbol)
+        path, module = output_projection(site, symbol)
         assert module is not None
-        found[path] = moments_of(data(module, 5 * matrix_of(module).shape[1], 3))
-    heads = chosen(layer.attention, "h", [count], found)[count]
-    units = chosen(mlp, "m", [wanted.mlp], found)[wanted.mlp]
-    own = by_moments(found, wanted)
+        found[path] = moments_of(data(module, 5 * weight_matrix(module).shape[1], 3))
+    heads = choose_units(layer.attention, "h", [count], found)[count]
+    units = choose_units(mlp, "m", [wanted.mlp], found)[wanted.mlp]
+    own = moment_cuts(found, wanted)
     assert as_lists(own(layer.attention, "h").picks) == as_lists(heads)
     assert as_lists(own(mlp, "m").picks) == as_lists(units)
     assert own(mlp, "m").weights is not None
     assert own(layer.attention, "h").weights is not None
     others = {symbol: pick.flip(0) for symbol, pick in heads.items()}
-    given = by_moments(found, wanted, False, others)
+    given = moment_cuts(found, wanted, False, others)
     assert as_lists(given(layer.attention, "h").picks) == as_lists(others)
     assert as_lists(given(mlp, "m").picks) == as_lists(units)
     assert given(mlp, "m").weights is None
@@ -235,26 +245,26 @@ def test_what_stays_of_a_layer_follows_its_moments_or_the_heads_given(name: str)
 
 @pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
 @pytest.mark.parametrize("fewer", [1, 2])
-def test_layers_under_one_table_keep_the_heads_of_the_largest_sum_of_shares(name: str, fewer: int) -> None:
+def test_layers_under_table_share_heads(name: str, fewer: int) -> None:
     """Each layer's importances are scaled to one, however large its weights."""
     model, _ = built(name)
     located = locate(model)
     layers = list(located.layers)
     layers[0].output.weight.data.mul_(100)
     layers[1].output.weight.data.mul_(1e-4)
-    donor = Donor(model, calibration(model), calibration(model))
-    wanted = [layer.with_heads(layer.heads - fewer) for layer in leanify.read(model).layers()]
-    common = common_heads(donor, wanted)
+    teacher = CalibratedTeacher(model, calibration(model), calibration(model))
+    wanted = [layer.set_heads(layer.heads - fewer) for layer in leanify.read(model).layers()]
+    common = common_heads(teacher, wanted)
     stages = [list(stage.layers) for stage in located.stages]
-    together = [layers] if tables_of_heads(located) else stages
-    assert bool(tables_of_heads(located)) == (name == "hf/mpnet")
+    together = [layers] if head_tables(located) else stages
+    assert bool(head_tables(located)) == (name == "hf/mpnet")
     assert common
     for members in together:
         if members[0].attention.path not in common:
             continue
         shares = 0
         for layer in members:
-            scores = importances(layer.attention, "h", donor.heads(layer)).numpy()
+            scores = importances(layer.attention, "h", teacher.heads(layer)).numpy()
             shares = shares + scores / scores.sum()
         kept = sorted(np.argsort(-np.asarray(shares))[: layer.read().heads - fewer].tolist())
         for layer in members:
@@ -262,10 +272,10 @@ def test_layers_under_one_table_keep_the_heads_of_the_largest_sum_of_shares(name
 
 
 @pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
-def test_no_heads_are_shared_where_none_go(name: str) -> None:
+def test_sharing_needs_removed_heads(name: str) -> None:
     model, _ = built(name)
-    donor = Donor(model, calibration(model), calibration(model))
+    teacher = CalibratedTeacher(model, calibration(model), calibration(model))
     same = list(leanify.read(model).layers())
-    more = [layer.with_heads(layer.heads + 1) for layer in same]
-    assert common_heads(donor, same) == {}
-    assert common_heads(donor, more) == {}
+    more = [layer.set_heads(layer.heads + 1) for layer in same]
+    assert common_heads(teacher, same) == {}
+    assert common_heads(teacher, more) == {}

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+from zoo import tiny
+from zoo.running import randomise
 
 from leanify.lens.located import Site
 from leanify.lens.sites import locate
-from leanify.warm.calibration import Moments
-from leanify.warm.choose import RIDGE, matrix_of, output_of
-from leanify.warm.correction import OUTPUTS, RIDGES, corrected, least_squares, set_matrix
-from leanify.zoo import tiny
-from leanify.zoo.running import randomised
+from leanify.shrinking.calibration import Moments
+from leanify.shrinking.choose import RIDGE, output_projection, weight_matrix
+from leanify.shrinking.correction import OUTPUTS, RIDGES, correct_output, least_squares, set_matrix
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def site_of(name: str, width: int = 0) -> tuple[Site, nn.Module]:
     """The MLP of a tiny model's first layer; ``width`` makes its output wider."""
     library, _, rest = name.partition("/")
     model, _ = tiny.build(library, rest)
-    site = next(iter(locate(randomised(model)).layers)).mlp
+    site = next(iter(locate(randomise(model)).layers)).mlp
     assert site is not None
-    _, module = output_of(site, "m")
+    _, module = output_projection(site, "m")
     assert module is not None
     if width:
-        weight: Any = torch.randn(width, matrix_of(module).shape[1], dtype=torch.float64)
+        weight: Any = torch.randn(width, weight_matrix(module).shape[1], dtype=torch.float64)
         module.weight, module.bias = nn.Parameter(weight), nn.Parameter(torch.randn(width, dtype=torch.float64))
         module.out_features = width  # type: ignore[assignment]
     return site, module
@@ -81,7 +81,7 @@ def inputs(rng: np.random.Generator, tokens: int, width: int, alike: float) -> n
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
-def test_least_squares_is_that_of_numpy(ridge: float) -> None:
+def test_least_squares_matches_numpy(ridge: float) -> None:
     rng = np.random.default_rng(0)
     w, a, kept = rng.normal(size=(5, 12)), inputs(rng, 30, 12, 0.3), np.array([0, 2, 3, 7, 11])
     found = least_squares(torch.from_numpy(w), torch.from_numpy(a.T @ a), torch.from_numpy(kept), ridge)
@@ -93,14 +93,16 @@ def test_least_squares_is_that_of_numpy(ridge: float) -> None:
 @pytest.mark.parametrize("name", ["timm/vit_base_patch16_224", "hf/llama", "hf/gpt2"])  # a bias, none, transposed
 @pytest.mark.parametrize("alike", [0.01, 0.3, 1.0, 30.0])
 @pytest.mark.parametrize("tokens", [(400, 400), (12, 9), (60,)])
-def test_a_correction_is_as_strong_as_other_data_confirms(name: str, alike: float, tokens: tuple[int, ...]) -> None:
+def test_correction_strength_is_cross_validated(name: str, alike: float, tokens: tuple[int, ...]) -> None:
     site, module = site_of(name)
-    weight = matrix_of(module).double().numpy()
+    weight = weight_matrix(module).double().numpy()
     width = weight.shape[1]
     rng = np.random.default_rng(3)
     halves = [inputs(rng, count, width, alike) for count in tokens]
     kept = np.arange(0, width, 2)
-    found = corrected(site, "m", {"m": torch.from_numpy(kept)}, {output_of(site, "m")[0]: moments_of(halves)})
+    found = correct_output(
+        site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
+    )
     assert found is not None
     new, bias = found
     if isinstance(module.bias, Tensor):
@@ -117,13 +119,15 @@ def test_a_correction_is_as_strong_as_other_data_confirms(name: str, alike: floa
 
 
 @pytest.mark.parametrize("width", [63, 130])
-def test_some_outputs_are_enough_to_compare_by(width: int) -> None:
+def test_some_outputs_suffice_to_compare(width: int) -> None:
     site, module = site_of("timm/vit_base_patch16_224", width)
-    weight = torch.cat([matrix_of(module), module.bias.detach()[:, None]], 1).numpy()  # type: ignore[operator]
+    weight = torch.cat([weight_matrix(module), module.bias.detach()[:, None]], 1).numpy()  # type: ignore[operator]
     rng = np.random.default_rng(5)
     halves = [inputs(rng, count, weight.shape[1] - 1, 0.5) for count in (50, 40)]
     kept = np.arange(0, weight.shape[1] - 1, 3)
-    found = corrected(site, "m", {"m": torch.from_numpy(kept)}, {output_of(site, "m")[0]: moments_of(halves)})
+    found = correct_output(
+        site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
+    )
     assert found is not None
     assert found[1] is not None
     with_ones = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
@@ -131,20 +135,20 @@ def test_some_outputs_are_enough_to_compare_by(width: int) -> None:
     np.testing.assert_allclose(torch.cat([found[0], found[1][:, None]], 1).numpy(), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_is_corrected_where_nothing_is_known() -> None:
+def test_no_data_means_no_correction() -> None:
     site, _ = site_of("hf/llama")
-    assert corrected(site, "m", {"m": torch.arange(2)}, {}) is None
-    assert corrected(site, "x", {"m": torch.arange(2)}, {}) is None
+    assert correct_output(site, "m", {"m": torch.arange(2)}, {}) is None
+    assert correct_output(site, "x", {"m": torch.arange(2)}, {}) is None
 
 
 @pytest.mark.parametrize("module", [nn.Linear(5, 3), Conv1D(3, 5), nn.Conv2d(5, 3, 1), nn.Linear(5, 3, bias=False)])
-def test_a_matrix_that_is_set_is_read_again(module: nn.Module) -> None:
+def test_set_matrix_reads_back(module: nn.Module) -> None:
     matrix, bias, before = torch.randn(3, 5), torch.randn(3), module.bias
     kept = before.detach().clone() if isinstance(before, Tensor) else None
     with torch.no_grad():
         set_matrix(module, matrix, None)
-        assert torch.equal(matrix_of(module), matrix)
+        assert torch.equal(weight_matrix(module), matrix)
         assert kept is None or torch.equal(module.bias, kept)  # type: ignore[arg-type]
         set_matrix(module, 2 * matrix, bias)
-    assert torch.equal(matrix_of(module), 2 * matrix)
+    assert torch.equal(weight_matrix(module), 2 * matrix)
     assert (module.bias is None) if kept is None else torch.equal(module.bias, bias)  # type: ignore[arg-type]

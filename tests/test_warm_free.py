@@ -10,9 +10,9 @@ import pytest
 from test_warm_carry import built
 
 import leanify
-from leanify.errors import BudgetError
-from leanify.warm.donor import Donor
-from leanify.warm.free import Variant, choose, free
+from leanify.core.errors import BudgetError
+from leanify.shrinking.free import Variant, solve_program, transfer_free
+from leanify.shrinking.teacher import CalibratedTeacher
 
 
 def library(seed: int) -> list[Variant]:
@@ -39,21 +39,22 @@ def allowed(several: Sequence[Variant]) -> Iterator[tuple[Variant, ...]]:
 
 
 @pytest.mark.parametrize("saving", [5, 40, 95, 120])
-def test_the_choice_is_the_least_sum_of_damages_that_saves_enough(saving: int) -> None:
+def test_choice_minimises_total_damage(saving: int) -> None:
+    """Among those that save enough."""
     for seed in range(4):
         several = library(seed)
-        taken = choose(several, saving)
-        best = min(sum(v.damage for v in t) for t in allowed(several) if sum(v.saved for v in t) >= saving)
-        assert sum(v.saved for v in taken) >= saving
+        taken = solve_program(several, saving)
+        best = min(sum(v.damage for v in t) for t in allowed(several) if sum(v.params_saved for v in t) >= saving)
+        assert sum(v.params_saved for v in taken) >= saving
         assert sum(v.damage for v in taken) == pytest.approx(best)
     with pytest.raises(BudgetError, match="1,000"):
-        choose(library(0), 1000)
+        solve_program(library(0), 1000)
 
 
-def test_a_model_of_free_shapes_keeps_to_its_budget() -> None:
+def test_free_shapes_keep_the_budget() -> None:
     model, data = built("hf/llama")
     whole = sum(parameter.numel() for parameter in model.parameters())
-    found = free(Donor(model, data[:2], data[2:]), int(0.8 * whole))
+    found = transfer_free(CalibratedTeacher(model, data[:2], data[2:]), int(0.8 * whole))
     assert sum(parameter.numel() for parameter in found.model.parameters()) <= 0.8 * whole
     assert leanify.read(found.model) != leanify.read(model)
-    assert [step.words.partition(":")[0] for step in found.steps] == ["round 1", "round 2"]
+    assert [step.description.partition(":")[0] for step in found.steps] == ["round 1", "round 2"]

@@ -13,18 +13,18 @@ import pytest
 import torch
 from test_warm_shrink import TOLERANCE, data, drop, halved
 from torch import nn
+from zoo import tiny
+from zoo.running import difference, outputs, randomise
 
 import leanify
-from leanify.errors import ShapeError, UnsupportedModel
+from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
-from leanify.lens.resize import features_of
+from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
-from leanify.warm.calibration import run
-from leanify.warm.choose import output_of
-from leanify.warm.narrow import narrow, projections
-from leanify.warm.residual import Residual, residuals
-from leanify.zoo import tiny
-from leanify.zoo.running import difference, outputs, randomised
+from leanify.shrinking.calibration import run
+from leanify.shrinking.choose import output_projection
+from leanify.shrinking.narrow import narrow, projections
+from leanify.shrinking.residual import Residual, residuals
 
 Call = Callable[[nn.Module], Any]
 SAMPLE = ["timm/vit_base_patch16_224", "hf/llama", "hf/gpt2"]
@@ -52,10 +52,10 @@ def dead_units(model: nn.Module, call: Call, located: LocatedModel) -> bool | No
     if shape == located.architecture:
         return None
     for layer in located.layers:
-        module = output_of(layer.mlp, "m")[1] if layer.mlp is not None else None
+        module = output_projection(layer.mlp, "m")[1] if layer.mlp is not None else None
         if module is not None and layer.mlp is not None:
             dead = torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2)
-            module.weight.data.index_fill_(features_of(module).input_axis, dead, 0.0)  # type: ignore[operator, union-attr]
+            module.weight.data.index_fill_(linear_features(module).input_axis, dead, 0.0)  # type: ignore[operator, union-attr]
     new = narrow(model, shape, data(model))
     return leanify.read(new) == shape and difference(outputs(new, call), outputs(model, call)) < 1e-8
 
@@ -68,7 +68,7 @@ def held(name: str) -> Iterator[tuple[str, bool | None]]:
     library, _, rest = name.partition("/")
     for law, holds in LAWS.items():
         model, call = tiny.build(library, rest)
-        model = randomised(model)
+        model = randomise(model)
         try:
             yield law, holds(model, call, locate(model))
         except (UnsupportedModel, ShapeError):
@@ -83,12 +83,12 @@ def test_laws_of_the_moves(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("library", ["timm", "hf"])
-def test_laws_of_the_moves_over_the_zoo(library: str, part: int) -> None:
+def test_moves_obey_laws_over_zoo(library: str, part: int) -> None:
     broken, applied = [], 0
     for name in tiny.names(library)[part::10]:
         try:
             model, call = tiny.build(library, name)
-            outputs(randomised(model), call)
+            outputs(randomise(model), call)
             run(model, data(model, 1)[0])
             locate(model)
         except Exception:

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from zoo import laws, tiny
+from zoo.running import difference, outputs, randomise
 
 import leanify
-from leanify.errors import UnsupportedModel
+from leanify.core.errors import UnsupportedModel
 from leanify.lens.sites import locate
+from leanify.shrinking.blocks import replace_blocks
+from leanify.shrinking.fit import _RidgeSolver, fit_pair, regression
+from leanify.shrinking.narrow import projections
+from leanify.shrinking.pair import pair
+from leanify.shrinking.residual import Residual, residuals
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.inputs import example_inputs
-from leanify.warm.blocks import with_blocks
-from leanify.warm.carry import carry
-from leanify.warm.donor import Donor
-from leanify.warm.fit import _Change, fitted_pair, regression
-from leanify.warm.narrow import projections
-from leanify.warm.pair import pair
-from leanify.warm.residual import Residual, residuals
-from leanify.zoo import laws, tiny
-from leanify.zoo.running import difference, outputs, randomised
 
 TOLERANCE = 1e-10
 
@@ -100,7 +100,7 @@ FAMILIES = {
 def built(name: str) -> tuple[nn.Module, Any]:
     library, _, rest = name.partition("/")
     model, call = own_gpt2() if library == "leanify" else tiny.build(library, rest)
-    return randomised(model), call
+    return randomise(model), call
 
 
 def run(call: Any) -> Callable[[nn.Module], Any]:
@@ -108,7 +108,7 @@ def run(call: Any) -> Callable[[nn.Module], Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_pair_computes_what_its_two_layers_compute_side_by_side(name: str) -> None:
+def test_pair_equals_parallel_layers(name: str) -> None:
     model, call = built(name)
     stage, formula = FAMILIES[name]
     depth = leanify.read(model).depth
@@ -131,7 +131,7 @@ def test_a_pair_computes_what_its_two_layers_compute_side_by_side(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["hf/gpt2", "hf/llama"])
-def test_a_paired_decoder_gives_the_same_with_its_cache(name: str) -> None:
+def test_paired_decoder_keeps_cached_outputs(name: str) -> None:
     model, _ = built(name)
     stage, _ = FAMILIES[name]
     ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(3))
@@ -145,7 +145,7 @@ def test_a_paired_decoder_gives_the_same_with_its_cache(name: str) -> None:
     assert difference([torch.cat(rest, 1)], [whole[:, 6:]]) < 1e-6  # upstream's rotary tables are float32
 
 
-def test_a_decoder_that_caches_by_default_is_paired() -> None:
+def test_caching_decoder_is_paired() -> None:
     model: Any = built("hf/llama")[0]
     model.config.use_cache = True
     ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(3))
@@ -153,7 +153,7 @@ def test_a_decoder_that_caches_by_default_is_paired() -> None:
     assert model.config.use_cache
 
 
-def test_pairs_are_paired_again() -> None:
+def test_pairs_pair_again() -> None:
     model, call = built("hf/llama")
     twice = pair(pair(model, "layers", 0, run(call)), "layers", 0, run(call))
     heads = [next(iter(leanify.read(m).layers())).heads for m in (model, twice)]
@@ -170,13 +170,13 @@ def test_pairs_are_paired_again() -> None:
         ("timm/vit_base_patch16_rpn_224", "blocks", "post-norm"),
     ],
 )
-def test_what_cannot_be_paired_is_refused_with_the_reason(name: str, stage: str, reason: str) -> None:
+def test_unpairable_layers_give_reason(name: str, stage: str, reason: str) -> None:
     model, call = built(name)
     with pytest.raises(UnsupportedModel, match=reason):
         pair(model, stage, 0, run(call))
 
 
-def test_the_model_that_was_paired_stays_as_it_was() -> None:
+def test_pairing_leaves_source_unchanged() -> None:
     model, call = built("timm/vit_base_patch16_224")
     before = outputs(model, call)
     paired = pair(model, "blocks", 0, run(call))
@@ -188,7 +188,7 @@ def test_the_model_that_was_paired_stays_as_it_was() -> None:
 # -- post-norm ----------------------------------------------------------------------------------------------------
 
 
-def test_a_post_norm_layer_that_does_nothing_is_paired_for_nothing() -> None:
+def test_inert_post_norm_layer_pairs_free() -> None:
     """Its norms give back what is normalised already; every fit then stays where it starts."""
     model, call = built("hf/bert")
     blocks: Any = model.get_submodule("encoder.layer")
@@ -206,17 +206,17 @@ def test_a_post_norm_layer_that_does_nothing_is_paired_for_nothing() -> None:
     first, second = found[1:3]
     assert isinstance(first, Residual)
     assert isinstance(second, Residual)
-    block = fitted_pair(Donor(model, batches, batches), "encoder.layer", 1, located, first, second)
+    block = fit_pair(CalibratedTeacher(model, batches, batches), "encoder.layer", 1, located, first, second)
     blocks[1] = block
     expected = outputs(model, call)  # the second layer is behind its pair still
     blocks[1] = first.block
     assert leanify.read(model).depth == 3
-    with_pair = with_blocks(located, {"encoder.layer": [blocks[0], block]}).model
+    with_pair = replace_blocks(located, {"encoder.layer": [blocks[0], block]}).model
     assert difference(outputs(with_pair, call), outputs(model, call)) < TOLERANCE
     assert difference(expected, outputs(model, call)) > 1e-3
 
 
-def test_a_fit_is_never_worse_than_where_it_starts() -> None:
+def test_fit_never_worsens() -> None:
     generator = torch.Generator().manual_seed(0)
     for trial in range(40):
         rows = [torch.randn(3 + trial % 9, 6, generator=generator).double() for _ in range(1 + trial % 3)]
@@ -231,13 +231,13 @@ def test_a_fit_is_never_worse_than_where_it_starts() -> None:
 
 
 @pytest.mark.parametrize(("stage", "fewer"), [(0, 0), (0, 2), (1, 0)])
-def test_under_a_shared_table_a_pair_with_a_dead_block_is_the_other_one(stage: int, fewer: int) -> None:
+def test_dead_block_pairs_to_other(stage: int, fewer: int) -> None:
     """Every row of T5's table keeps one of two heads: all of the living block's, so that nothing is lost by the pair.
 
     With fewer heads, it keeps those that every layer does.
     """
     model, _ = tiny.build("hf", "t5")
-    model = randomised(model)
+    model = randomise(model)
     torch.manual_seed(0)
     batches = [example_inputs(model, 4, 12) for _ in range(12)]
     blocks = leanify.read(model).stages[stage]
@@ -248,48 +248,48 @@ def test_under_a_shared_table_a_pair_with_a_dead_block_is_the_other_one(stage: i
     assert blocks.primary is not None
     new = blocks.reshape(blocks.depth - 1, blocks.primary.heads - fewer, mlp=blocks.primary.mlp)
     shape = replace(old, stages=tuple(new if i == stage else each for i, each in enumerate(old.stages)))
-    donor = Donor(model, batches[:10], batches[10:])
-    paired, dropped = (carry(donor, shape, moves=(move,)) for move in ("pair", "drop"))
-    assert [step.words for step in paired.steps] == ["narrow", f"pair {blocks.name} 1 + 2"]
-    assert dropped.steps[-1].words == f"drop {blocks.name} 2"
+    teacher = CalibratedTeacher(model, batches[:10], batches[10:])
+    paired, dropped = (transfer_weights(teacher, shape, moves=(move,)) for move in ("pair", "drop"))
+    assert [step.description for step in paired.steps] == ["narrow", f"pair {blocks.name} 1 + 2"]
+    assert dropped.steps[-1].description == f"drop {blocks.name} 2"
     given, expected = (outputs(one.model, lambda m: m(**batches[0])) for one in (paired, dropped))
     assert difference(given, expected) < 1e-8
 
 
 @pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
-def test_a_shared_table_is_paired_on_data_alone(name: str) -> None:
+def test_shared_table_pairs_on_data(name: str) -> None:
     model, call = tiny.build("hf", name.partition("/")[2])
     with pytest.raises(UnsupportedModel, match="without data"):
         pair(model.double(), leanify.read(model).stages[0].name, 1, run(call))
 
 
 @pytest.mark.parametrize("tokens", [4, 6, 40])
-def test_a_ridge_is_the_same_by_inputs_and_by_tokens(tokens: int) -> None:
+def test_ridge_agrees_by_inputs_or_tokens(tokens: int) -> None:
     """The textbook's formula, whichever of the two squares is smaller."""
     torch.manual_seed(tokens)
     rows, missed = torch.randn(tokens, 6).double(), torch.randn(tokens, 3).double()
     for ridge in (1e-4, 1.0):
         strength = ridge * rows.square().sum() / 6 * torch.eye(6).double()
         wanted = torch.linalg.solve(rows.T @ rows + strength, rows.T @ missed).T
-        given = _Change(rows.split(3), missed.split(3)).of(ridge)
+        given = _RidgeSolver(rows.split(3), missed.split(3)).solve(ridge)
         assert torch.allclose(given, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["timm", "hf"])
-def test_every_stage_of_both_zoos_is_paired_or_refused(library: str) -> None:
+def test_zoo_stages_pair_or_refuse(library: str) -> None:
     """`pair` holds every pair against its two layers; here that nothing else goes wrong with any model."""
     paired = 0
     for name in tiny.names(library):
         try:
             model, call = tiny.build(library, name)
-            model = randomised(model)
+            model = randomise(model)
             outputs(model, call)
             stages = leanify.read(model).stages
         except Exception:
             continue  # the zoo's own tests say which models build here
         for stage in stages:
-            if stage.depth > 1 and not stage.fixed:
+            if stage.depth > 1 and not stage.is_fixed:
                 try:
                     new = pair(model, stage.name, stage.depth - 2, run(call))
                 except UnsupportedModel:

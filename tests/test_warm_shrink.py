@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from zoo import tiny
+from zoo.running import difference, outputs, randomise
 
 import leanify
-from leanify.errors import UnsupportedModel
-from leanify.lens.resize import features_of
+from leanify.core.errors import UnsupportedModel
+from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
+from leanify.shrinking.blocks import replace_blocks, stage_blocks
+from leanify.shrinking.calibration import collect_outputs, divergence, moments
+from leanify.shrinking.choose import RIDGE, survivors
+from leanify.shrinking.correction import least_squares
+from leanify.shrinking.narrow import narrow, projections
+from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.upstream.inputs import example_inputs
-from leanify.warm.blocks import list_of, with_blocks
-from leanify.warm.calibration import answers, damage, moments
-from leanify.warm.choose import RIDGE, survivors
-from leanify.warm.correction import least_squares
-from leanify.warm.donor import Donor
-from leanify.warm.narrow import narrow, projections
-from leanify.zoo import tiny
-from leanify.zoo.running import difference, outputs, randomised
 
 TOLERANCE = 1e-10
 PRE_NORM = ["timm/vit_base_patch16_224", "timm/vit_small_patch14_dinov2", "hf/gpt2", "hf/llama", "hf/gpt_neox"]
@@ -31,7 +31,7 @@ ALL = [*PRE_NORM, "hf/bert", "hf/t5", "timm/swin_tiny_patch4_window7_224", "timm
 def built(name: str) -> tuple[nn.Module, Any]:
     library, _, rest = name.partition("/")
     model, call = tiny.build(library, rest)
-    return randomised(model), call
+    return randomise(model), call
 
 
 def data(model: nn.Module, count: int = 3) -> list[dict[str, Tensor]]:
@@ -46,15 +46,16 @@ def run_on(batch: dict[str, Tensor]) -> Any:
 
 def drop(model: nn.Module, stage: str, place: int) -> nn.Module:
     located = locate(model)
-    left = [block for i, block in enumerate(list_of(located, stage)) if i != place]
-    return with_blocks(located, {stage: left}).model
+    left = [block for i, block in enumerate(stage_blocks(located, stage)) if i != place]
+    return replace_blocks(located, {stage: left}).model
 
 
 # -- drop ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PRE_NORM)
-def test_a_block_whose_output_projections_are_zero_is_dropped_for_nothing(name: str) -> None:
+def test_zero_block_drops_for_free(name: str) -> None:
+    """Both of its output projections are zero."""
     model, call = built(name)
     located = locate(model)
     stage = located.stages[0]
@@ -66,7 +67,7 @@ def test_a_block_whose_output_projections_are_zero_is_dropped_for_nothing(name: 
     assert difference(outputs(drop(model, stage.name, 0), call), outputs(model, call)) > 1e-3
 
 
-def test_blocks_that_are_bound_to_their_place_are_not_moved() -> None:
+def test_position_bound_blocks_stay() -> None:
     model, _ = built("hf/t5")
     with pytest.raises(UnsupportedModel, match="has_relative_attention_bias"):
         drop(model, "encoder.block", 0)
@@ -78,13 +79,13 @@ def test_blocks_that_are_bound_to_their_place_are_not_moved() -> None:
 def halved(model: nn.Module, heads: bool = True) -> Any:
     def half(layer: Any) -> Any:
         fewer = max(layer.group, layer.heads // 2 // layer.group * layer.group) if heads else layer.heads
-        return replace(layer.with_heads(fewer), mlp=layer.mlp // 2)
+        return replace(layer.set_heads(fewer), mlp=layer.mlp // 2)
 
     return leanify.read(model).map_layers(half)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_units_that_are_never_active_are_narrowed_for_nothing(name: str) -> None:
+def test_inactive_units_narrow_for_free(name: str) -> None:
     """Half of the units, not the first ones, get no way out: `narrow` finds and removes them."""
     model, call = built(name)
     shape = halved(model, heads=False)
@@ -93,7 +94,7 @@ def test_units_that_are_never_active_are_narrowed_for_nothing(name: str) -> None
             continue
         part = next(p for p, how in layer.mlp.reading.columns.items() if "m" in how.split())
         module = layer.mlp.module.get_submodule(part)
-        axis = features_of(module).input_axis
+        axis = linear_features(module).input_axis
         module.weight.data.index_fill_(axis, torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2), 0.0)
     if shape == leanify.read(model):
         pytest.skip("no MLP")
@@ -103,22 +104,22 @@ def test_units_that_are_never_active_are_narrowed_for_nothing(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "hf/t5", "hf/mpnet"])
-def test_heads_that_reach_nothing_are_narrowed_for_nothing(name: str) -> None:
+def test_unused_heads_narrow_for_free(name: str) -> None:
     model, call = built(name)
     kept = next(iter(halved(model).layers()))
     for layer in locate(model).layers:
         old = layer.read()
-        axis = features_of(layer.output).input_axis
+        axis = linear_features(layer.output).input_axis
         dead = torch.arange((old.heads - kept.heads) * old.head_dim)  # the first heads
         layer.output.weight.data.index_fill_(axis, dead, 0.0)
-    wanted = leanify.read(model).map_layers(lambda layer: layer.with_heads(kept.heads))
+    wanted = leanify.read(model).map_layers(lambda layer: layer.set_heads(kept.heads))
     new = narrow(model, wanted, data(model))
     assert leanify.read(new) == wanted
     assert difference(outputs(new, call), outputs(model, call)) < 1e-8
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_narrowed_model_runs_and_the_correction_helps(name: str) -> None:
+def test_narrowed_model_runs_corrected(name: str) -> None:
     model, _ = built(name)
     batches = data(model)
     shape = halved(model)
@@ -126,7 +127,7 @@ def test_a_narrowed_model_runs_and_the_correction_helps(name: str) -> None:
     for correct in (False, True):
         new = narrow(model, shape, batches, correct)
         assert leanify.read(new) == shape
-        errors[correct] = damage(answers(new, batches), answers(model, batches))
+        errors[correct] = divergence(collect_outputs(new, batches), collect_outputs(model, batches))
     assert errors[True] <= errors[False] * 1.2
 
 
@@ -140,7 +141,7 @@ def missed(w: Tensor, second: Tensor, groups: Tensor) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_each_unit_removed_is_the_one_that_the_rest_miss_least(size: int) -> None:
+def test_removed_unit_is_least_missed(size: int) -> None:
     """Every choice, against refitting without each of the others in turn; also where units repeat each other."""
     generator = torch.Generator().manual_seed(1)
     for trial in range(4):
@@ -155,7 +156,7 @@ def test_each_unit_removed_is_the_one_that_the_rest_miss_least(size: int) -> Non
             assert survivors(w, second, groups, [len(left)])[len(left)].tolist() == left
 
 
-def test_of_two_units_that_say_the_same_one_stays() -> None:
+def test_duplicate_unit_leaves_one() -> None:
     """Many go in one round, and still not both of a pair: alone each costs nothing, together they cost all."""
     generator = torch.Generator().manual_seed(2)
     a = torch.randn(900, 200, generator=generator, dtype=torch.float64).repeat(1, 2)
@@ -164,7 +165,8 @@ def test_of_two_units_that_say_the_same_one_stays() -> None:
     assert sorted(int(i) % 200 for i in kept) == list(range(200))
 
 
-def test_the_correction_never_raises_the_calibration_error() -> None:
+def test_correction_never_raises_error() -> None:
+    """The error on the calibration data."""
     generator = torch.Generator().manual_seed(0)
     for trial in range(30):
         a = torch.randn(40, 12, generator=generator, dtype=torch.float64) @ torch.randn(
@@ -181,14 +183,14 @@ def test_the_correction_never_raises_the_calibration_error() -> None:
         assert after <= (a[:, kept] @ best - wanted).square().sum() + 0.02 * before
 
 
-def test_narrow_to_the_same_shape_changes_nothing() -> None:
+def test_narrow_to_same_changes_nothing() -> None:
     model, call = built("hf/llama")
     assert difference(outputs(narrow(model, leanify.read(model), data(model)), call), outputs(model, call)) == 0
 
 
-def test_narrow_adds_what_is_missing_with_zero_columns() -> None:
+def test_narrow_pads_with_zero_columns() -> None:
     model, call = built("hf/gpt2")
-    shape = leanify.read(model).map_layers(lambda layer: replace(layer.with_heads(layer.heads + 1), mlp=layer.mlp + 7))
+    shape = leanify.read(model).map_layers(lambda layer: replace(layer.set_heads(layer.heads + 1), mlp=layer.mlp + 7))
     new = narrow(model, shape, data(model))
     assert leanify.read(new) == shape
     assert difference(outputs(new, call), outputs(model, call)) < TOLERANCE
@@ -205,9 +207,9 @@ def test_padding_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
-def test_layers_that_share_a_table_of_heads_keep_the_same_heads(name: str) -> None:
+def test_shared_tables_keep_same_heads(name: str) -> None:
     model, _ = built(name)
-    shape = leanify.read(model).map_layers(lambda layer: layer.with_heads(layer.heads // 2))
+    shape = leanify.read(model).map_layers(lambda layer: layer.set_heads(layer.heads // 2))
     kept: list[set[int]] = []
     new = locate(narrow(model, shape, data(model), correct=False))
     for before, after in zip(locate(model).layers, new.layers, strict=True):
@@ -225,7 +227,7 @@ def test_layers_that_share_a_table_of_heads_keep_the_same_heads(name: str) -> No
     "name", ["hf/gpt2", "hf/bert", "timm/vit_base_patch16_224", "timm/swin_tiny_patch4_window7_224"]
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_as_many_tokens_are_counted_as_projections_see(name: str, masked: bool) -> None:
+def test_counted_tokens_match_projections(name: str, masked: bool) -> None:
     """Of texts with and without padding, and of pictures; in a pyramid, where there are fewest."""
     model, _ = built(name)
     batches = data(model)
@@ -233,6 +235,6 @@ def test_as_many_tokens_are_counted_as_projections_see(name: str, masked: bool) 
         batches = [{**batch, "attention_mask": torch.ones_like(batch["input_ids"])} for batch in batches]
         for batch in batches:
             batch["attention_mask"][0, 5:] = 0
-    donor = Donor(model, batches[:2], batches[2:])
+    teacher = CalibratedTeacher(model, batches[:2], batches[2:])
     found = moments(model, projections(locate(model)), batches[:2])
-    assert donor.tokens == min(each.tokens for each in found.values())
+    assert teacher.tokens == min(each.tokens for each in found.values())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import outcome
+from runs import final_state
 from test_training_processes import launched
 
 import leanify
 from leanify.cli import main
+from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.core.files import cache
+from leanify.core.recipe import DataSection
 from leanify.data.texts.sentences import splits
-from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
-from leanify.runs import cache
-from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
-from leanify.tasks import usual_of
-from leanify.tasks.sentence_embedding import embed, pooled
-from leanify.training import defaults, rates, taught
+from leanify.tasks import usual_settings
+from leanify.tasks.sentence_embedding import embed, pool
+from leanify.training import default_recipe, rates, teacher_targets
 from leanify.training import start as training
+from leanify.training.callbacks import Callback
 from leanify.training.loop import Trainer
-from leanify.training.watcher import Silent
 from leanify.upstream.libraries import import_transformers
 
 WORDS = ["a", "the", "good", "bad", "film", "was", "is", "great", "poor", "very", "story", "end", "long", "short"]
@@ -83,16 +84,17 @@ def train(home: Path, out: Path, *settings: str, source: str = "student", teache
 
 @pytest.mark.long  # importing sentence-transformers takes seconds
 @pytest.mark.parametrize("mode", pooling.MODES.values())
-def test_pooling_is_that_of_sentence_transformers(mode: str) -> None:
+def test_pooling_matches_sentence_transformers(mode: str) -> None:
     import_transformers()
     modules = pytest.importorskip("sentence_transformers.models")
     hidden, mask = torch.randn(3, 5, 8), torch.tensor([[1] * 5, [1] * 3 + [0] * 2, [1] + [0] * 4])
     layer = modules.Pooling(8, pooling_mode=mode)
     wanted = layer({"token_embeddings": hidden.clone(), "attention_mask": mask})["sentence_embedding"]
-    torch.testing.assert_close(pooled(hidden, mask, mode), wanted)
+    torch.testing.assert_close(pool(hidden, mask, mode), wanted)
 
 
-def test_an_encoder_without_a_head_learns_embeddings_by_the_files_beside_it(home: Path, tmp_path: Path) -> None:
+def test_headless_encoder_learns_embeddings(home: Path, tmp_path: Path) -> None:
+    """It learns them by the files beside it."""
     run = train(home, tmp_path / "run")
     assert run.recipe.data is not None
     assert (run.recipe.data.task, run.recipe.data.length) == ("sentence-embedding", 16)
@@ -108,7 +110,7 @@ def test_an_encoder_without_a_head_learns_embeddings_by_the_files_beside_it(home
     assert torch.cosine_similarity(mine, theirs).mean().item() == pytest.approx(max(cosines), abs=2e-3)
 
 
-def test_a_folder_of_text_files_is_their_sentences(home: Path, tmp_path: Path) -> None:
+def test_text_files_become_sentences(home: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     for name, count in (("letters", 12), ("notes", 8)):
@@ -118,26 +120,27 @@ def test_a_folder_of_text_files_is_their_sentences(home: Path, tmp_path: Path) -
     assert (len(found.train), len(found.validation)) == (18, 2)
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path, tmp_path: Path) -> None:
+def test_self_distillation_loss_is_zero(home: Path, tmp_path: Path) -> None:
     run = train(home, tmp_path / "run", "optim.lr=1e-9", source="teacher")
     assert all(row["cosine"] > 1 - 1e-5 for row in run.rows() if row["split"] == "validation")
 
 
-def test_the_teacher_is_asked_once_and_a_resume_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
+def test_teacher_runs_once_and_resumes(home: Path, tmp_path: Path) -> None:
+    """The resumed run ends with the same bits."""
     run = train(home, tmp_path / "run", "run.keep=0")
     kept = {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()}
-    whole = outcome(run.path)
+    whole = final_state(run.path)
     for found in run.checkpoints()[1:]:
         shutil.rmtree(found.path)
     training.train(resume=run.path)
-    assert outcome(run.path) == whole
+    assert final_state(run.path) == whole
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
     assert len(train(home, tmp_path / "other", "optim.lr=1e-3").rows()) == len(run.rows())
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
 
 
 @pytest.mark.slow
-def test_two_processes_do_not_wait_for_a_pooler_without_a_gradient(home: Path, tmp_path: Path) -> None:
+def test_unused_pooler_blocks_no_process(home: Path, tmp_path: Path) -> None:
     one = train(home, tmp_path / "one")
     (tmp_path / "two.toml").write_text(one.recipe.to_toml())
     done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
@@ -147,14 +150,14 @@ def test_two_processes_do_not_wait_for_a_pooler_without_a_gradient(home: Path, t
     assert [mine["loss"] for mine, _ in rows] == pytest.approx([theirs["loss"] for _, theirs in rows], abs=1e-4)
 
 
-def test_layers_are_learnt_beside_embeddings(home: Path, tmp_path: Path) -> None:
+def test_layers_learn_beside_embeddings(home: Path, tmp_path: Path) -> None:
     run = train(home, tmp_path / "run", "distill.hidden_weight=1")
     first = next(row["loss"] for row in run.rows() if row["split"] == "train")
     alone = next(row["loss"] for row in train(home, tmp_path / "alone").rows() if row["split"] == "train")
     assert first > alone
 
 
-def test_sentences_come_from_lines_and_from_pairs_of_columns(home: Path, tmp_path: Path) -> None:
+def test_sentences_come_from_lines_or_pairs(home: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n\n".join(sentences(20, 1)) + "\n")
     (tmp_path / "pairs.csv").write_text("sentence1,sentence2\n" + "".join(f"{t},{t}\n" for t in sentences(10, 2)))
     for name in ("lines.txt", "pairs.csv"):
@@ -184,16 +187,16 @@ def headed(folder: Path, cls: str) -> Path:
         ("GPT2LMHeadModel", "causal-lm"),
     ],
 )
-def test_the_head_decides_the_task_whatever_the_data(home: Path, tmp_path: Path, cls: str, task: str) -> None:
+def test_head_decides_the_task(home: Path, tmp_path: Path, cls: str, task: str) -> None:
     source = headed(tmp_path / "model", cls)
     value = training.resolve(source, [f"data.path={home / 'data'}"], "teacher")
     assert value.data is not None
     assert value.distill is not None
     assert (value.data.task, value.distill.teacher) == (task, "teacher")
-    assert (value.distill.weight, value.distill.temperature) == usual_of(task).distill
+    assert (value.distill.weight, value.distill.temperature) == usual_settings(task).distill
 
 
-def test_a_language_model_learns_the_next_word_of_a_table(home: Path, tmp_path: Path) -> None:
+def test_next_word_learns_from_table(home: Path, tmp_path: Path) -> None:
     source = headed(tmp_path / "model", "GPT2LMHeadModel")
     words = [f"data.path={home / 'data'}", "data.length=16", *QUICK]
     run = RunDirectory.open(training.train(source, tmp_path / "run", settings=words, teacher=str(source)))
@@ -201,10 +204,10 @@ def test_a_language_model_learns_the_next_word_of_a_table(home: Path, tmp_path: 
     assert first["loss"] == pytest.approx(0, abs=1e-4)
 
 
-def test_a_recipe_keeps_its_own_distillation_beside_another_teacher(tmp_path: Path) -> None:
+def test_recipe_keeps_own_distillation(tmp_path: Path) -> None:
     value = training.resolve("digits", ["distill.teacher=a", "distill.weight=0.25"])
-    assert defaults.with_teacher(value, None) == value
-    told = defaults.with_teacher(value, "b").distill
+    assert default_recipe.add_teacher(value, None) == value
+    told = default_recipe.add_teacher(value, "b").distill
     assert told is not None
     assert (told.teacher, told.weight) == ("b", 0.25)
 
@@ -213,15 +216,20 @@ def test_a_recipe_keeps_its_own_distillation_beside_another_teacher(tmp_path: Pa
 
 
 def refused(home: Path, tmp_path: Path, error: type[LeanifyError], words: str, *settings: str, **names: str) -> None:
-    before = sorted(cache.home().rglob("*"))
+    before = cached_results()
     with pytest.raises(error, match=words) as found:
         train(home, tmp_path / "run", *settings, **names)
     assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()
-    assert sorted(cache.home().rglob("*")) == before
+    assert cached_results() == before
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(home: Path, tmp_path: Path) -> None:
+def cached_results() -> list[Path]:
+    """The files of the cache but for notes on tokenizers that were tried."""
+    return sorted(path for path in cache.home().rglob("*") if "tokenizers" not in path.parts)
+
+
+def test_teacher_vocabulary_must_match(home: Path, tmp_path: Path) -> None:
     encoder(tmp_path / "more", words=3)
     refused(home, tmp_path, RecipeError, "vocabulary of 19 and the teacher .* of 22", teacher=str(tmp_path / "more"))
     other = encoder(tmp_path / "other")
@@ -231,7 +239,8 @@ def test_a_teacher_of_another_vocabulary_is_refused(home: Path, tmp_path: Path) 
     refused(home, tmp_path, RecipeError, "number 2 words differently, '(good|bad)'", teacher=str(other))
 
 
-def test_a_teacher_of_another_kind_or_size_is_refused(home: Path, tmp_path: Path) -> None:
+def test_teacher_kind_must_match(home: Path, tmp_path: Path) -> None:
+    """So must its size."""
     library = import_transformers()
     vit = {**SHAPE, "image_size": 32, "patch_size": 8}
     for size in (32, 48):
@@ -244,15 +253,17 @@ def test_a_teacher_of_another_kind_or_size_is_refused(home: Path, tmp_path: Path
         check_alike(small, large, "large", None)
 
 
-def test_too_little_disk_for_the_teachers_answers_is_refused(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = os.statvfs_result((512, 512, 100, 1, 1, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
-    refused(home, tmp_path, DataError, "embeddings take .* free: name another", "data.samples=33")
+def test_oversized_embeddings_are_refused(home: Path, tmp_path: Path) -> None:
+    """The file may have 256 bytes, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))
+    try:
+        refused(home, tmp_path, DataError, "embeddings could not be kept .* name another folder", "data.samples=33")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_teacher_without_weights_or_a_pooling_is_refused(home: Path, tmp_path: Path) -> None:
+def test_teacher_needs_weights_and_pooling(home: Path, tmp_path: Path) -> None:
     refused(home, tmp_path, RecipeError, "a model without weights", teacher="teacher/config.json")
     odd = encoder(tmp_path / "odd")
     (odd / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
@@ -265,32 +276,25 @@ def test_a_teacher_without_weights_or_a_pooling_is_refused(home: Path, tmp_path:
     ("text", "words"),
     [("number,label\n1,2\n", "no column of texts; it has number, label"), ("text\n", "has no sentences")],
 )
-def test_a_table_without_sentences_is_refused(home: Path, tmp_path: Path, text: str, words: str) -> None:
+def test_table_needs_sentences(home: Path, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "table.csv").write_text(text)
     refused(home, tmp_path, DataError, words, f"data.path={tmp_path / 'table.csv'}")
 
 
-def flipped(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[200] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, 100), flipped])
-def test_a_damaged_cache_is_made_again(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("size", [100, 200])
+def test_truncated_cache_is_rebuilt(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Within the header of 128 bytes, and within the rows."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # what other tests kept is not made again here
     train(home, tmp_path / "first")
     kept = {file: file.read_bytes() for file in (cache.home() / "teachers").iterdir()}
     for file in kept:
-        damage(file)
+        os.truncate(file, size)
     train(home, tmp_path / "second")
     assert {file: file.read_bytes() for file in kept} == kept
-    assert outcome(tmp_path / "first") == outcome(tmp_path / "second")
+    assert final_state(tmp_path / "first") == final_state(tmp_path / "second")
 
 
-def test_the_command_takes_a_teacher(
+def test_command_takes_a_teacher(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["train", home / "student", "--teacher", home / "teacher", "--set", f"data.path={home / 'data'}"]
@@ -300,28 +304,30 @@ def test_the_command_takes_a_teacher(
     assert json.loads(capsys.readouterr().out)["cosine"] > 0
 
 
-def test_the_file_is_named_by_weights_pooling_and_tokens(home: Path) -> None:
+def test_file_name_identifies_embeddings(home: Path) -> None:
+    """By weights, pooling and tokens."""
     first, second = (leanify.load(home / name) for name in ("teacher", "student"))
-    assert taught.weights_digest(first) != taught.weights_digest(second)
-    assert taught.weights_digest(first) == taught.weights_digest(leanify.load(home / "teacher"))
+    digests = [teacher_targets.weights_digest(model) for model in (first, second, leanify.load(home / "teacher"))]
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]
 
 
-class Heard(Silent):
+class Heard(Callback):
     """Collects warnings."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def warned(self, words: str) -> None:
-        self.said.append(words)
+    def on_warning(self, message: str) -> None:
+        self.said.append(message)
 
 
-def test_weights_compete_with_what_training_makes_of_them(home: Path, tmp_path: Path) -> None:
+def test_trained_weights_compete_with_originals(home: Path, tmp_path: Path) -> None:
     """The teacher itself as student, at a rate that undoes it: step 0 is validated, kept as the best, and named."""
     settings = [f"data.path={home / 'data'}", *QUICK, "optim.lr=0.5", "optim.clip=1e9"]
     heard = Heard()
     whole = str(home / "teacher")
-    run = RunDirectory.open(training.train(whole, tmp_path / "run", settings=settings, teacher=whole, watcher=heard))
+    run = RunDirectory.open(training.train(whole, tmp_path / "run", settings=settings, teacher=whole, callback=heard))
     first = next(row for row in run.rows() if row["split"] == "validation")
     assert first["step"] == 0
     best = run.best()
@@ -332,19 +338,19 @@ def test_weights_compete_with_what_training_makes_of_them(home: Path, tmp_path: 
     assert all(torch.equal(again[name], before[name]) for name in again)
 
 
-def test_the_rate_is_the_one_after_which_the_loss_is_least(home: Path) -> None:
+def test_rate_minimises_later_loss(home: Path) -> None:
     """A range test from the same weights at every rate; a run without weights has none."""
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
     found = rates.range_test(replace(value, schedule=replace(value.schedule, epochs=20)))
     assert found is not None
-    assert found.steps == rates.FEWEST
+    assert found.steps == rates.MIN_STEPS
     assert found.best in found.after
     assert found.after[found.best] == min(found.after.values())
     assert [round(rate / value.optim.lr, 3) for rate in found.after] == list(rates.FACTORS)
     assert rates.range_test(replace(value, distill=None)) is None
 
 
-def test_a_longer_run_has_a_longer_range_test(home: Path) -> None:
+def test_longer_run_tests_longer(home: Path) -> None:
     """Each rate is a run in small: what a run of so many steps at that rate makes of the same weights."""
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
     longer = replace(value.schedule, epochs=None, steps=300, warmup=0.0)

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_intact import RECIPE, Here
-from test_mistakes import typed
+from fuzz_intact import RECIPE, InlineEngine
+from test_mistakes import run_here
 
 import leanify
-from leanify.errors import DirectoryError, LeanifyError
-from leanify.runs import recipe as recipes
-from leanify.runs.new_directory import new_directory
-from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import Key
-from leanify.study.runner import Worker
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import Key
+from leanify.core import recipe as recipes
+from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.core.files.writing import new_directory
 
 PACKAGE = Path(leanify.__file__).parent
 
@@ -28,40 +27,34 @@ FRESH = "into a new folder of this process, which gets its name at the end"
 TEMPORARY = "into the system's folder for temporary files, under a name that nobody can foresee"
 CACHE = "a folder of the cache, named by a digest of what it holds"
 LIBRARY = "a library's own writer; "
-ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and why they may
+ALLOWED = {  # calls outside core/files/writing.py that write, rename or remove, and why they may
     ("cli/__init__.py", "os.open"): "/dev/null",
-    ("data/texts/tokens.py", "tofile"): "into a file that runs/writing.py opened",
+    ("data/texts/tokens.py", "tofile"): "into a file that core/files/writing.py opened",
     ("data/texts/tokens.py", "rmtree"): CACHE,
     ("data/texts/vocabulary.py", "rmtree"): CACHE,
     ("data/texts/vocabulary.py", "save_pretrained"): LIBRARY + FRESH,
     ("exporting/export.py", "save_file"): LIBRARY + FRESH,
     ("exporting/export.py", "save_pretrained"): LIBRARY + FRESH,
     ("exporting/load_alone.py", "save_file"): LIBRARY + TEMPORARY,
-    ("machine.py", "write_text"): "the kernel's own file, to reset a counter",
+    ("core/machine.py", "write_text"): "the kernel's own file, to reset a counter",
+    ("shrinking/folder.py", "open"): "the lock of a folder, an empty file in the user's cache",
+    ("core/files/cache.py", "rename"): f"{CACHE}, made beside it",
+    ("core/files/cache.py", "rmtree"): "the folder that it made beside the cache",
     ("runs/checkpoint_writing.py", "rename"): "a whole checkpoint gets its name",
     ("runs/checkpoint_writing.py", "rmtree"): "of this process, or a checkpoint that it holds nothing but",
-    ("runs/cache.py", "rename"): f"{CACHE}, made beside it",
-    ("runs/cache.py", "rmtree"): "the folder that it made beside the cache",
-    ("runs/new_directory.py", "rename"): "a whole directory gets its name, if nothing has it",
-    ("runs/new_directory.py", "rmtree"): "of this process, or with --force a directory that leanify wrote",
-    ("runs/removing.py", "rename"): "what is removed is renamed first",
-    ("runs/removing.py", "rmtree"): "what leanify provably wrote: this is the module that removes",
     ("runs/run_directory.py", "rmtree"): "a checkpoint that was left half written",
     ("runs/run_directory.py", "save_pretrained"): LIBRARY + FRESH,
     ("sources/lean_directory.py", "save_file"): LIBRARY + FRESH,
     ("sources/lean_directory.py", "save_pretrained"): LIBRARY + FRESH,
-    ("sources/streaming.py", "rename"): FRESH,
-    ("sources/streaming.py", "save_file"): LIBRARY + FRESH,
-    ("sources/streaming.py", "save_pretrained"): LIBRARY + FRESH,
     (
         "sources/transformers_hooks.py",
         "unlink",
     ): "the card of a model that save_pretrained overwrites",
-    ("study/folder.py", "unlink"): "the outcome of a run that failed, by --retry",
-    ("study/shrink_folder.py", "rename"): "files of the finished model, from its own work folder",
-    ("study/shrink_folder.py", "unlink"): "what it noted when it wrote it, in its own work folder",
-    ("study/shrink_folder.py", "rmdir"): "folders of its own work folder that are empty",
-    ("study/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
+    ("comparison/folder.py", "unlink"): "the outcome of a run that failed, by --retry",
+    ("shrinking/folder.py", "rename"): "files of the finished model, from its own work folder",
+    ("shrinking/folder.py", "unlink"): "what it noted when it wrote it, in its own work folder",
+    ("shrinking/folder.py", "rmdir"): "folders of its own work folder that are empty",
+    ("comparison/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
 }
 NAMES = {
     *("write_text", "write_bytes", "touch", "truncate", "symlink_to", "hardlink_to", "link", "symlink"),
@@ -87,31 +80,30 @@ def calls(path: Path) -> Iterator[str]:
             yield name
 
 
-def test_every_file_is_written_by_one_module_and_removed_by_few() -> None:
+def test_one_module_writes_files() -> None:
+    """Few modules remove files."""
     found = {
         (path.relative_to(PACKAGE).as_posix(), name)
         for path in sorted(PACKAGE.rglob("*.py"))
         for name in calls(path)
-        if path != PACKAGE / "runs" / "writing.py"
+        if path != PACKAGE / "core" / "files" / "writing.py"
     }
     assert found == set(ALLOWED)
 
 
 PACKAGED = "a file of the package"
-READERS = {  # modules besides runs/files.py that open files by name, and why they may
-    "cli/recipe_list.py": PACKAGED,
+READERS = {  # modules besides core/files/reading.py that open files by name, and why they may
+    "cli/recipes.py": PACKAGED,
     "data/texts/corpus.py": "Python's own library",
-    "design/measure/limits.py": "the kernel's own files",
-    "design/prices/cache.py": f"{PACKAGED}, for a digest",
     "exporting/export.py": "what was written a moment ago",
-    "machine.py": "the kernel's own files",
+    "core/machine.py": "the kernel's own files",
     "runs/shards.py": "what was written a moment ago",
-    "training/taught.py": "the cache, after `regular`",
-    "zoo/table.py": f"{PACKAGED}, for a digest",
+    "search/published.py": PACKAGED,
+    "shrinking/folder.py": "the lock of a folder, which is not read",
 }
 
 
-def test_files_of_somebody_else_are_opened_by_one_module() -> None:
+def test_one_module_opens_foreign_files() -> None:
     """It refuses pipes and devices, and checks what it opened."""
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -121,7 +113,7 @@ def test_files_of_somebody_else_are_opened_by_one_module() -> None:
             named = name in ("read_text", "read_bytes") and owner and "resources" not in owner
             if reads or named:
                 found.add(path.relative_to(PACKAGE).as_posix())
-    assert found - {"runs/files.py"} == set(READERS)
+    assert found - {"core/files/reading.py"} == set(READERS)
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
@@ -156,7 +148,7 @@ def resumed(run: Path) -> str:
     return ""
 
 
-def test_a_run_writes_nothing_through_a_link_of_a_name_that_it_might_use(run: Path, precious: Path) -> None:
+def test_run_writes_through_no_link(run: Path, precious: Path) -> None:
     """``.environment.json -> ~/.bashrc``, and a command in environment.json: the next shell ran it."""
     before = precious.read_bytes()
     for path in [*run.iterdir(), *(run / "checkpoints").iterdir()]:
@@ -166,8 +158,9 @@ def test_a_run_writes_nothing_through_a_link_of_a_name_that_it_might_use(run: Pa
     assert precious.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "leanify.json", "data.json", "skipped.json"])
-def test_a_file_of_a_run_that_is_a_link_is_replaced_or_refused(run: Path, precious: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl"])
+def test_linked_run_file_is_replaced(run: Path, precious: Path, name: str) -> None:
+    """Or refused."""
     if (run / name).exists():
         (run / name).replace(precious)
     (run / name).symlink_to(precious)
@@ -179,7 +172,7 @@ def test_a_file_of_a_run_that_is_a_link_is_replaced_or_refused(run: Path, precio
     assert precious.read_bytes() == before
 
 
-def test_checkpoints_that_are_a_link_are_refused(run: Path, precious: Path) -> None:
+def test_linked_checkpoints_are_refused(run: Path, precious: Path) -> None:
     """Its folders were removed, and checkpoints written among the user's documents."""
     (run / "checkpoints").rename(precious.parent / "docs")
     (run / "checkpoints").symlink_to(precious.parent / "docs")
@@ -188,7 +181,7 @@ def test_checkpoints_that_are_a_link_are_refused(run: Path, precious: Path) -> N
     assert sorted(precious.parent.rglob("*")) == before
 
 
-def test_another_name_of_a_file_keeps_its_content(run: Path, tmp_path: Path) -> None:
+def test_hard_links_keep_their_content(run: Path, tmp_path: Path) -> None:
     """As `cp -al` makes them: a resume of the copy cut the log of the original."""
     os.link(run / "metrics.jsonl", tmp_path / "kept.jsonl")
     before = (tmp_path / "kept.jsonl").read_bytes()
@@ -200,7 +193,7 @@ def test_another_name_of_a_file_keeps_its_content(run: Path, tmp_path: Path) -> 
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = tmp_path_factory.mktemp("compared") / "study"
     leanify.compare(
-        recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), rates=(1,), engine=Here(), measure=False
+        recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), rates=(1,), engine=InlineEngine(), measure=False
     )
     return study
 
@@ -208,52 +201,48 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LINKED = (".study.toml", ".results.json", ".report.html", "results.json", "report.html")
 
 
-def test_a_study_writes_nothing_through_a_link(compared: Path, tmp_path: Path, precious: Path, capsys: Any) -> None:
+def test_study_writes_through_no_link(compared: Path, tmp_path: Path, precious: Path, capsys: Any) -> None:
     study = shutil.copytree(compared, tmp_path / "study")
     before = precious.read_bytes()
     for name in (*LINKED, "runs/.baseline-0.json", "runs/.baseline-2.json"):
         (study / name).unlink(missing_ok=True)
         (study / name).symlink_to(precious)
-    code, _, err = typed(f"compare {study} --report", capsys)
+    code, _, err = run_here(f"compare {study} --report", capsys)
     assert (code, precious.read_bytes()) == (2, before), err  # results.json, which is no JSON
     (study / "results.json").unlink()
-    code, _, err = typed(f"compare {study} --report", capsys)
+    code, _, err = run_here(f"compare {study} --report", capsys)
     assert (code, precious.read_bytes()) == (0, before), err
-    leanify.compare(study, seeds=3, engine=Here(), measure=False)
+    leanify.compare(study, seeds=3, engine=InlineEngine(), measure=False)
     assert precious.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["runs/worker.log", "runs/.baseline-2.lock"])
-def test_logs_and_locks_of_a_study_are_not_opened_through_a_link(
-    compared: Path, tmp_path: Path, precious: Path, name: str
-) -> None:
+def test_study_logs_follow_no_link(compared: Path, tmp_path: Path, precious: Path, name: str) -> None:
+    """Nor do locks."""
     study, before = shutil.copytree(compared, tmp_path / "study"), precious.read_bytes()
     (study / name).unlink(missing_ok=True)
     (study / name).symlink_to(precious)
-    action = Worker if name == "runs/worker.log" else lambda folder: leanify.compare(study, seeds=3, engine=Here())
     with pytest.raises((LeanifyError, OSError), match="link"):
-        action(StudyFolder.open(study))
+        leanify.compare(study, seeds=3, engine="local" if name == "runs/worker.log" else InlineEngine())
     assert precious.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["runs", "runs/baseline-2", "starts"])
-def test_folders_of_a_study_that_are_links_are_refused(
-    compared: Path, tmp_path: Path, precious: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["runs", "runs/baseline-2"])
+def test_linked_study_folders_are_refused(compared: Path, tmp_path: Path, precious: Path, name: str) -> None:
     study = shutil.copytree(compared, tmp_path / "study")
     target = precious.parent / "docs"
     (study / name).rename(target) if (study / name).exists() else target.mkdir()
     (study / name).symlink_to(target)
     before = sorted(precious.parent.rglob("*"))
     with pytest.raises(LeanifyError, match=f"{name} is a link"):
-        leanify.compare(study, seeds=3, engine=Here(), measure=False)
+        leanify.compare(study, seeds=3, engine=InlineEngine(), measure=False)
     assert sorted(precious.parent.rglob("*")) == before
 
 
 # -- what is the user's -----------------------------------------------------------------------------------------------
 
 
-def test_what_a_user_puts_into_a_run_is_still_there_after_a_resume(run: Path, trained: Path) -> None:
+def test_users_files_survive_resume(run: Path, trained: Path) -> None:
     saved = run / "checkpoints"
     newest = max((trained / "checkpoints").iterdir())
     for name in ("best-for-paper", "2024", newest.name):
@@ -268,7 +257,8 @@ def test_what_a_user_puts_into_a_run_is_still_there_after_a_resume(run: Path, tr
     assert (saved / newest.name / "checkpoint.json").is_file()  # written again; the folder with the notes was renamed
 
 
-def test_a_failed_run_that_holds_a_users_file_is_renamed_and_not_removed(compared: Path, tmp_path: Path) -> None:
+def test_failed_run_keeps_users_file(compared: Path, tmp_path: Path) -> None:
+    """The run is renamed and not removed."""
     study = StudyFolder.open(shutil.copytree(compared, tmp_path / "study"))
     key = Key("baseline", 0)
     (study.run(key) / "notes.txt").write_text("mine")
@@ -279,7 +269,7 @@ def test_a_failed_run_that_holds_a_users_file_is_renamed_and_not_removed(compare
     assert (kept / "notes.txt").read_text() == "mine"
 
 
-def test_what_appears_at_an_output_meanwhile_stays(tmp_path: Path) -> None:
+def test_late_output_is_not_overwritten(tmp_path: Path) -> None:
     """A user's folder was gone, and three redesigns into one directory all reported success."""
 
     def meanwhile() -> None:
@@ -298,7 +288,7 @@ def test_what_appears_at_an_output_meanwhile_stays(tmp_path: Path) -> None:
     assert found == ["y", "y/mine.txt", "z", "z/leanify.json"]
 
 
-def test_an_output_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_linked_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DirectoryError, match="is a link; name the folder that it leads to"):

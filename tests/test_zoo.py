@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from zoo import laws, table, tiny
+from zoo.__main__ import main
+from zoo.verdict import FourAnswers, ModelVerdict, answer_questions, verdict, verdicts
 
-from leanify.errors import DirectoryError, SourceError
-from leanify.zoo import laws, table, tiny
-from leanify.zoo.verdict import FourAnswers, ModelVerdict, answers_of, verdict, verdicts
+from leanify.core.errors import DirectoryError, SourceError
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",
@@ -50,18 +53,18 @@ def one_thread() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", cheap_first(TIMM))
-def test_the_laws_hold_for_timm(name: str) -> None:
+def test_laws_hold_for_timm(name: str) -> None:
     assert laws.hold_all(*tiny.build("timm", name))["grown"]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", cheap_first(HF))
-def test_the_laws_hold_for_transformers(name: str) -> None:
+def test_laws_hold_for_transformers(name: str) -> None:
     assert laws.hold_all(*tiny.build("hf", name))["grown"]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_law_with_nothing_to_test_does_not_apply() -> None:
+def test_inapplicable_law_is_skipped() -> None:
     assert [
         law for law, applied in laws.hold_all(*tiny.build("timm", "vit_tiny_patch16_224")).items() if not applied
     ] == ["cached"]
@@ -83,9 +86,7 @@ def test_a_law_with_nothing_to_test_does_not_apply() -> None:
         pytest.param("timm", "edgenext_xx_small", (True, True, True, True), "", marks=slow),
     ],
 )
-def test_four_answers_at_the_default_configuration(
-    library: str, name: str, answers: tuple[bool | None, ...], reason: str
-) -> None:
+def test_defaults_give_four_answers(library: str, name: str, answers: tuple[bool | None, ...], reason: str) -> None:
     found = verdict(library, name)
     assert (found.read, found.grow, found.redesign, found.control) == answers
     assert found.status == ("supported" if all(answers) else "refused")
@@ -94,12 +95,13 @@ def test_four_answers_at_the_default_configuration(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_shallow_model_is_redesigned_by_the_rules_as_they_are() -> None:
-    assert answers_of("hf/distilbert") == FourAnswers(True, True, True, True)
+def test_shallow_model_notes_its_flag() -> None:
+    """Its 6 layers are fewer than log3 of its width, so that the published floor leaves none to trade."""
+    assert answer_questions("hf/distilbert") == FourAnswers(True, True, True, True, flags="--min-depth 1")
 
 
-def test_the_shipped_table_holds_what_it_says() -> None:
-    models = table.shipped()["models"]
+def test_shipped_table_is_true() -> None:
+    models = table.load_table()["models"]
     assert {model["status"] for model in models} <= {"supported", "refused", "failing"}
     for model in models:
         assert bool(model["reason"]) == (model["status"] != "supported"), model
@@ -109,37 +111,64 @@ def test_the_shipped_table_holds_what_it_says() -> None:
             assert (model["status"] == "supported") == (every and not law_broken), model
 
 
-def test_names_are_patterns_and_an_unknown_one_is_refused() -> None:
-    assert table.named(["phi"]) == [("hf", "phi")]
-    assert ("timm", "davit_tiny") in table.named(["timm/davit_*"])
-    assert len(table.named(["*"])) > 1500
+def test_model_names_are_patterns() -> None:
+    assert table.matching_models(["phi"]) == [("hf", "phi")]
+    assert ("timm", "davit_tiny") in table.matching_models(["timm/davit_*"])
+    assert len(table.matching_models(["*"])) > 1500
     with pytest.raises(SourceError, match="davit_tiny"):
-        table.named(["davit_tinny"])
+        table.matching_models(["davit_tinny"])
 
 
-def test_a_log_is_gone_on_with_and_one_of_other_code_is_refused(tmp_path: Path) -> None:
+def test_log_resumes_and_checks_code(tmp_path: Path) -> None:
+    """It refuses the log of other code."""
     log = tmp_path / "log.jsonl"
     first = ModelVerdict("hf", "phi", "refused", reason="as the log has it")
-    log.write_text("\n".join((json.dumps(table.made_with()), json.dumps(first.to_json()), '{"library": "hf", "na')))
-    assert list(table.checked([("hf", "phi")], log)) == [first]
+    log.write_text("\n".join((json.dumps(table.versions()), json.dumps(first.to_json()), '{"library": "hf", "na')))
+    assert list(table.check([("hf", "phi")], log)) == [first]
     log.write_text('{"timm": "0.1"}\n')
     with pytest.raises(DirectoryError, match="other code"):
-        list(table.checked([("hf", "phi")], log))
+        list(table.check([("hf", "phi")], log))
 
 
-def test_a_verdict_replaces_its_own_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "zoo").mkdir()
-    monkeypatch.setattr(table, "PACKAGE", tmp_path)
-    before = table.shipped()["models"]
+@pytest.fixture
+def copied_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where updates of the shipped table go instead."""
+    monkeypatch.setattr(table, "PATH", tmp_path / "zoo.json")
+    return tmp_path / "zoo.json"
+
+
+def test_verdict_replaces_only_its_row(copied_table: Path) -> None:
+    before = table.load_table()["models"]
     one = ModelVerdict("hf", before[-1]["name"], "failing", reason="tried")
-    written = json.loads(table.update([one], whole=False).read_text("utf-8"))
+    table.update([one], full=False)
+    written = json.loads(copied_table.read_text("utf-8"))
     assert [row["name"] for row in written["models"]] == [row["name"] for row in before]
     assert [row for row in written["models"] if row not in before] == [written["models"][-1]]
     assert written["models"][-1]["reason"] == "tried"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_check_writes_a_row(
+    copied_table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["zoo", "--check", "hf/gpt2"])
+    assert main() == 0
+    assert capsys.readouterr().out == "supported hf/gpt2: read yes, grow yes, redesign yes, control yes\n"
+    (row,) = [row for row in json.loads(copied_table.read_text("utf-8"))["models"] if row["name"] == "gpt2"]
+    assert (row["status"], row["checked_with"]) == ("supported", table.versions())
+
+
+@pytest.mark.slow
+def test_module_runs_from_repository() -> None:
+    words = [sys.executable, "-m", "tests.zoo", "--propose", "gpt2"]
+    known = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert (known.returncode, known.stdout) == (0, "")
+    assert "every attention and MLP found in hf/gpt2 has a row already" in known.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["timm", "hf"])
-def test_every_model_that_the_table_calls_supported(library: str) -> None:
-    made = verdicts([(library, name) for name in table.supported(library)])
+def test_supported_models_stay_supported(library: str) -> None:
+    made = verdicts([(library, name) for name in table.supported_models(library)])
     assert {one.name: one.reason for one in made if one.status != "supported"} == {}

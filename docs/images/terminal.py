@@ -26,10 +26,13 @@ def main() -> None:
     environment = {**os.environ, **terminal}
     environment.pop("NO_COLOR", None)
     run = [sys.executable, "-m", *COMMAND.split()]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    # warnings, too: what the reader sees
+    done = subprocess.run(run, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     screen = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     screen.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
-    screen.print(Text.from_ansi(done.stdout.rstrip()), end="\n\n")
+    # without the frames of the spinner, which a terminal has erased at the end
+    lines = [line for line in done.stdout.rstrip().splitlines() if not re.search("[\u2800-\u28ff]", line)]
+    screen.print(Text.from_ansi("\n".join(lines)), end="\n\n")
     picture = screen.export_svg(title="leanify", theme=THEME, unique_id="leanify")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # nothing is fetched from elsewhere
     picture = picture.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")

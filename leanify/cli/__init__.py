@@ -1,12 +1,12 @@
 """The command line: parse, call, render. Commands import torch inside; `--help` never does.
 
-A command is a file here with a function of its own name; `main` loads the one that is asked for, and all of them only
-to complete a word.
+A command is a file in this room with a function of the same name; `main` imports the requested one only.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import io
 import os
@@ -15,15 +15,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from difflib import get_close_matches
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import LeanifyError
-from leanify.terminal import columns, say, starting, wrap
+from leanify.core.errors import LeanifyError, memory_message
+from leanify.core.terminal import say, show_controls_in_logs, visible
 
 if TYPE_CHECKING:
     import typer
@@ -31,9 +28,8 @@ if TYPE_CHECKING:
 COMMANDS = {  # with the line that `leanify --help` shows for each
     "redesign": "Trade layers for heads under a budget.",
     "train": "Train a recipe or a model, on your own data or a built-in set.",
-    "compare": "Train baseline, lean and control; say whether lean pays.",
+    "compare": "Train baseline, lean, control, narrow; say whether lean pays.",
     "shrink": "Make a checkpoint smaller so that it keeps what it knew.",
-    "glue": "Fine-tune an encoder on the tasks of GLUE.",
     "profile": "Parameters, MACs, latency and memory of models.",
     "condition": "Singular values and condition numbers of the heads.",
     "export": "Write a model for another loader: transformers, timm, ONNX.",
@@ -43,20 +39,21 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "predict": "Apply a trained model to new images or texts.",
     "zoo": "List what can be done with each model of timm and transformers.",
 }
-UNTRAINED = ("redesign", "profile", "condition", "export", "recipes", "show", "predict", "zoo")  # they train nothing
-ALONE = ("-h", "--help", "--install-completion", "--show-completion")  # options without a command
-LISTS = (["recipes"], ["train", "--list"])  # no arguments to parse, and importing typer would take most of the time
+COMMANDS_WITHOUT_TRAINING = COMMANDS.keys() - {"train", "compare", "shrink", "runs"}
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
 
 def app(*names: str, by_name: bool = False) -> typer.Typer:
-    """Build the app with these commands; a single one takes its arguments directly. ``by_name``: only to list them."""
+    """Build the app with these commands; a single one takes its arguments directly.
+
+    ``by_name`` lists the commands without importing them.
+    """
     import typer
 
-    from leanify.cli.help import GroupedCommand
+    from leanify.cli.help import PanelCommand
 
-    made = typer.Typer(
+    application = typer.Typer(
         help=ABOUT,
         epilog=EVERYWHERE,
         no_args_is_help=len(names) > 1,
@@ -66,39 +63,30 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        command = _only_named if by_name else keeping_exit_code(getattr(import_module(f"leanify.cli.{name}"), name))
-        made.command(name, cls=GroupedCommand, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
-    return made
+        command = _only_named if by_name else getattr(import_module(f"leanify.cli.{name}"), name)
+        application.command(name, cls=PanelCommand, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
+    return application
 
 
 def _only_named() -> None:
-    """Stand for a command whose file is not read."""
-
-
-def keeping_exit_code(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command to keep the message and exit code of KeyboardInterrupt, which typer drops."""
-
-    @wraps(command)
-    def wrapper(*arguments: Any, **words: Any) -> None:
-        try:
-            command(*arguments, **words)
-        except KeyboardInterrupt as error:
-            say(f"leanify: {error}" if str(error) else "leanify: interrupted")
-            raise SystemExit(getattr(error, "code", 130)) from None
-
-    return wrapper
+    """A placeholder for a command whose file is not imported."""
 
 
 def main() -> None:
     """The console script: prints an error as one message on stderr and exits with code 2.
 
-    1 is the code of a limit that is exceeded (`profile --max-params`), or of a law that is broken (`zoo --check`).
+    1 is the code of a limit that is exceeded (`profile --max-params`).
     """
-    warnings.formatwarning = _saying_once()
+    warnings.formatwarning = _print_warnings_once()
+    show_controls_in_logs()
     _reopen()
+
+    # print ? for κ and × if the locale cannot encode them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # print ? for κ and × if the locale cannot encode them
+            stream.reconfigure(errors="replace")
+
+    # run, and turn each kind of exception into a message and an exit code
     try:
         try:
             run_command()
@@ -108,55 +96,63 @@ def main() -> None:
     except LeanifyError as error:
         if os.environ.get("LEANIFY_DEBUG"):
             traceback.print_exc()
-        if not error.shared or os.environ.get("RANK", "0") == "0":
+        # an error that every process raises is printed by the first one only
+        if not error.every_rank or os.environ.get("RANK", "0") == "0":
             say(f"leanify: {error}")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        say("leanify: interrupted")
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as error:
+        say(f"leanify: {error}" if str(error) else "leanify: interrupted")
+        raise SystemExit(getattr(error, "code", 130)) from None
     except BrokenPipeError:
         _end_unread()
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # typer has made exit code 1 of it
-            _end_unread()
-        raise
     except OSError as error:
-        if error.filename is None:
+        where = error.filename or ""
+        # no name of a file: standard output, but for a full disk under tempfile and for what a process may have
+        is_limit = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+        if error.filename is None and not isinstance(error, FileNotFoundError) and not is_limit:
             discard_output()
-        where = "standard output could not be written" if error.filename is None else error.filename
-        say(f"leanify: {where}: {error.strerror or error}")
+            where = "standard output could not be written"
+        say(f"leanify: {where}{': ' * bool(where)}{error.strerror or error}")
         raise SystemExit(2) from None
-    except Exception as error:
-        _say_unexpected(error)
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in a Rust extension does not derive from Exception
+        shortage = memory_message(error)
+        if shortage:
+            say(f"leanify: {shortage}")
+        else:
+            _say_unexpected(error)
         raise SystemExit(2) from None
 
 
-def _saying_once() -> Callable[..., str]:
-    """Format a warning for people, "" if it was said before: several runs of one command have the same to say."""
-    said = set()
+def _print_warnings_once() -> Callable[..., str]:
+    """Return a format for warnings that gives "" for a repeated one: the runs of one command share their warnings."""
+    messages = set()
 
-    def formatted(message: Warning | str, *_: Any) -> str:
-        if str(message) in said:
+    def format_warning(message: Warning | str, *_: Any) -> str:
+        if str(message) in messages:
             return ""
-        said.add(str(message))
-        return f"{wrap(f'leanify: warning: {message}', columns())}\n"
+        messages.add(str(message))
+        return f"leanify: warning: {visible(str(message))}\n"
 
-    return formatted
+    return format_warning
 
 
 def _reopen() -> None:
-    """Open what the caller closed (``>&-``): else the next file that is opened gets its number, and what is printed.
+    """Open the standard streams that the caller closed (``>&-``).
 
-    Standard output then fails as on a full disk, instead of losing the results without a word.
+    Without this, the next opened file would get the stream's number and everything that is printed. Standard output
+    is opened so that it fails as on a full disk, instead of losing the results silently.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
+            # the new handle is the lowest free number
             handle = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            if handle == number:  # the lowest that is free
+            if handle == number:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def _say_unexpected(error: Exception) -> None:
+def _say_unexpected(error: BaseException) -> None:
     """Print one line for an unexpected exception: a bug in leanify, or in a library outside any `wall`."""
     if os.environ.get("LEANIFY_DEBUG"):
         traceback.print_exc()
@@ -169,7 +165,7 @@ def _say_unexpected(error: Exception) -> None:
 
 
 def run_command() -> None:
-    """Run the requested command."""
+    """Run the requested command. Raises LeanifyError for a wrong command line."""
     try:
         Path.cwd()
     except OSError:
@@ -177,64 +173,38 @@ def run_command() -> None:
             "the current directory no longer exists, and torch cannot start without one: cd elsewhere"
         ) from None
     arguments = _common_options(sys.argv[1:])
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
-    asked = arguments[0] if arguments else ""
-    if arguments in LISTS:
-        return import_module("leanify.cli.recipe_list").show()  # type: ignore[no-any-return]
-    if asked in UNTRAINED:
-        # an interpreter that ends looks for cycles among all that torch and timm have made: a fifth of a first plan
+    name = arguments[0] if arguments else ""
+
+    # on exit Python collects cycles among all objects of torch and timm, a fifth of the time of a first plan: skip it
+    if name in COMMANDS_WITHOUT_TRAINING:
         atexit.register(gc.freeze)
-    if asked in COMMANDS:
-        with starting(f"leanify {asked}"):
-            import typer
 
-            command = with_plain_arguments(typer.main.get_command(app(asked)))
-        return run(command, asked, arguments[1:])
-    if asked.startswith("-") and asked.partition("=")[0] not in ALONE:
-        from leanify.cli.mistakes import redirected
-
-        instead = redirected(asked.lstrip("-")) or "leanify -h lists all commands"
-        raise LeanifyError(f"a command comes first, and leanify alone has no option {asked}; {instead}")
-    if "/" in asked and Path(asked).exists():
-        raise LeanifyError(f"a command comes first: leanify show {quote(asked)}; leanify -h lists all commands")
-    if asked and not asked.startswith("-") and not get_close_matches(asked, [*COMMANDS, "help"]):
-        raise LeanifyError(
-            f"there is no command {asked!r}; a model is named after one: leanify redesign {quote(asked)} "
-            "--target-params 0.5; leanify -h lists all commands"
-        )
-    completing = "_LEANIFY_COMPLETE" in os.environ  # a word of a command: its options are asked for
-    app(*COMMANDS, by_name=not completing)(args=arguments, prog_name="leanify")
-
-
-def run(command: Any, name: str, arguments: list[str]) -> None:
-    """Parse a command's arguments and call it; what the parser refuses is a LeanifyError that says what works."""
     import typer
 
-    from leanify.cli import mistakes
+    # shell completion needs every command
+    if "_LEANIFY_COMPLETE" in os.environ:
+        return app(*COMMANDS)(prog_name="leanify")  # type: ignore[no-any-return]
 
-    mistakes.check_budget(name, arguments)
-    usage_error: Any = typer.BadParameter.__base__  # typer brings click along under a private name
+    # parse and call; not by click's main(), which replaces KeyboardInterrupt and BrokenPipeError by exit codes
+    is_command = name in COMMANDS
+    command: Any = typer.main.get_command(app(name) if is_command else app(*COMMANDS, by_name=True))
+    usage_error: Any = typer.BadParameter.__base__  # typer vendors click under a private name
     try:
-        code = command.main(args=arguments, prog_name=f"leanify {name}", standalone_mode=False)
+        with command.make_context(f"leanify {name}" if is_command else "leanify", arguments[is_command:]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        raise SystemExit(end.exit_code) from None
     except usage_error as error:
-        raise mistakes.explained(error, command, name, arguments) from None
-    if code:
-        raise SystemExit(code)
+        if not arguments:  # the list of commands, without the prefix of an error
+            print(error.format_message(), file=sys.stderr)
+            raise SystemExit(2) from None
+        from leanify.cli.mistakes import usage_message
 
-
-def with_plain_arguments(command: Any) -> Any:
-    """Name arguments in the help by their metavar alone: typer adds braces and the type in Python."""
-    for param in command.params:
-        if param.param_type_name == "argument":
-            name = param.metavar if param.required else f"[{param.metavar}]"
-            param._usage_display_name = lambda name=name: name
-            param.display_type_rich = lambda ctx: None
-    return command
+        raise LeanifyError(usage_message(error, command, name if is_command else "")) from None
 
 
 def _end_unread() -> None:
-    """End as git does when the reader of a pipe has left (`| head -1`): by SIGPIPE, without a word."""
+    """End as git does when the reader of a pipe has left (`| head -1`): by SIGPIPE, without a message."""
     discard_output()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

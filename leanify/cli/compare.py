@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
-from leanify.cli.formats import kind_of, show
+from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Explain, Format, Json
 
 Words = list[str] | None
+
+
+design_option = partial(typer.Option, rich_help_panel="Designs")
+evidence_option = partial(typer.Option, rich_help_panel="Evidence")
+study_option = partial(typer.Option, rich_help_panel="Study")
 
 
 def compare(
@@ -24,43 +30,40 @@ def compare(
         ),
     ] = None,
     target_params: Annotated[
-        str | None, typer.Option(metavar="SHARE|COUNT", help="parameter budget: 0.5, 43M (default: 0.5)")
+        str | None, design_option(metavar="SHARE|COUNT", help="parameter budget: 0.5, 43M (default: 0.5)")
     ] = None,
     designs: Annotated[
         Words,
-        typer.Option(
+        design_option(
             metavar="NAME,…",
-            help="baseline, lean, control, split, depth-only, mlp-only, wide-heads, front:N, a lean directory, or a "
-            "shape, narrow=depth:7,heads:18,mlp:1536 (default: the first three)",
+            help="baseline, lean, control, narrow, depth-only, mlp-only, split, wide-heads, front:N, a lean "
+            "directory, or a shape, small=depth:7,heads:18,mlp:1536 (default: the first four)",
         ),
     ] = None,
-    sweep: Annotated[Words, typer.Option(metavar="AXIS=N,N,…", help="a grid: depth, heads, head_dim or mlp")] = None,
+    sweep: Annotated[Words, design_option(metavar="AXIS=N,N,…", help="a grid: depth, heads, head_dim or mlp")] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="runs of each design (default: 3; without a recipe 4)")
+        int | None, evidence_option(metavar="N", help="runs of each design (default: 3; without a recipe 4)")
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(metavar="X", help="acceptable loss of the metric (default: the task's)")
+        float | None, evidence_option(metavar="X", help="acceptable loss of the metric (default: the task's)")
     ] = None,
     settings: Annotated[
-        Words, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=5")
+        Words, study_option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=5")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
+        Path | None, study_option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
     ] = None,
     tournament: Annotated[
         int | None,
-        typer.Option(metavar="N", help="try N designs, stop the worse ones early, judge the winner by fresh seeds"),
+        design_option(metavar="N", help="try N designs, drop the worse half twice, judge the winner by fresh seeds"),
     ] = None,
-    more: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="add the N most informative designs to a study")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(metavar="SOURCE", help="weights from which all designs start")] = None,
+    weights: Annotated[str | None, design_option(metavar="SOURCE", help="weights from which all designs start")] = None,
     teacher: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="a trained model to distil into all designs")
+        str | None, design_option(metavar="SOURCE", help="a trained model to distil into all designs")
     ] = None,
     rates: Annotated[
         str | None,
-        typer.Option(
+        evidence_option(
             metavar="X,X,…",
             help="multiples of the recipe's learning rate; each design takes its best, tried on one seed and half "
             "of the schedule (default: 0.5,1,2; in a tournament 1; 1: no trials)",
@@ -68,44 +71,54 @@ def compare(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(metavar="M", help="length of the whole study, which sets the steps of a run (on own data: 15)"),
+        evidence_option(
+            metavar="M",
+            help="at most this long, the whole study: takes away rates, then seeds, then designs, never steps of a run",
+        ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
-    engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="where runs are started")] = "local",
+    jobs: Annotated[int | None, study_option(metavar="N", help="runs at a time on this machine")] = None,
+    engine: Annotated[str, study_option(metavar="local|slurm|ray", help="where runs are started")] = "local",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="price, rank and time the designs on two steps each; write nothing")
+        bool, study_option("--dry-run", help="price, rank and time the designs on two steps each; write nothing")
     ] = False,
-    report: Annotated[bool, typer.Option("--report", help="show a study as it stands; train nothing")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="run failed runs again")] = False,
+    report: Annotated[bool, study_option("--report", help="show a study as it stands; train nothing")] = False,
+    retry: Annotated[bool, study_option("--retry", help="run failed runs again")] = False,
     explain: Explain = False,
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Train baseline, lean and control side by side, and decide with statistics whether lean pays off.
+    """Train baseline, lean, control and narrow side by side, and decide with statistics whether lean pays off.
 
     Every design is trained with the same seeds on the same samples in the same order. A study is a folder: after a
     kill, the same command continues, and finished runs are not repeated. To add seeds or designs, ask for them:
     leanify compare STUDY --seeds 5.
+
+    \b
+    Examples:
+      leanify compare FOLDER --seeds 5
+      leanify compare digits --designs baseline,lean,control
     """
-    kind = kind_of(format, json)
-    from leanify.errors import LeanifyError
-    from leanify.terminal import progress
+    kind = output_kind(format, json)
+    from leanify.core.errors import LeanifyError
+    from leanify.core.terminal import progress
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
         from leanify.cli.board import Board
-        from leanify.runs.places import is_study
-        from leanify.study import comparing as studies
-        from leanify.study.designs import parse_sweep, split_names
-        from leanify.study.engines import check_engine, engine_of
-        from leanify.study.folder import REPORT
-        from leanify.study.forecast import forecast
-        from leanify.study.rates import parse
+        from leanify.comparison import comparing as studies
+        from leanify.comparison.designs import parse_sweep, split_names
+        from leanify.comparison.duration import forecast
+        from leanify.comparison.engines import check_engine, open_engine
+        from leanify.comparison.folder import REPORT
+        from leanify.comparison.rates import parse
+        from leanify.core.path_kinds import is_study
+        from leanify.training import interrupts
 
+    # the request; the built-in study runs two at a time
     check_engine(engine)
-    usual = 2 if recipe is None else 1
-    at_once = usual if jobs is None else jobs
+    if jobs is None:
+        jobs = 2 if recipe is None else 1
     request = studies.Request(
         recipe=recipe,
         target_params=target_params,
@@ -114,9 +127,8 @@ def compare(
         sweep=parse_sweep(sweep or []),
         settings=tuple(settings or ()),
         margin=margin,
-        jobs=at_once,
+        jobs=jobs,
         tournament=tournament,
-        more=more,
         weights=weights,
         teacher=teacher,
         rates=None if rates is None else parse(rates),
@@ -124,26 +136,38 @@ def compare(
     )
     if report and (recipe is None or not is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
+
+    # predict the cost
     if dry_run:
         with progress("pricing the designs and timing two steps of each", None):
-            found = forecast(studies.planned(request), at_once)
-        again = typed_without("--dry-run")
-        return show(kind, found, found["designs"], lambda: study_tables.render_forecast(found, again))
+            prediction = forecast(studies.make_plan(request), jobs)
+        command = typed_without("--dry-run")
+        return show(kind, prediction, prediction["designs"], lambda: study_tables.render_forecast(prediction, command))
+
+    # train the runs that the folder lacks
     with progress("planning the study", None):
-        folder = studies.folder_of(request, output, here=engine == "local" and not report)
+        runs_here = engine == "local" and not report
+        folder = studies.open_folder(request, output, runs_here, announces=runs_here)
     if not report:
         if retry:
             folder.forget_failures()
         try:
-            with Board(folder) as board, engine_of(engine, folder, at_once, board.row) as runs:
-                studies.train_all(folder, runs, board.ended)
-        except KeyboardInterrupt:
+            with (
+                interrupts.raise_interrupts(),
+                Board(folder) as board,
+                open_engine(engine, folder, jobs, board.row) as runs,
+            ):
+                studies.train_all(folder, runs, board.on_end)
+        except KeyboardInterrupt as error:
             line = f"leanify compare {quote(str(folder.path))}"
-            raise KeyboardInterrupt(f"interrupted; it goes on with: {line}") from None
+            number = getattr(error, "code", 130) - 128
+            raise interrupts.Interrupted(f"interrupted; continue with: {line}", number) from None
         with progress("measuring latency, throughput and memory", None):
             studies.measure_costs(folder)
+
+    # compare
     with progress("comparing the runs", None):
-        study = studies.finished(folder)
+        study = studies.finish_study(folder)
         page = study.html(folder.path / REPORT)
     data = study.to_json()
     show(kind, data, data["designs"], lambda: study_tables.render_study(study, page, explain))

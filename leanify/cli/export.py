@@ -22,15 +22,20 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a model in another format, verified by loading and running it; on failure nothing is written."""
+    """Write a model in another format, verified by loading and running it; on failure nothing is written.
+
+    \b
+    Example:
+      leanify export lean --format onnx -o lean.onnx
+    """
     from leanify.cli.formats import print_json
-    from leanify.terminal import console, progress
+    from leanify.core.terminal import console, progress
 
     with progress(f"exporting {source}", None):
         from leanify.exporting.export import export as export_model
 
-        written = export_model(source, format=format, output=output, with_code=with_code, fixed=fixed)
+        path = export_model(source, format=format, output=output, with_code=with_code, fixed=fixed)
     if json:
-        print_json({"source": source, "format": format, "output": str(written)})
+        print_json({"source": source, "format": format, "output": str(path)})
     else:
-        console().print(f"written to {written}, loaded there and run: the same outputs", soft_wrap=True)
+        console().print(f"written to {path}, loaded there and run: the same outputs", soft_wrap=True)

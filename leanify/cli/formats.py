@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from leanify.errors import LeanifyError
-from leanify.terminal import visible
-from leanify.units import digits
+from leanify.core.errors import LeanifyError
+from leanify.core.terminal import visible
+from leanify.core.units import format_digits
 
 Kind = Literal["table", "json", "csv", "markdown"]
 FORMATS: tuple[Kind, ...] = get_args(Kind)
 Row = Mapping[str, Any]
 
 
-def kind_of(format: str | None, as_json: bool) -> Kind:
+def output_kind(format: str | None, as_json: bool) -> Kind:
     """The format requested by --format or --json. Raises LeanifyError."""
     if format is not None and format not in FORMATS:
         raise LeanifyError(f"--format must be one of {', '.join(FORMATS)}, not {format!r}")
@@ -34,28 +35,49 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
     if kind == "json":
         print_json(data)
         return
-    flat = [dict(_flat(row, str if kind == "csv" else _for_readers)) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))  # a row may lack some
+
+    # flat rows, and the names of all their columns in order; a row may lack some
+    flat_rows, names = [], dict[str, None]()
+    for row in rows:
+        flat_rows.append(dict(_flat(row, str if kind == "csv" else _for_readers)))
+        names |= dict.fromkeys(flat_rows[-1])
     lines = [[visible(name) for name in names]]
-    for row in flat:
-        lines.append([visible(row.get(name, "")) for name in names])
+    for flat_row in flat_rows:
+        lines.append([visible(flat_row.get(name, "")) for name in names])
+
     if kind == "csv":
         out = csv.writer(sys.stdout, lineterminator="\n")
         for cells in lines:
             out.writerow(map(_no_formula, cells))
         return
-    lines.insert(1, ["---"] * len(names))
+    # Markdown is for readers: columns in which no row has a value are left out
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    lines = [list(cells) for cells in zip(*columns, strict=True)]
+    lines.insert(1, ["---"] * len(columns))
     for cells in lines:
         print("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
 
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print exactly one JSON object on standard output."""
-    print(json.dumps(data, indent=2, allow_nan=False))
+    try:
+        text = json.dumps(data, indent=2, allow_nan=False)
+    except ValueError:  # a diverged run has logged NaN or Infinity
+        text = json.dumps(_finite(data), indent=2, allow_nan=False)
+    print(text)
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for NaN and infinities, which JSON cannot express."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _no_formula(cell: str) -> str:
-    """A cell that a spreadsheet would compute (``=cmd|…``) as text, by the apostrophe that spreadsheets have for it."""
+    """Mark a cell that a spreadsheet would compute (``=cmd|…``) as text, with the apostrophe of spreadsheets."""
     if not cell.startswith(("=", "+", "-", "@", "\t")):
         return cell
     try:
@@ -66,7 +88,7 @@ def _no_formula(cell: str) -> str:
 
 
 def _flat(row: Row, number: Callable[[Any], str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Flatten a row to (``outer.inner``, text): "" for None, ``4;4;8`` for a list, ``number`` of the rest."""
+    """Flatten a row to (``outer.inner``, text): "" for None, ``4;4;8`` for a list, ``number(value)`` for others."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, number, f"{prefix}{name}.")
@@ -77,5 +99,5 @@ def _flat(row: Row, number: Callable[[Any], str], prefix: str = "") -> Iterator[
 
 
 def _for_readers(value: Any) -> str:
-    """Four digits of what is no integer; CSV and JSON have all of them."""
-    return digits(value) if isinstance(value, float) else str(value)
+    """Format a number with four digits; CSV and JSON have all of them."""
+    return format_digits(value) if isinstance(value, float) else str(value)

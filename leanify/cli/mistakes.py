@@ -1,130 +1,65 @@
-"""Messages for a mistyped command line: what the option parser refused, and what would work. Imports no torch."""
+"""Messages for wrong command lines, with advice on options of earlier versions. Imports no torch."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from difflib import get_close_matches
-from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from leanify.errors import LeanifyError
+from leanify.core.built_in_recipes import home
 
-DEVICE = "CUDA_VISIBLE_DEVICES in the environment chooses the GPUs (empty: the CPU)"
-PROCESSES = "torchrun --nproc-per-node 2 --no-python leanify train, or accelerate launch --no_python leanify train"
-SHELL = "the shell finds a line: leanify {command} | grep -i WORD"
-MANY = 12  # options; a command with more of them refers to its --help
+UPLOAD = "hf upload USER/NAME DIR uploads the folder that -o DIR writes"
 
-# Commands ("" is any), options that people type because other tools have them, and what works here.
-REDIRECTIONS: tuple[tuple[str, str, str], ...] = (
-    ("redesign compare", "budget params ratio half", "it is --target-params 0.5"),
-    ("redesign compare", "flops macs max-flops", "it is --max-macs, in redesign"),
-    ("redesign", "layers num-layers", "it is --depth"),
-    ("redesign", "num-heads n-heads", "it is --heads"),
-    ("train", "target-params budget", "leanify redesign SOURCE --target-params 0.5 -o DIR makes a lean model"),
-    ("train compare", "override", "it is --set model.override.KEY=VALUE"),
-    ("train", "gpus num-gpus devices nproc-per-node", f"several processes are started by {PROCESSES}"),
-    ("compare", "gpus num-gpus devices", "--jobs N runs N at a time, and divides the GPUs among them"),
-    ("compare glue", "resume", "the same command goes on with what is unfinished"),
-    ("redesign profile condition", "set", "it is --override KEY=VALUE"),
-    ("train", "wandb tensorboard", "it is --set 'run.trackers=[\"wandb\"]' (or tensorboard)"),
-    ("train profile condition", "gpu cuda cpu", "it is --device"),
-    ("compare glue predict show export", "device gpu cuda cpu", DEVICE),
-    ("zoo recipes", "search filter grep family model name", "words are looked for: leanify {command} WORD"),
-    ("runs", "search filter grep family model name", SHELL),
-    ("", "out output-dir save", "it is --output, where a command writes files"),
-    ("", "model source recipe config", "it is named without one: leanify {command} NAME"),
-    ("", "csv markdown", "it is --format csv, markdown or table"),
-    ("", "verbose v debug", "LEANIFY_DEBUG=1 in the environment prints what is behind an error"),
-    ("", "version", "it is leanify --version"),
-)
-
-
-def explained(error: Any, parsed: Any, command: str, arguments: Sequence[str]) -> LeanifyError:
-    """Turn the parser's usage error into a message that says what to type instead; ``parsed`` is the typer command."""
-    options: dict[str, Any] = {}
-    for option in parsed.params:
-        options |= {name: option for name in (*option.opts, *option.secondary_opts) if name.startswith("-")}
-    parameter = getattr(error, "param", None)
-    if hasattr(error, "possibilities"):
-        return LeanifyError(_unknown_option(error.option_name, options, command, arguments))
-    if parameter is not None and type(error).__name__ == "MissingParameter":
-        long = next((f"{name} " for name in parameter.opts if name.startswith("--")), "")
-        return LeanifyError(f"{long}{parameter.metavar} is missing: {parameter.help}")
-    option = options.get(getattr(error, "option_name", ""))
-    if option is not None:
-        return LeanifyError(f"{error.option_name} takes {option.metavar or 'a value'}: {option.help}")
-    if parameter is not None:
-        name = max(parameter.opts, key=len)
-        value = _value_of(name, arguments)
-        if value == "VALUE":  # the next option stands where its value should
-            return LeanifyError(f"{name} takes {parameter.metavar or 'a value'}: {parameter.help}")
-        return LeanifyError(f"{name} is {value}: {error.message}")
-    return LeanifyError(f"leanify {command}: {error.format_message()}{_about_words(command, options, arguments)}")
+# options of earlier versions, by command, with their replacement
+REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "redesign": {
+        "push": UPLOAD,
+        "as": "say that model_type in the config.json of a copy of SOURCE, and redesign the copy",
+        "study": "rank designs in Python: leanify.redesign(SOURCE, ranking=FUNCTION)",
+        "class": "it is --override class=NAME",
+        "experts": "it is --mlp experts=N",
+        "active-experts": "it is --mlp active=N",
+        "max-active": "--max-macs limits what one token uses",
+        "explain": "--json holds how designs were searched and ranked",
+        "force": "remove the folder, or name another one with -o",
+        "seed": "choose the seed in Python: leanify.redesign(SOURCE).save(DIR, seed=N)",
+        "samples": "--data reads as much as a good choice needs",
+        "tokens": "choose the length in Python: leanify.redesign(SOURCE, tokens=N)",
+        **dict.fromkeys(
+            ("batch-size", "device", "dtype", "compile", "latency-of"),
+            "leanify profile measures designs in any setting",
+        ),
+    },
+    "shrink": {"push": UPLOAD},
+    "export": {"push": UPLOAD},
+    "zoo": dict.fromkeys(
+        ("check", "propose", "log"), "in a clone of the repository: python -m tests.zoo --check NAME, or --propose NAME"
+    ),
+    "compare": {"more": 'name the designs: --designs "name=depth:7,heads:18,mlp:1536"'},
+}
 
 
-def redirected(key: str, command: str = "") -> str | None:
-    """What works instead of an option that other tools have; None if that is not known."""
-    for commands, names, words in REDIRECTIONS:
-        if key in names.split() and command in (commands.split() or [command]):
-            return words.format(command=command)
-    return None
+def usage_message(error: Any, command: Any, name: str) -> str:
+    """The parser's message; for an unknown option, with the replacement if there is one.
 
+    ``error`` is click's usage error, ``command`` the parsed command and ``name`` its name.
+    """
+    message: str = error.format_message()
+    if not name and "command 'glue'" in message:  # of earlier versions
+        script = home() / "leaner-transformers" / "glue.py"
+        return f"there is no command glue any more, a script makes the table: python {script} SOURCE --data DIR"
+    if not name and message.startswith("No such command") and "Did you mean" not in message:
+        return f"{message} A command comes first: leanify redesign MODEL; leanify -h lists all commands"
+    if name:
+        message = f"{name}: {message}"
+    if not hasattr(error, "possibilities"):
+        return message
 
-def check_budget(command: str, arguments: Sequence[str]) -> None:
-    """Raise LeanifyError for a share where a model is named: leanify redesign vit_base 0.5."""
-    if command != "redesign" or any(word.startswith(("--target-params", "--max-")) for word in arguments):
-        return
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if re.fullmatch(r"0?\.\d+|\d+%", word) and not before.startswith("-"):
-            raise LeanifyError(f"{word} is not the name of a model; a budget is --target-params {word}")
+    # an unknown option: a former option, a key of the recipe, or the list of options if click suggests none
+    option = error.option_name.lstrip("-")
+    hint = None if error.possibilities else f"{f'leanify {name}'.strip()} -h lists the options"
+    if any("--set" in param.opts for param in command.params):
+        from leanify.core.recipe import nearest_key
 
-
-def _unknown_option(name: str, options: dict[str, Any], command: str, arguments: Sequence[str]) -> str:
-    key = name.lstrip("-").replace("_", "-")
-    for word in arguments:
-        if re.match(r"-\w", word) and f"-{word.partition('=')[0]}" in options:
-            return f"an option begins with two dashes: -{word}"
-    long = [option for option in options if option.startswith("--")]
-    redirection = redirected(key, command)
-    if redirection is not None:
-        return f"leanify {command} has no option {name}; {redirection}"
-    if near := get_close_matches(f"--{key}", long, n=1, cutoff=0.9):
-        return f"leanify {command} has no option {name}; nearest: {near[0]}"
-    if "--set" in options and (setting := _recipe_key(key.replace("-", "_"))) is not None:
-        if " " in setting:
-            return f"leanify {command} has no option {name}; it is {setting}"
-        return f"{name} is a key of the recipe: --set {setting}={_value_of(name, arguments)}"
-    if near := get_close_matches(f"--{key}", long, n=3, cutoff=0.7):
-        return f"leanify {command} has no option {name}; nearest: {', '.join(near)}"
-    known = f"it has {', '.join(long)}" if len(long) <= MANY else f"leanify {command} -h lists those that it has"
-    return f"leanify {command} has no option {name}; {known}"
-
-
-def _recipe_key(word: str) -> str | None:
-    """The recipe's key of this name, such as ``lr`` → ``optim.lr``; None if there is none."""
-    from leanify.runs import meanings, recipe
-
-    known = recipe.keys()
-    meant = meanings.meant(word, "", known)
-    return meant if meant in known or str(meant).startswith("model.override.") else None
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str:
-    for place, word in enumerate(arguments):
-        if word.startswith(f"{option}="):
-            return quote(word.partition("=")[2])
-        if word == option and place + 1 < len(arguments) and not arguments[place + 1].startswith("-"):
-            return quote(arguments[place + 1])
-    return "VALUE"
-
-
-def _about_words(command: str, options: dict[str, Any], arguments: Sequence[str]) -> str:
-    """A hint for a word that a command has no place for."""
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if "=" in word and "--set" in options and before != "--set" and not word.startswith("-"):
-            return f" A setting comes after --set: --set {quote(word)}"
-        if "=" in before and "=" not in word and not Path(word).exists() and not word.startswith("-"):
-            return f" A value with blanks is quoted: --set {quote(f'{before} {word}')}"
-    return ""
+        key = nearest_key(option)
+        hint = hint if key is None else f"--set {key}=VALUE sets a key of the recipe"
+    hint = REMOVED_OPTIONS.get(name, {}).get(option, hint)
+    return message if hint is None else f"{message}; {hint}"

@@ -1,99 +1,80 @@
-"""The commands that go on with a design: that write it or, once it is written, train it. Imports no torch."""
+"""The commands to type after a redesign: write the design or, once it is written, train it. Imports no torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import TYPE_CHECKING
 
-from leanify.terminal import console
+from leanify.core.terminal import console
 
 if TYPE_CHECKING:
-    from leanify.design.plan import Plan
+    from leanify.search.plan import Plan
 
 
 def next_lines(
-    plan: Plan, weights: str | None, data: Path | None, pretrained: bool, overrides: Sequence[str], cls: str | None
+    plan: Plan, weights: str | None, data: Path | None, pretrained: bool, overrides: Sequence[str]
 ) -> list[str]:
-    """Compare the design with its baseline and, alone, train it; in capitals what is not known.
+    """The commands that compare the design with its baseline and train it alone, with capitals for unknown values.
 
-    Carried weights are healed first. What the source is trained on is known where it is a recipe or a run.
+    A design with transferred weights is healed first. A source that is a recipe or a run names its data.
     """
-    where = str(plan.directory)
-    designs = [f"{where}/lean", f"{where}/control"] if plan.with_control else [where]
-    own = _has_data(plan.source)
-    compare = ["leanify", "compare", quote(plan.source)]
-    train = ["leanify", "train", quote(designs[0])]
+    # the common arguments: designs, weights, data and overrides
+    designs = [f"{plan.directory}/lean", f"{plan.directory}/control"] if plan.with_control else [str(plan.directory)]
+    compare = ["leanify", "compare", plan.source]
+    train = ["leanify", "train", designs[0]]
     if weights is not None:
-        compare += ["--weights", quote(weights)]
-        train += ["--teacher", quote(weights)]
-    if not own:
-        path = "DATA" if data is None else quote(str(data))
-        compare += ["--set", f"data.path={path}"]
-        train += ["--set", f"data.path={path}"]
+        compare += ["--weights", weights]
+        train += ["--teacher", weights]
+    has_data = _has_data(plan.source)
+    if not has_data:
+        compare += ["--set", f"data.path={data or 'DATA'}"]
+        train += ["--set", f"data.path={data or 'DATA'}"]
     for pair in overrides:
-        compare += ["--set", quote(f"model.override.{pair}")]
-    if cls is not None:
-        compare += ["--set", f"model.class={quote(cls)}"]
-    compare += ["--designs", quote(",".join(["baseline", *designs]))]
-    lines = [" ".join(compare), " ".join(train)]
-    if own:
-        return lines[:1]
-    if pretrained:  # a study's weights come from a directory or a checkpoint
-        return lines[1:]
-    return lines[::-1] if weights else lines
+        key = "model" if pair.startswith("class=") else "model.override"
+        compare += ["--set", f"{key}.{pair}"]
+    compare += ["--designs", ",".join(["baseline", *designs])]
+
+    # training alone needs a recipe of its own; a study's weights come from a directory or a checkpoint
+    if has_data:
+        return [join(compare)]
+    if pretrained:
+        return [join(train)]
+    return [join(train), join(compare)] if weights else [join(compare), join(train)]
 
 
 def print_next(*commands: str) -> None:
-    """Print the commands to type next, below a blank line; a terminal breaks none of them."""
+    """Print the commands to type next, below a blank line and without line breaks."""
     for place, command in enumerate(commands):
         console().print(f"      {command}" if place else f"\nnext  {command}", soft_wrap=True)
 
 
 def typed_without(*flags: str) -> str:
-    """The command that was typed, without flags such as --dry-run, and without what only changes how it looks."""
+    """The typed command without flags such as --dry-run, --quiet and --no-color."""
     return join(["leanify", *(word for word in sys.argv[1:] if word not in (*flags, "--quiet", "--no-color"))])
 
 
-def to_write(arguments: Sequence[str], recommended: str = "lean") -> list[str]:
-    """The command that was typed, with a folder that is not there yet; none where it was called from Python.
-
-    Where another design than lean is ``recommended``, the line that writes that one comes first.
-    """
+def write_lines(arguments: Sequence[str]) -> list[str]:
+    """Return the typed command with a new folder; an empty list if it was called from Python."""
     if arguments[:1] != ["redesign"] or "--" in arguments:
         return []
-    asked = [word for word in arguments if word != "--explain"]
-    lines = [f"leanify {join([*asked, '-o', _new_folder('lean')])}"]
-    if recommended != "lean" and not any(word.startswith("--choose") for word in asked):
-        other = [*asked, "--choose", recommended, "-o", _new_folder(recommended)]
-        lines.insert(0, f"leanify {join(other)}")
-    return lines
-
-
-def after_profile(sources: Sequence[str]) -> list[str]:
-    """The command that goes on after costs were shown: measure what was only counted, or redesign a model by name."""
-    if "--no-measure" in sys.argv:
-        return [typed_without("--no-measure")]
-    return [f"leanify redesign {quote(name)}" for name in sources if len(sources) == 1 and not Path(name).exists()]
+    return [join(["leanify", *arguments, "-o", _new_folder("lean")])]
 
 
 def _new_folder(name: str) -> str:
-    """The name, or with the first number under which nothing is there yet."""
-    folder, number = name, 2
-    while Path(folder).exists():
-        folder, number = f"{name}-{number}", number + 1
-    return folder
+    """The name, with the first number that makes it new if it exists."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 1000))]
+    return next(name for name in names if not Path(name).exists())
 
 
 def _has_data(source: str) -> bool:
     """Whether the source is a recipe or a run, which names its data."""
-    from leanify.runs import recipe
-    from leanify.runs.places import is_run
-    from leanify.runs.run_directory import RunDirectory
+    from leanify.core import recipe
+    from leanify.core.path_kinds import is_run
 
     if is_run(source):
-        return RunDirectory.open(source).recipe.data is not None
-    named = recipe.find(source) is not None or Path(source).suffix == ".toml"
-    return named and recipe.load(source).data is not None
+        return recipe.load(Path(source) / "recipe.toml").data is not None
+    is_recipe = recipe.find(source) is not None or source.endswith(".toml")
+    return is_recipe and recipe.load(source).data is not None

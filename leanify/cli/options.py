@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from leanify.errors import ShapeError
+from leanify.core.errors import ShapeError
 
 
-def complete_source(typed: str) -> list[str]:
+def complete_source(incomplete: str) -> list[str]:
     """Shell completion of a SOURCE: the zoo's names, recipes and local paths. Does not import torch."""
-    import json
-    from importlib import resources
     from pathlib import Path
 
-    from leanify.runs.built_in import built_in
+    from leanify.core.built_in_recipes import built_in_recipes
+    from leanify.lens.zoo import load_table
 
-    table = json.loads(resources.files("leanify.zoo").joinpath("table.json").read_text("utf-8"))
-    names = [model["name"] for model in table["models"]]
-    folder = Path(typed).expanduser() if typed.endswith("/") else Path(typed).expanduser().parent
-    paths = [str(path) + "/" * path.is_dir() for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(name for name in {*names, *built_in(), *paths} if name.startswith(typed))
+    names = [model["name"] for model in load_table()["models"]]
+    path = Path(incomplete).expanduser()
+    folder = path if incomplete.endswith("/") else path.parent
+    paths = [str(entry) + "/" * entry.is_dir() for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in {*names, *built_in_recipes(), *paths} if name.startswith(incomplete))
 
 
-def complete_recipe(typed: str) -> list[str]:
+def complete_recipe(incomplete: str) -> list[str]:
     """Shell completion of a recipe's name."""
-    from leanify.runs.built_in import built_in, stems
+    from leanify.core.built_in_recipes import built_in_recipes, stems
 
-    return sorted(name for name in {*built_in(), *stems()} if name.startswith(typed))
+    return sorted(name for name in {*built_in_recipes(), *stems()} if name.startswith(incomplete))
 
+
+source_option = partial(typer.Option, rich_help_panel="Source")
+output_option = partial(typer.Option, rich_help_panel="Output")
 
 Source = Annotated[
     str,
@@ -41,35 +44,22 @@ Source = Annotated[
 ]
 Override = Annotated[
     list[str] | None,
-    typer.Option("--override", metavar="KEY=VALUE", help="an argument for upstream's constructor or configuration"),
+    source_option("--override", metavar="KEY=VALUE", help="an argument for upstream's constructor or configuration"),
 ]
 ModelClass = Annotated[
-    str | None, typer.Option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
+    str | None, source_option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
 ]
 Tokens = Annotated[
-    int | None, typer.Option("--tokens", min=1, metavar="N", help="length of a text input (default: 512, or what fits)")
-]
-
-Push = Annotated[
-    str | None, typer.Option(metavar="USER/NAME", help="push what is written to the hub, as a private model")
+    int | None,
+    source_option("--tokens", min=1, metavar="N", help="length of a text (default: 512, or what fits)"),
 ]
 
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="table|json|csv|markdown", help="how results are printed (default: table)"),
+    output_option("--format", metavar="table|json|csv|markdown", help="how results are printed (default: table)"),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="say also how the numbers were found, and why")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else: --format json")]
-
-
-def pushed(directory: str, repo: str) -> None:
-    """Push a lean directory, and say where it is."""
-    from leanify.exporting.hub import push_to_hub
-    from leanify.terminal import progress, say
-
-    with progress(f"pushing {repo}", None):
-        address = push_to_hub(directory, repo)
-    say(f"pushed to {address}")
+Explain = Annotated[bool, output_option("--explain", help="say also how the numbers were found, and why")]
+Json = Annotated[bool, output_option("--json", help="print one JSON object and nothing else: --format json")]
 
 
 LARGEST = 10**9  # of a depth, of heads, of an MLP
@@ -83,6 +73,8 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
     if text is None:
         return None
     parts = text.replace(" ", "").split(",")
+
+    # one number per tower
     if "=" in text:
         towers: dict[str, int] = {}
         for part in parts:
@@ -91,6 +83,8 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
                 raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {value!r}")
             towers[tower] = _possible(name, int(value))
         return towers
+
+    # one number, or one per stage
     try:
         values = [int(part) for part in parts]
     except ValueError:

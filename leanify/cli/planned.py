@@ -12,74 +12,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli import plans
-from leanify.cli.next_lines import next_lines, print_next, to_write
-from leanify.terminal import progress
+from leanify.cli.next_lines import next_lines, print_next, write_lines
+from leanify.core.terminal import progress
 
 if TYPE_CHECKING:
-    from leanify.design.options import Options
-    from leanify.design.plan import Plan
-    from leanify.design.search.amounts import Budget
-    from leanify.warm.plan import Carrying
+    from leanify.search.amounts import Budget
+    from leanify.search.options import Options
+    from leanify.search.plan import Plan
+    from leanify.shrinking.plan_transfer import PlanTransfer
 
 Text = str | None
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The weights that a design gets, the data that choose what to keep of them, and where and how it is written."""
+class WriteOptions:
+    """The weights of the written design, the data that choose which of them to keep, and the output."""
 
     weights: Text = None
     pretrained: bool = False
     data: Path | None = None
-    samples: int | None = None
-    seed: int = 0
     output: Path | None = None
     control: bool = False
-    force: bool = False
-    as_type: Text = None
     choose: str = "lean"
 
 
-def planned(
-    sources: Sequence[str],
-    asked: Sequence[Options],
-    wanted: Wanted,
-    study: Path | None,
-    overrides: Sequence[str] = (),
-) -> Iterator[Shown]:
-    """Plan every source under all options that are asked for; ``overrides`` are theirs as they were typed.
+def plan_all(
+    sources: Sequence[str], requests: Sequence[Options], writing: WriteOptions, overrides: Sequence[str] = ()
+) -> Iterator[PlanView]:
+    """Plan every source under all requests, and write the design; ``overrides`` are the typed ones.
 
-    An output that cannot be written, or a study that cannot be read, raises before anything is planned.
+    Raises for an output that cannot be written before anything is planned.
     """
-    with _seldom_collected():
-        from leanify.design.redesign import redesign
+    with _rare_garbage_collection():
+        from leanify.search.redesign import redesign
 
-    if wanted.output is not None and not wanted.force:
-        from leanify.runs.new_directory import check_new_directory
+    if writing.output is not None:
+        from leanify.core.files.writing import check_new_directory
 
-        check_new_directory(wanted.output)
-    measured = None
-    if study is not None:
-        from leanify.study.surface import load, predictions
+        check_new_directory(writing.output)
+    for source, options in product(sources, requests):
+        with progress(f"planning {source}", None), _rare_garbage_collection():
+            plan = redesign(source, options)
+        plan, transfer = _write(plan, writing)
 
-        measured = load(study)
-    for source, options in product(sources, asked):
-        ranking = None if measured is None else measured[1].ranking
-        with progress(f"planning {source}", None), _seldom_collected():
-            plan = redesign(source, options, ranking=ranking)
-        plan, carrying = _written(plan, wanted)
+        # the commands to type next: train the written design, or write the only one
         lines: Sequence[str] = ()
         if plan.directory:
-            lines = next_lines(plan, wanted.weights, wanted.data, wanted.pretrained, overrides, options.cls)
-        elif len(sources) * len(asked) == 1:
-            lines = to_write(sys.argv[1:], plan.recommended.design if carrying is None else "lean")
-        predicted = None if measured is None else predictions(plan, *measured)
-        yield Shown(plan, options.target_params, carrying, predicted, lines)
+            lines = next_lines(plan, writing.weights, writing.data, writing.pretrained, overrides)
+        elif len(sources) * len(requests) == 1:
+            lines = write_lines(sys.argv[1:])
+        yield PlanView(plan, options.target_params, transfer, lines)
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Look for unreachable cycles less often: imports and counts leave hardly any, and it was 8–13% of the time."""
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage less often: imports and counts leave few cycles, and it took 8–13% of the time."""
     before = gc.get_threshold()
     gc.set_threshold(20_000, 50, 100)
     try:
@@ -88,68 +75,67 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _written(plan: Plan, wanted: Wanted) -> tuple[Plan, Carrying | None]:
-    """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them.
+def _write(plan: Plan, writing: WriteOptions) -> tuple[Plan, PlanTransfer | None]:
+    """Write the plan's design. Returns the plan with its directory, and the transfer of weights if data chose them.
 
     Data also choose among designs of the same budget, unless the user wants lean and its control.
     """
-    carrying = None
-    weights, output = wanted.weights, wanted.output
-    if weights is not None and wanted.data is None and output is None:
-        from leanify.sources.find import located
+    transfer = None
+    weights, output = writing.weights, writing.output
 
-        located(weights)  # nothing will read them, yet they were asked for
-    plan.picked(wanted.choose)  # refused before anything is written
-    source = weights, wanted.seed, wanted.pretrained
-    if wanted.data is not None:
-        from leanify.warm.plan import Carrying
+    # refuse unknown weights and designs even if nothing is written
+    if weights is not None and writing.data is None and output is None:
+        from leanify.sources.find import absolute_source
 
-        carrying = Carrying(plan, wanted.data, wanted.samples, plan.options.tokens, weights)
-        if not wanted.control:
-            plan = carrying.best(lambda one: one.build(*source, carry=carrying))
+        absolute_source(weights)
+    plan.pick_design(writing.choose)
+
+    # the design whose transferred weights keep most on the data
+    if writing.data is not None:
+        from leanify.shrinking.plan_transfer import PlanTransfer
+
+        transfer = PlanTransfer(plan, writing.data, None, None, weights)
+        if not writing.control:
+            plan = transfer.best(lambda one: one.build(weights, pretrained=writing.pretrained, carry=transfer))
     if output is not None:
         with progress(f"writing {output}", None):
             plan = plan.save(
-                output, *source, wanted.control, wanted.force,
-                carry=carrying, model_type=wanted.as_type, choose=wanted.choose,
-            )  # fmt: skip
-    return plan, carrying
+                output,
+                weights,
+                pretrained=writing.pretrained,
+                control=writing.control,
+                carry=transfer,
+                choose=writing.choose,
+            )
+    return plan, transfer
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A plan with its requested budget, how weights were carried over, and predictions."""
+class PlanView:
+    """A plan with its requested budget, the transfer of weights if there was one, and the commands to type next."""
 
     plan: Plan
     budget: Budget
-    carried: Carrying | None
-    predicted: dict[str, Any] | None
+    transfer: PlanTransfer | None
     next_lines: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        found = self.plan.to_json()
-        if self.carried:
-            found["carried"] = self.carried.to_json()
-        if self.predicted:
-            found["predicted"] = self.predicted
-        return found
+        data = self.plan.to_json()
+        if self.transfer:
+            data["carried"] = self.transfer.to_json()
+        return data
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per design, for CSV and Markdown."""
-        yield from ({"source": self.plan.source, "budget": self.budget, **row} for row in self.plan.rows())
+        for row in self.plan.rows():
+            yield {"source": self.plan.source, "budget": self.plan.options.target_params or self.budget, **row}
 
 
-def render(found: Sequence[Shown], explain: bool) -> None:
-    """Print one plan's tables after another, each with its warnings, so that what to type next stands last."""
-    for number, one in enumerate(found):
+def render(views: Sequence[PlanView]) -> None:
+    """Print one plan after another: its tables, its warnings, and last the commands to type next."""
+    for number, view in enumerate(views):
         if number:
             print()
-        plans.render_plan(one.plan, explain, one.carried)
-        if one.predicted is not None:
-            from leanify.cli import study_tables
-
-            study_tables.render_predictions(one.predicted)
-        if one.carried is not None and explain:
-            plans.render_steps(one.carried)
-        plans.print_warnings(one.plan)
-        print_next(*one.next_lines)
+        plans.render_plan(view.plan, view.transfer)
+        plans.print_warnings(view.plan)
+        print_next(*view.next_lines)

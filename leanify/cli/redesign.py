@@ -8,78 +8,75 @@ from pathlib import Path
 from typing import Any
 
 from leanify.cli import redesign_options as option
-from leanify.cli.formats import kind_of, show
-from leanify.cli.options import Explain, Format, Json, Push, pushed
-from leanify.errors import LeanifyError
+from leanify.cli.formats import output_kind, show
+from leanify.core.errors import LeanifyError
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
 DEFAULT = "vit_base"
 
 
-@option.with_options
+@option.add_options
 def redesign(
     sources: option.Sources = None,
     *,
     weights: option.Weights = None,
     pretrained: option.Pretrained = False,
     data: option.Data = None,
-    samples: option.Samples = None,
     output: option.Output = None,
     choose: option.Choose = "lean",
     control: option.Control = False,
-    force: option.Force = False,
-    as_type: option.AsType = None,
-    push: Push = None,
-    seed: option.Seed = 0,
-    study: option.Study = None,
-    explain: Explain = False,
-    format: Format = None,
-    json: Json = False,
+    format: option.Format = None,
+    json: option.Json = False,
     **typed: Any,
 ) -> None:
-    """Trade layers for heads under a budget: baseline, lean, control and alternatives side by side.
+    """Trade layers for heads under a budget: baseline, lean, control, narrow and others side by side.
 
     Grow adds heads of the same size; split divides the same width into more heads. The control has lean's depth and
-    parameters but the old heads: only training lean and the control shows what the extra heads are worth.
+    parameters but the old heads: only training lean and the control shows what the extra heads are worth. Narrow
+    has the baseline's depth and lean's parameters in a smaller residual width.
+
+    \b
+    Examples:
+      leanify redesign vit_base --target-params 0.5 -o lean
+      leanify redesign t5 --depth encoder=5
     """
-    kind = kind_of(format, json)
-    named, budgets = [], list(typed["target_params"] or [])
-    for word in sources or []:  # an amount behind --target-params 0.5 is another budget, not a source
-        if budgets and re.fullmatch(AMOUNT, word, re.IGNORECASE) and not Path(word).exists():
-            budgets.append(word)
+    kind = output_kind(format, json)
+    # an amount after --target-params 0.5 is another budget, not a source
+    names, budgets = [], list(typed["target_params"] or [])
+    for argument in sources or []:
+        if budgets and re.fullmatch(AMOUNT, argument, re.IGNORECASE) and not Path(argument).exists():
+            budgets.append(argument)
         else:
-            named.append(word)
-    named = named or [DEFAULT]
-    options = option.options_of(typed)
-    asked = [replace(options, target_params=budget) for budget in budgets] or [options]
-    designs = len(named) * len(asked)
-    wants = {"--as": as_type is not None, "--choose": choose != "lean", "--control": control, "--force": force}
-    for flag, is_given in wants.items():
+            names.append(argument)
+    names = names or [DEFAULT]
+    options = option.parse_options(typed)
+    requests = [replace(options, target_params=budget) for budget in budgets] or [options]
+
+    # refuse contradictions before anything slow
+    designs = len(names) * len(requests)
+    for flag, is_given in {"--choose": choose != "lean", "--control": control}.items():
         if is_given and output is None:
             raise LeanifyError(f"{flag} is about what -o DIR writes; give -o")
     if output is not None and designs > 1:
         raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")
     if data is not None and choose != "lean":
         raise LeanifyError("--data chooses the design that keeps most of the weights; leave out --choose")
-    if push is not None and (output is None or control):
-        raise LeanifyError("--push pushes the one design that -o DIR writes: give -o, and leave out --control")
     if data is not None and weights is None and not pretrained:
         raise LeanifyError("--data chooses which weights to carry over, so it needs --weights SOURCE or --pretrained")
 
-    from leanify.terminal import progress
+    from leanify.core.terminal import progress
 
     with progress("loading PyTorch", None):
         from leanify.cli import planned, plans
 
-    wanted = planned.Wanted(weights, pretrained, data, samples, seed, output, control, force, as_type, choose)
-    found = list(planned.planned(named, asked, wanted, study, typed["overrides"] or ()))
-    data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
+    # plan, write and show
+    writing = planned.WriteOptions(weights, pretrained, data, output, control, choose)
+    views = list(planned.plan_all(names, requests, writing, typed["overrides"] or ()))
+    output_json = views[0].to_json() if len(views) == 1 else {"plans": [view.to_json() for view in views]}
     rows: list[dict[str, Any]] = []
-    for one in found:
-        rows += one.rows()
-    show(kind, data_of, rows, lambda: planned.render(found, explain))
+    for view in views:
+        rows += view.rows()
+    show(kind, output_json, rows, lambda: planned.render(views))
     if kind != "table":
-        for one in found:
-            plans.print_warnings(one.plan)
-    if push is not None:
-        pushed(str(output), push)
+        for view in views:
+            plans.print_warnings(view.plan)

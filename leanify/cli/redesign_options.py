@@ -1,6 +1,6 @@
-"""The options of ``leanify redesign`` that are not `Options` of the library: what is written, and with which weights.
+"""The options of ``leanify redesign`` about weights and output, which are not among the library's `Options`.
 
-`with_options` adds those of the library to the command's signature, from which typer makes its help and its parser.
+`add_options` adds the library's options to the command's signature, from which typer makes its help and its parser.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from leanify.cli.options import complete_source, pin
-from leanify.design.options import BUDGETS, Options, flag_of, flags
-from leanify.design.search.towers import PINS
+from leanify.search.options import BUDGETS, OUTPUT, PINS, Options, flag_name, flags
 
 Text = str | None
+WEIGHTS = "Weights"
 
 Sources = Annotated[
     list[str] | None,
@@ -27,59 +27,78 @@ Sources = Annotated[
         autocompletion=complete_source,
     ),
 ]
-Weights = Annotated[Text, typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="carry over upstream's own weights")]
-Data = Annotated[Path | None, typer.Option(metavar="DATA", help="with weights: data to choose what to keep")]
-Samples = Annotated[
-    int | None, typer.Option(metavar="N", min=2, help="samples of the data; a quarter measure (default: 8,192 tokens)")
+Weights = Annotated[
+    Text,
+    typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones", rich_help_panel=WEIGHTS),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")]
-Control = Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")]
+Pretrained = Annotated[
+    bool, typer.Option("--pretrained", help="carry over upstream's own weights", rich_help_panel=WEIGHTS)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DATA", help="with weights: data to choose what to keep", rich_help_panel=WEIGHTS),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="write a lean directory", rich_help_panel=OUTPUT),
+]
+Control = Annotated[
+    bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control", rich_help_panel=OUTPUT)
+]
 Choose = Annotated[
-    str, typer.Option("--choose", metavar="lean|plain|control|N", help="with -o: which design; N: the Nth candidate")
+    str,
+    typer.Option(
+        metavar="lean|plain|narrow|control|N",
+        help="with -o: which design; N: the Nth candidate",
+        rich_help_panel=OUTPUT,
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="replace a directory that leanify wrote")]
-AsType = Annotated[
-    Text, typer.Option("--as", metavar="TYPE", help="save as another transformers type of the same shape")
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="print one JSON object and nothing else; --format csv|markdown prints rows",
+        rich_help_panel=OUTPUT,
+    ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="seed of the new weights")]
-Study = Annotated[Path | None, typer.Option(metavar="STUDY", help="rank by a leanify compare study of your own task")]
+Format = Annotated[Text, typer.Option(metavar="table|json|csv|markdown", hidden=True)]
 
-# How an option is typed, where that is not its type in Python: budgets and pins are parsed later, with their errors.
-TYPED: dict[str, Any] = {
+# the types of options on the command line if they differ from Python: budgets and pins are parsed later
+TYPER_TYPES: dict[str, Any] = {
     **dict.fromkeys((*BUDGETS, *PINS), Text),
     "target_params": list[str] | None,
     "overrides": list[str] | None,
 }
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``**typed`` the options of `Options`, behind its first parameter."""
+def add_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Options` to a command that takes ``**typed``, after its first parameter."""
+    # a keyword parameter for each field of Options
     hints = get_type_hints(Options, include_extras=True)
+    defaults = {option.name: option.default for option in fields(Options)}
     options = []
-    for option in fields(Options):
-        flag = flags()[option.name]
-        kind = TYPED.get(option.name, get_args(hints[option.name])[0])
-        info = typer.Option(flag_of(option.name), metavar=flag.metavar, help=flag.help, min=flag.min)
-        default = None if option.name in TYPED else option.default
-        annotation: Any = Annotated[kind, info]
-        parameter = inspect.Parameter(
-            option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
-        options.append(parameter)
+    for name, flag in flags().items():
+        info = typer.Option(flag_name(name), metavar=flag.metavar, help=flag.help, rich_help_panel=flag.panel)
+        annotation: Any = Annotated[TYPER_TYPES.get(name, get_args(hints[name])[0]), info]
+        default = None if name in TYPER_TYPES else defaults[name]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+
+    # they replace **typed in the signature
     signature = inspect.signature(command, eval_str=True)
-    first, *own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    command.__signature__ = signature.replace(parameters=[first, *options, *own])  # type: ignore[attr-defined]
+    first, *other_parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    command.__signature__ = signature.replace(parameters=[first, *options, *other_parameters])  # type: ignore[attr-defined]
     return command
 
 
-def options_of(typed: Mapping[str, Any]) -> Options:
-    """What was typed as a value, without a budget on parameters. Raises what `Options` raises."""
+def parse_options(typed_values: Mapping[str, Any]) -> Options:
+    """Parse typed values, except the budget on parameters. Raises the errors of `Options`."""
     from leanify.sources.overrides import parse_overrides
 
-    values: dict[str, Any] = {
-        name: pin(flag_of(name), value) if name in PINS else value for name, value in typed.items()
-    }
-    values["overrides"] = parse_overrides(values["overrides"] or [])
+    values = dict(typed_values)
     values.pop("target_params")
+    for name in PINS:
+        values[name] = pin(flag_name(name), values[name])
+    values["overrides"] = parse_overrides(values["overrides"] or [])
     return Options(**values)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanify.cli.formats import kind_of, show
+from leanify.cli.formats import output_kind, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
-    from leanify.study.overview import StudyOverview
+    from leanify.comparison.overview import StudyOverview
     from leanify.training.overview import RunOverview
 
 COLUMNS = ("run", "model", "data", "steps", "best", "state")
-MODEL = 16  # columns that a model's name gets at least
+MODEL = 16  # minimum columns of a model's name
 
 
 def runs(
@@ -25,66 +25,78 @@ def runs(
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List runs and studies: model, data, progress, best result, and whether they can be resumed."""
-    from leanify.errors import DirectoryError
-    from leanify.terminal import progress
+    """List runs and studies: model, data, progress, best result, and whether they can be resumed.
 
-    kind = kind_of(format, as_json)
+    \b
+    Example:
+      leanify runs
+    """
+    from leanify.core.errors import DirectoryError
+    from leanify.core.terminal import progress
+
+    kind = output_kind(format, as_json)
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
-        from leanify.runs.places import is_study
-        from leanify.study.overview import studies_below
-        from leanify.training.overview import runs_below
+        from leanify.comparison.overview import find_studies
+        from leanify.core.path_kinds import is_study
+        from leanify.training.overview import find_runs
 
-        found, studies = list(runs_below(folder, is_study)), list(studies_below(folder))
-    rows = [run.to_json() for run in found]
-    more = [study.to_json() for study in studies]
-    listed = [{"kind": "run", **row} for row in rows] + [{"kind": "study", **row} for row in more]
-    show(kind, {"runs": rows, "studies": more}, listed, lambda: _print(folder, found, studies))
+        run_list, studies = list(find_runs(folder, is_study)), list(find_studies(folder))
+
+    # JSON keeps runs and studies apart; CSV and Markdown list both, with their kind
+    rows = [run.to_json() for run in run_list]
+    study_rows = [study.to_json() for study in studies]
+    all_rows = [{"kind": "run", **row} for row in rows] + [{"kind": "study", **row} for row in study_rows]
+    show(kind, {"runs": rows, "studies": study_rows}, all_rows, lambda: _print(folder, run_list, studies))
 
 
-def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview]) -> None:
+def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOverview]) -> None:
     from leanify.cli.next_lines import print_next
     from leanify.cli.screen import NARROW
     from leanify.cli.tables import fit, print_table, table
-    from leanify.terminal import console, wrap
+    from leanify.core.terminal import console
 
+    # the studies, then the runs
     out = console()
     if studies:
-        shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
+        grid = table(("study", "of", "designs", "runs", "failed", "state"), [], left_columns=2)
         for study in studies:
-            done = f"{study.ended} of {study.runs}"
-            shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
-        print_table(out, shown)
-    if found:
+            progress_text = f"{study.ended} of {study.runs}"
+            grid.add_row(
+                str(study.path), study.title, str(study.designs), progress_text, str(study.failed), study.state
+            )
+        print_table(out, grid)
+    if run_list:
         if studies:
             out.print()
-        shown = table(COLUMNS, _rows(found, out.width), left=3)
-        print_table(out, fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
-    width = out.width if out.is_terminal else None
-    if problems := [wrap(f"broken: {run.problem}", width) for run in found if run.problem]:
+        grid = table(COLUMNS, _rows(run_list, out.width), left_columns=3)
+        print_table(out, fit(grid, out, ("data", "model")) if out.width < NARROW else grid)
+    if problems := [f"broken: {run.problem}" for run in run_list if run.problem]:
         out.print("\n" + "\n".join(problems), soft_wrap=True)
-    if not found and not studies:
+    if not run_list and not studies:
         out.print(f"no runs below {folder.resolve()}")
         return print_next("leanify train")
 
-    def first(command: str, some: Sequence[RunOverview | StudyOverview], state: str) -> list[str]:
-        return [f"leanify {command} {quote(str(one.path))}" for one in some if one.state == state][:1]
+    # the commands that continue the first interrupted study and run, or show the first finished run
+    def first_line(command: str, overviews: Sequence[RunOverview | StudyOverview], state: str) -> list[str]:
+        return [f"leanify {command} {quote(str(item.path))}" for item in overviews if item.state == state][:1]
 
-    go_on = first("compare", studies, "interrupted") + first("train --resume", found, "interrupted")
-    return print_next(*(go_on or first("show", found, "done")))
+    lines = first_line("compare", studies, "interrupted") + first_line("train --resume", run_list, "interrupted")
+    return print_next(*(lines or first_line("show", run_list, "done")))
 
 
-def _rows(found: list[RunOverview], width: int) -> list[tuple[str, ...]]:
-    """A row for each run; long names of models are shortened to what the other columns leave."""
-    from leanify.cli.tables import GAP, shortened
-    from leanify.units import metric
+def _rows(run_list: list[RunOverview], width: int) -> list[tuple[str, ...]]:
+    """A row for each run, with models' names shortened to the width that the other columns leave."""
+    from leanify.cli.tables import GAP, shorten
+    from leanify.core.units import format_metric
 
     rows = []
-    for run in found:
-        best = "–" if run.best is None else metric(run.metric, run.best)
-        rows.append((str(run.path), run.source, run.data, run.done, best, run.state))
+    for run in run_list:
+        best = "–" if run.best is None else format_metric(run.metric, run.best)
+        rows.append((str(run.path), run.source, run.data, run.progress, best, run.state))
+
+    # the terminal's width without the other columns
     widths = [GAP + max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    room = max(MODEL, width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
-    return [(path, shortened(model, room), *others) for path, model, *others in rows]
+    model_width = max(MODEL, width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
+    return [(path, shorten(model, model_width), *others) for path, model, *others in rows]

@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli.next_lines import print_next
-from leanify.runs.task_names import can_be_applied
-from leanify.terminal import ROOM, bars, console, progress, showing
-from leanify.units import about, below_heading, binary, digits, heading, metric, seconds
+from leanify.core.recipe_code import current_data, is_code
+from leanify.core.task_names import can_be_applied
+from leanify.core.terminal import bars, console, progress
+from leanify.core.units import (
+    format_bytes,
+    format_digits,
+    format_forecast,
+    format_metric,
+    format_metric_cell,
+    format_seconds,
+    metric_heading,
+)
+from leanify.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from leanify.runs.recipe import DataSection
+    from leanify.core.recipe import DataSection
     from leanify.runs.run_directory import RunDirectory
 
 NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
 NARROW = 60  # columns; narrower terminals get no bar
 
 
-class Screen:
-    """Progress of a run: on a terminal a bar and one line per evaluation; otherwise one line per log row."""
+class Screen(Callback):
+    """Progress of a run: on a terminal a bar and a line an evaluation, elsewhere a line for each row of the log."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn
-
         self.console = console(stderr=True)
-        self.live = self.console.is_terminal
-        narrow = self.console.width < NARROW
-        words = TextColumn("{task.description}", markup=False)
-        columns = [SpinnerColumn(), *([] if narrow else [BarColumn(bar_width=None)]), words]
-        self.bar = bars(self.console, *columns)
         self.stack = ExitStack()
-        self.training: float | None = None  # the last training loss
         self.metric, self.sign = "loss", -1
         self.best: float | None = None
-        self.first = self.last = self.done = 0
-        self.start = 0.0
-        self.task: Any = None
 
     def __enter__(self) -> Screen:
         self.stack.enter_context(progress("preparing the model and the data", None))
@@ -46,118 +45,72 @@ class Screen:
 
     def __exit__(self, error: object, *_: object) -> None:
         self.stack.close()
-        if error is None and self.live:
+        if error is None and self.console.is_terminal:
             self.console.print()  # the results follow
 
-    def prepares(self, name: str) -> None:
-        """Show the name of the run that is prepared now, of several with one screen."""
+    def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+        # a summary replaces the spinner of the preparations
         self.stack.close()
-        self.console.print(name, style="bold")
-        self.stack.enter_context(progress("preparing the model and the data", None))
+        resume_text = f" · from step {first_step:,}" if first_step else ""
+        self.console.print(summary + resume_text, soft_wrap=True)
+        self.metric, self.sign, self.best = metric, sign, None
 
-    def _print(self, line: str, soft_wrap: bool) -> None:
-        console(stderr=True).print(line, soft_wrap=soft_wrap)  # above what is shown, be it the run's bar or another
+        # the bar, with the loss as its description
+        bar = [BarColumn()] if self.console.width >= NARROW else []
+        numbers = (MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        loss = TextColumn("{task.description}", markup=False)
+        self.bar = self.stack.enter_context(bars(SpinnerColumn(), *bar, *numbers, loss))
+        self.task = self.bar.add_task("", total=last_step, completed=first_step)
 
-    def began(self, words: str, first: int, last: int, metric: str, sign: int) -> None:
-        self.stack.close()  # the spinner of the preparations
-        self._print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
-        self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
-        self.training = self.best = None
-        self.metric, self.sign = metric, sign
-        self.stack.enter_context(showing(self.bar))
-        if self.task is not None:
-            self.bar.remove_task(self.task)
-        self.task = self.bar.add_task(self._words(), total=last, completed=first)
+    def on_warning(self, message: str) -> None:
+        self.console.print(f"leanify: {message}", soft_wrap=True)
 
-    def warned(self, words: str) -> None:
-        self._print(f"leanify: {words}", soft_wrap=not self.live)
+    def on_step_end(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
 
-    def stepped(self, step: int) -> None:
-        self.done = step
-        if self.live:
-            self.bar.update(self.task, completed=step, description=self._words())
-
-    def logged(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        # the training loss moves to the bar; an evaluation may be the best one
         is_best = False
         if row["split"] == "train":
-            self.training = row["loss"]
+            self.bar.update(self.task, description=f"loss {format_digits(row['loss'])}")
+            if self.console.is_terminal:
+                return
         elif row["split"] == "validation":
-            value = row[self.metric]
-            is_best = self.best is None or self.sign * value > self.sign * self.best
-            self.best = value if is_best else self.best
-        if self.live:
-            if row["split"] != "train":
-                self._print(fitted(self._line(row, is_best), self.console.width), soft_wrap=True)
-            self.bar.update(self.task, description=self._words())
-        else:
-            numbers = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in NO_METRICS[:4])
-            place = f"step {row['step']:,} · epoch {row['epoch']:g}"
-            self._print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])}", soft_wrap=True)
+            value = self.sign * row[self.metric]
+            is_best = self.best is None or value > self.sign * self.best
+            self.best = row[self.metric] if is_best else self.best
 
-    def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
-        """The parts of an evaluation's line, most important first."""
-        yield f"epoch {row['epoch']:.4g}"
-        yield metric(self.metric, row[self.metric]) + (" best" if best else "")
-        yield f"step {row['step']:,}"
-        if self.training is not None:
-            yield f"training loss {shown(self.training)}"
-        for name, value in row.items():
-            if name not in (*NO_METRICS, self.metric):
-                yield metric(name, value) if isinstance(value, float) else f"{name} {shown(value)}"
-
-    def _words(self) -> str:
-        """The bar's text: step, time left, loss and best, as far as they fit."""
-        parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
-        if self.training is not None:
-            parts.append(f"loss {shown(self.training)}")
-        if self.best is not None:
-            parts.append(f"best {metric(self.metric, self.best)}")
-        return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))
-
-    def _left(self, step: int) -> str:
-        return left(self.start, step - self.first, self.last - step)
+        # step 50 · epoch 1 · validation loss 1.250, top1 61.50% · best
+        hidden = NO_METRICS if self.console.is_terminal else NO_METRICS[:-1]
+        values = [format_metric(name, value) for name, value in row.items() if name not in hidden]
+        line = f"step {row['step']:,} · epoch {row['epoch']:.4g} · {row['split']} {', '.join(values)}"
+        if is_best:
+            line += " · best"
+        time_left = self.bar.tasks[0].time_remaining
+        if time_left is not None and not self.console.is_terminal:
+            line += f" · {timedelta(seconds=round(time_left))} left"
+        self.console.print(line, soft_wrap=True)
 
 
-def fitted(parts: Iterable[str], width: int) -> str:
-    """Join as many leading parts as fit into the width, separated by dots."""
-    line = ""
-    for part in parts:
-        longer = f"{line} · {part}" if line else part
-        if line and len(longer) > width:
-            break
-        line = longer
-    return line
-
-
-def left(since: float, done: float, rest: float) -> str:
-    """The predicted remaining time at the mean speed since then."""
-    return f"{clock((time.perf_counter() - since) * rest / done)} left" if done > 0 else "–:–– left"
-
-
-def clock(seconds: float) -> str:
-    """3723 → 1:02:03; 63 → 1:03"""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a number of the log with four digits."""
     if isinstance(value, float):
-        return digits(value)
+        return format_digits(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def is_own(data: DataSection) -> bool:
-    """Whether a run's data is the user's own, of a kind that its model can be applied to more of."""
-    return data.path is not None and can_be_applied(data.task)
+    """Whether a run's data is the user's own and of a kind that `leanify predict` takes."""
+    return data.path is not None and can_be_applied(data.task) and not is_code(current_data(data.name))
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
 def print_facts(facts: Mapping[str, Any], command: str) -> None:
-    """Print facts, one per line, in units that people read; long ones are wrapped. Then the command that does it."""
+    """Print facts, one per line in readable units, then the command that trains."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
@@ -165,51 +118,66 @@ def print_facts(facts: Mapping[str, Any], command: str) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts.items():
         if name.endswith("_bytes"):
-            name, words = name.removesuffix("_bytes"), binary(value)
+            name, text = name.removesuffix("_bytes"), format_bytes(value)
         elif name == "seconds_a_step":
-            name, words = "a step", seconds(value)
+            name, text = "a step", format_seconds(value)
         elif name == "training_hours_predicted":
-            name, words = "training predicted", about(3600 * value)
+            name, text = "training predicted", format_forecast(3600 * value)
         else:
-            words = "–" if value is None else shown(value)
-        grid.add_row(name.replace("_", " "), words)
+            text = "–" if value is None else format_value(value)
+        grid.add_row(name.replace("_", " "), text)
     console().print(grid)
     print_next(command)
 
 
-def print_end(run: RunDirectory, recipe: str | None) -> None:
-    """Print the best, last and test evaluations, the run's folder, and commands to type next."""
+def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = None) -> None:
+    """Print the best, last and test evaluations, their meaning, the run's folder, and commands to type next."""
     from shlex import quote
 
     from leanify.cli.tables import print_table, table
 
+    # the evaluations, in the order of the table
     best = run.best()
-    found: dict[str, Mapping[str, Any] | None] = {"best": None, "last": None, "test": None}
-    for row in run.rows():
-        if row["split"] == "test":
-            found["test"] = row
-        elif row["split"] == "validation":
-            found["last"] = row
-            if best is not None and row["step"] == best.step:
-                found["best"] = found["best"] or row
+    validations = [row for row in run.rows() if row["split"] == "validation"]
+    tests = [row for row in run.rows() if row["split"] == "test"]
+    evaluations: dict[str, Mapping[str, Any]] = {}
+    for row in validations:
+        if best is not None and row["step"] == best.step:
+            evaluations.setdefault("best", row)
+    if validations:
+        evaluations["last"] = validations[-1]
+    if tests:
+        evaluations["test"] = tests[-1]
+
+    # a row for each, with the metrics of the first
     out = console()
-    if evaluations := {name: row for name, row in found.items() if row is not None}:
+    if evaluations:
         first = next(iter(evaluations.values()))
         metrics = [key for key in first if key not in NO_METRICS]
-        made = table(("", "step", "epoch", *map(heading, metrics)), [])
-        for name, one in evaluations.items():
-            values = [below_heading(key, one.get(key)) for key in metrics]
-            made.add_row(name, f"{one['step']:,}", f"{one['epoch']:g}", *values)
-        print_table(out, made)
+        grid = table(("", "step", "epoch", *map(metric_heading, metrics)), [])
+        for name, evaluation in evaluations.items():
+            values = [format_metric_cell(key, evaluation.get(key)) for key in metrics]
+            grid.add_row(name, f"{evaluation['step']:,}", f"{evaluation['epoch']:g}", *values)
+        print_table(out, grid)
+    if judgement is not None:
+        out.print(f"\n{judgement}", soft_wrap=True)
+
+    # the run's folder
     path = quote(str(run.path))
     out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
-    if skipped := run.skipped():
+    if skipped_samples := run.skipped_samples():
         out.print(
-            f"could not be read and were left out: {len(skipped):,} samples, {run.path}/skipped.json", soft_wrap=True
+            f"could not be read and were left out: {len(skipped_samples):,} samples, {run.path}/skipped.json",
+            soft_wrap=True,
         )
+
+    # the commands to type next; a reshaped model is compared with its source
     model, data = run.recipe.model, run.recipe.data
-    beside = f" {quote(model.source)}" if model.reshapes and not model.override else ""  # else its source is another
-    commands = [f"leanify show {path}", f"leanify profile {path}{beside}"]
+    # profile gives ratios to its first model: the baseline, if the run's model is a new shape of it
+    profile = f"leanify profile {quote(model.source)} {path}"
+    if not model.reshapes or model.override:
+        profile = f"leanify profile {path}"
+    commands = [f"leanify show {path}", profile]
     if data is not None and is_own(data):
         recipe = data.path  # a model's name does not determine the data
         commands.append(f"leanify predict {path} FILES")
@@ -221,9 +189,9 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
 
 
 def _can_be_leaner(run: RunDirectory) -> bool:
-    """Whether the rules of redesign leave the run's model fewer layers, so that it can be compared without more ado."""
-    from leanify.architecture import Architecture
-    from leanify.design.search.rules import Rules
+    """Whether the rules of redesign allow the run's model fewer layers, so that `leanify compare` can take it."""
+    from leanify.core.architecture import Architecture
+    from leanify.search.rules import Rules
 
     stages = Architecture.from_json(run.card()["architecture"]).stages
     return any(stage.primary is not None and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)

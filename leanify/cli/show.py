@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,25 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import kind_of
+from leanify.cli.formats import output_kind
 from leanify.cli.formats import show as show_as
 from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, complete_source
-from leanify.errors import LeanifyError
+from leanify.core.errors import LeanifyError
 
 if TYPE_CHECKING:
-    from leanify.runs.recipe import Recipe
+    from leanify.core.architecture import Architecture
+    from leanify.core.recipe import Recipe
+    from leanify.lens.ledger import BlockLedger
     from leanify.runs.run_directory import RunDirectory
+    from leanify.sources.source import ModelSource
     from leanify.training.curves import Curves
 
+LAYER_SIZES = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
 Facts = dict[str, Any]
-ROWS_OF_A_PLOT, SMALLEST = 13, 9  # four of them are the frame; a curve of fewer than five is none
-AROUND = 5  # rows: a title, two blank ones, what `--plot` wrote, the shell's next prompt
 
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown: printed lines, JSON, rows for CSV, and curves if there are any."""
+    """A page in all formats: printed lines, JSON, rows for CSV, and curves if there are any."""
 
     lines: Sequence[str]
     json: Facts
@@ -47,46 +51,54 @@ def show(
             autocompletion=complete_source,
         ),
     ],
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="plot a run's curves: .png, .svg or .html")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="plot a run's curves: .png or .svg")] = None,
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Show one run (recipe, shape, curves), study, recipe, lean directory or model."""
-    from leanify.terminal import progress, say
+    """Show one run (recipe, shape, best step), study, recipe, lean directory or model.
 
-    kind = kind_of(format, json)
+    \b
+    Example:
+      leanify show RUN --plot curves.png
+    """
+    from leanify.core.terminal import progress, say
+
+    # read; a study is shown by leanify compare --report
+    kind = output_kind(format, json)
     with progress(f"reading {what}", None):
-        from leanify.runs.places import is_study
+        from leanify.core.path_kinds import is_study
         from leanify.spectra.plots import check_plot
 
         study = is_study(what)
         if plot is not None and study:
             raise LeanifyError(f"--plot is for runs; write a study's page with leanify compare {quote(what)} --report")
         check_plot(plot)
-        page = None if study else _page(what)
+        page = None if study else _page(what, plot)
     if page is None:
         from leanify.cli.compare import compare
 
         return compare(what, report=True, format=kind)
+
+    # plot and print
     if plot is not None:
         from leanify.spectra.plots import write
-        from leanify.training.curves import figure
+        from leanify.training.curves import curves_figure
 
         curves = page.curves
         if curves is None or not (curves.train or curves.validation):
             raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
-        write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
+        write(lambda: curves_figure(curves, page.title), plot)
         say(f"leanify: wrote {plot}")
     show_as(kind, page.json, page.rows, lambda: _print(page))
 
 
-def _page(what: str) -> Page:
+def _page(what: str, plot: Path | None) -> Page:
+    from leanify.core import recipe as recipes
+    from leanify.core.path_kinds import is_run
     from leanify.data.unrecognised import check_is_no_data
-    from leanify.runs import recipe as recipes
-    from leanify.runs.places import is_run
 
     if is_run(what):
-        return _run(what)
+        return _run(what, plot)
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
         return _recipe(what, recipes.load(what))
     if Path(what).exists():
@@ -94,19 +106,24 @@ def _page(what: str) -> Page:
     return _model(what)
 
 
-def _run(what: str) -> Page:
+def _run(what: str, plot: Path | None) -> Page:
     from leanify.cli.screen import is_own
+    from leanify.core.units import format_metric
     from leanify.runs.run_directory import RunDirectory
-    from leanify.training.curves import curves_of
+    from leanify.training.curves import read_curves
     from leanify.training.overview import overview
-    from leanify.units import metric
 
+    # the run's shape and its best evaluation
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()
-    shape, params = _noted(run) or _shape(what)
-    found = "no evaluation yet"
-    if facts.best is not None:
-        found = f"best {metric(facts.metric, facts.best)} at step {best.step:,}" if best else "no checkpoint yet"
+    shape, params = _read_notes(run) or _shape(what)
+    quality_text = "no evaluation yet"
+    if facts.best is not None and best is None:
+        quality_text = "no checkpoint yet"
+    elif facts.best is not None and best is not None:
+        quality_text = f"best {format_metric(facts.metric, facts.best)} at step {best.step:,}"
+
+    # the commands to type next
     after: list[str] = []
     if facts.state == "interrupted":
         after = [run.resume_line]
@@ -114,9 +131,11 @@ def _run(what: str) -> Page:
         after = [f"leanify profile {quote(what)}"]
         if recipe.data is not None and is_own(recipe.data):
             after.append(f"leanify predict {quote(what)} FILES")
+    if rows and plot is None:
+        after.append(f"leanify show {quote(what)} --plot curves.png")
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(
-        [*lines, *_about(recipe), f"steps  {facts.done} · {found}"],
+        [*lines, *_about(recipe), f"steps  {facts.progress} · {quality_text}"],
         {
             "kind": "run",
             **facts.to_json(),
@@ -126,23 +145,23 @@ def _run(what: str) -> Page:
             "rows": rows,
         },
         rows,
-        curves_of(rows, facts.metric),
+        read_curves(rows, facts.metric),
         f"{what} · {facts.source}",
         after,
     )
 
 
-def _noted(run: RunDirectory) -> tuple[str, str] | None:
-    """`_shape` as the run's card has it, without torch; None for an older run or a damaged card."""
-    from leanify.architecture import Architecture
-    from leanify.units import millions
+def _read_notes(run: RunDirectory) -> tuple[str, str] | None:
+    """Read `_shape` from the run's card, without torch; None for an older run or a damaged card."""
+    from leanify.core.architecture import Architecture
+    from leanify.core.units import format_count
 
     card = run.card()
     try:
         shape, params = Architecture.from_json(card["architecture"]), card["params"]
     except (LeanifyError, LookupError, TypeError, ValueError, AttributeError):
         return None
-    return (str(shape), f"{millions(params)} parameters") if type(params) is int else None
+    return (str(shape), f"{format_count(params)} parameters") if type(params) is int else None
 
 
 def _recipe(what: str, recipe: Recipe) -> Page:
@@ -157,7 +176,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
 
 def _about(recipe: Recipe) -> list[str]:
     """Data and schedule, one line each."""
-    from leanify.runs.recipe import LENGTHS
+    from leanify.core.recipe import LENGTHS
 
     lines = []
     data, schedule, optim = recipe.data, recipe.schedule, recipe.optim
@@ -167,51 +186,75 @@ def _about(recipe: Recipe) -> list[str]:
         unit = next(unit for unit in LENGTHS if getattr(schedule, unit))
         length = getattr(schedule, unit)
         rate = f"{optim.name}, learning rate {optim.lr:g}, {schedule.kind}"
-        words = f"{length:,g} {unit if length > 1 else unit[:-1]}"
-        lines.append(f"train  {words} · batch {schedule.batch_size} · {rate}")
+        duration = f"{length:,g} {unit if length > 1 else unit[:-1]}"
+        lines.append(f"train  {duration} · batch {schedule.batch_size} · {rate}")
     return lines
 
 
 def _model(what: str) -> Page:
-    from leanify.design.measure.described import described
-    from leanify.units import millions
+    from leanify.core.units import format_count
+    from leanify.lens.ledger import group_blocks, ledger_json
 
-    model = described(what)
-    facts = {"kind": "model", "source": what, "origin": model.origin, "params": model.params, "layers": model.layers}
+    source, architecture, params, ledgers = _build(what)
+    weights = None if source.weights is None else str(source.weights)
+
+    # a row per layer, for JSON and CSV
+    layers = []
+    for stage in architecture.stages:
+        for number, block in enumerate(stage.blocks):
+            for layer in block:
+                sizes = {size: getattr(layer, size) for size in LAYER_SIZES}
+                layers.append({"stage": stage.name, "layer": number, **sizes})
+    facts = {"kind": "model", "source": what, "origin": str(source.origin), "params": params, "layers": layers}
+    facts["ledger"] = ledger_json(ledgers)
     lines = [
-        f"{what} · {model.origin}",
-        f"model    {model.shape} · {millions(model.params)} parameters",
-        f"weights  {model.weights or 'none: initialised by upstream'}",
+        f"{what} · {source.origin}",
+        f"model    {architecture} · {format_count(params)} parameters",
+        f"weights  {weights or 'none: initialised by upstream'}",
     ]
-    after = [f"leanify profile {quote(what)}"]
-    return Page(lines, {**facts, "weights": model.weights}, model.layers, after=after)
+    # the parts of each block, with equal blocks grouped
+    for ledger, count in group_blocks(ledgers):
+        times = f"{count} blocks from " if count > 1 else ""
+        lines.append(f"ledger   {times}{ledger.path or 'the model'}: {ledger.params:,} parameters: {ledger.summary()}")
+    return Page(lines, {**facts, "weights": weights}, layers, after=[f"leanify profile {quote(what)}"])
 
 
 def _shape(what: str) -> tuple[str, str]:
     """Describe a source's architecture and its parameter count."""
-    from leanify.design.measure.described import described
-    from leanify.units import millions
+    from leanify.core.units import format_count
 
-    model = described(what)
-    return model.shape, f"{millions(model.params)} parameters"
+    _, architecture, params, _ = _build(what)
+    return str(architecture), f"{format_count(params)} parameters"
+
+
+def _build(what: str) -> tuple[ModelSource, Architecture, int, list[BlockLedger]]:
+    """A resolved source, with its architecture, its number of parameters on meta, and the ledger of each block."""
+    from leanify.lens.ledger import read_ledger
+    from leanify.lens.sites import locate
+    from leanify.sources import find
+
+    source = find.find(what)
+    model = find.build_on_meta(source)
+    located_model = locate(model)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return source, located_model.architecture, params, read_ledger(located_model)
 
 
 def _print(page: Page) -> None:
-    from leanify.terminal import console
+    from leanify.core.terminal import console
 
     out = console()
     first, *others = page.lines
     out.print(first, style="bold", markup=False)
     for line in others:
-        out.print(line, markup=False)
-    text = ""
-    if page.curves is not None:
-        from leanify.training.curves import SIDE_BY_SIDE, in_text
-
-        above = sum(len(out.render_lines(line)) for line in page.lines)
-        stacked = 2 if page.curves.quality and out.width < SIDE_BY_SIDE else 1
-        rows = max(SMALLEST, (out.height - above - len(page.after) - AROUND) // stacked)
-        text = in_text(page.curves, out.width, min(ROWS_OF_A_PLOT, rows))
-    if text:
-        out.print(f"\n{text}", soft_wrap=True)
+        # a line too long for the screen continues below its text, not below its label
+        label = re.match(r"\S+ {2,}", line)
+        indent = " " * (label.end() if label else 0)
+        parts = [line]
+        if len(line) > out.width:
+            parts = textwrap.wrap(
+                line, out.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        for part in parts:
+            out.print(part, markup=False)
     print_next(*page.after)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from shlex import join
 from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import kind_of, show
+from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
-from leanify.cli.options import Format, Json, Push, pushed
+from leanify.cli.options import Format, Json, output_option
 
 Words = list[str] | None
 
@@ -19,55 +20,71 @@ Words = list[str] | None
 LONGEST = 20  # characters of a reference's name in the table
 
 
+purpose_option = partial(typer.Option, rich_help_panel="Purpose")
+budget_option = partial(typer.Option, rich_help_panel="Budget")
+candidate_option = partial(typer.Option, rich_help_panel="Candidates")
+healing_option = partial(typer.Option, rich_help_panel="Healing")
+
+
 def shrink(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id")],
-    data: Annotated[Path, typer.Option(metavar="DIR", help="what it is for: texts, labelled texts, images")],
-    target_params: Annotated[str, typer.Option(metavar="SHARE|COUNT", help="parameter budget: 0.6, 43M")] = "0.6",
+    data: Annotated[Path, purpose_option(metavar="DIR", help="what it is for: texts, labelled texts, images")],
+    target_params: Annotated[str, budget_option(metavar="SHARE|COUNT", help="parameter budget: 0.6, 43M")] = "0.6",
     count: Annotated[
-        str, typer.Option(metavar="all|body", help="what the budget counts; body: no embeddings, no classifier")
+        str, budget_option(metavar="all|body", help="what the budget counts; body: no embeddings, no classifier")
     ] = "all",
-    minutes: Annotated[float, typer.Option(metavar="N", help="what healing may take; 0 heals nothing")] = 30.0,
+    minutes: Annotated[float, healing_option(metavar="N", help="what all of it may take; 0 heals nothing")] = 30.0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
+        Path | None, output_option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
     ] = None,
     shape: Annotated[
-        str, typer.Option(metavar="uniform|free", help="free: also a candidate whose blocks differ in shape")
+        str,
+        candidate_option(
+            metavar="uniform|free|plain", help="free: also blocks that differ; plain: what opens anywhere"
+        ),
     ] = "uniform",
     designs: Annotated[
-        Words, typer.Option(metavar="NAME,…", help="heads, control, narrow, dropped, paired, free (default: all)")
+        Words, candidate_option(metavar="NAME,…", help="heads, control, narrow, dropped, paired, free (default: all)")
     ] = None,
     rates: Annotated[
-        str | None, typer.Option(metavar="X,…", help="learning rates to choose from (default: by the task)")
+        str | None, healing_option(metavar="X,…", help="learning rates to choose from (default: by the task)")
     ] = None,
     settings: Annotated[
-        Words, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: data.length=256")
+        Words, purpose_option("--set", metavar="KEY=VALUE", help="change the recipe: data.length=256")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="price the candidates, take two steps, write nothing")
+        bool, output_option("--dry-run", help="price the candidates, take two steps, write nothing")
     ] = False,
-    push: Push = None,
+    device_memory: Annotated[
+        str | None, output_option("--device-memory", metavar="80GB", help="with --dry-run: what a larger machine needs")
+    ] = None,
+    explain: Annotated[bool, output_option("--explain", help="each step of carrying, with its damage")] = False,
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Make a checkpoint smaller so that it keeps what it knew: carry its weights into several shapes, heal the best.
+    """Make a checkpoint smaller and keep its knowledge: transfer its weights into several shapes, heal the best.
 
-    Half of the validation samples choose, the others judge. After a kill the same command goes on. The result is a
-    folder that the model's own library opens, with report.json beside it.
+    Half of the validation samples choose, the others judge. After a kill, the same command continues. The result is a
+    folder for the model's own library, with report.json beside it; shapes that it does not build come with their code.
+
+    \b
+    Example:
+      leanify shrink CHECKPOINT --data FOLDER --target-params 0.6 -o lean
     """
-    kind = kind_of(format, json)
-    from leanify.errors import LeanifyError
-    from leanify.terminal import progress
+    kind = output_kind(format, json)
+    from leanify.core.errors import LeanifyError
+    from leanify.core.terminal import progress
 
     with progress("loading PyTorch", None):
-        from leanify.study import shrink as shrinking
+        from leanify.shrinking import shrink as shrinking
 
     names = [name.strip() for name in ",".join(designs or []).split(",") if name.strip()]
     try:
-        several = [float(rate) for rate in (rates or "").split(",") if rate.strip()]
+        rate_list = [float(rate) for rate in (rates or "").split(",") if rate.strip()]
     except ValueError:
         raise LeanifyError(f"--rates takes numbers, 1e-4,5e-4; found {rates!r}") from None
     try:
-        found = shrinking.shrink(
+        result = shrinking.shrink(
             checkpoint,
             data,
             target_params,
@@ -76,81 +93,133 @@ def shrink(
             count=count,
             shape=shape,
             designs=names,
-            rates=several,
+            rates=rate_list,
             settings=settings or [],
             dry_run=dry_run,
+            device_memory=device_memory,
+            explain=explain,
         )
     except KeyboardInterrupt as error:
-        error.args = ("interrupted; the same command goes on where it was stopped",)
+        error.args = ("interrupted; the same command continues from here",)
         raise
-    if push is not None and found.directory is not None:
-        pushed(str(found.directory), push)
+
+    # a row per candidate, for the table and for CSV
     rows = []
-    for one in found.report["candidates"]:
+    for one in result.report["candidates"]:
         row = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
         if one.get("latency_s"):
-            row["latency_s"] = one["latency_s"]
+            row |= {"latency_s": one["latency_s"], "latency_range": one.get("latency_range")}
         for how in ("carried", "healed"):
             row[how] = (one.get(how) or {}).get("quality")
+        final = one.get("healed") or one.get("carried") or {}
+        if final.get("neighbours") is not None:
+            row["neighbours"] = final["neighbours"]
         rows.append(row)
-    show(kind, found.to_json(), rows, lambda: _render(found.report, rows))
+    show(kind, result.to_json(), rows, lambda: _render(result.report, rows))
 
 
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
-    """A table of the candidates between the original and the trivial model, and a sentence; of a rehearsal, prices."""
+    """Print a table of the original, the candidates and the trivial model, and a sentence; for a rehearsal, prices."""
     from leanify.cli.tables import print_table, table
-    from leanify.terminal import console
-    from leanify.units import macs_column, measured, millions, seconds
+    from leanify.core.terminal import console
+    from leanify.core.units import format_count, format_metric_value, format_seconds, format_share, macs_column
 
     out, name, original = console(), report.get("metric"), report["original"]
-    rehearsed = report.get("directory") is None
+    is_rehearsal = report.get("directory") is None
     unit, macs = macs_column(original["macs"])
 
     def quality(value: float | None) -> str:
-        return "–" if value is None or name is None else measured(name, value)
+        return "–" if value is None or name is None else format_metric_value(name, value)
 
-    def line(called: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
-        prices = (called, shape, millions(of["params"] or 0), macs(of["macs"] or 0))
-        return prices if rehearsed else (*prices, seconds(of.get("latency_s")), *qualities)
+    def latency(of: Mapping[str, Any]) -> str:
+        """The middle half of the rounds: two ranges that overlap are not told apart."""
+        low, high = of.get("latency_range") or (None, None)
+        if low is None:
+            return format_seconds(of.get("latency_s"))
+        ends = [format_seconds(low), format_seconds(high)]
+        if ends[0].partition(" ")[2] == ends[1].partition(" ")[2]:
+            ends[0] = ends[0].partition(" ")[0]
+        return "–".join(ends)
 
-    lines = [line("original", "", original, quality(original.get("quality")), "")]
+    def line(title: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
+        prices = (title, shape, format_count(of["params"] or 0), "–" if not of["macs"] else macs(of["macs"]))
+        return prices if is_rehearsal else (*prices, latency(of), *qualities)
+
+    has_neighbours = any("neighbours" in row for row in rows)
+
+    def neighbours(value: float | None) -> tuple[str, ...]:
+        return () if not has_neighbours else ("" if value is None else format_share(value),)
+
+    ends = neighbours(None if not has_neighbours else 1.0)
+    lines = [line("original", "", original, quality(original.get("quality")), "", *ends)]
     for row in rows:
         shape = f"{row['depth']} × {row['heads']}, {row['mlp']}"
         if row["heads"] is None or row["name"] == "free":
             shape = "a shape a block"
         chosen = " *" if row["name"] == report.get("chosen") else ""
-        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"])))
+        ends = neighbours(row.get("neighbours"))
+        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"]), *ends))
     if report.get("reference"):
         reference = report["reference"]
-        called = reference["name"] if len(reference["name"]) <= LONGEST else "reference"  # the sentence below names it
-        lines.append((called, "", "", "", "", quality(reference["value"]), ""))
-    heads = ("", "depth × heads, mlp", "params", unit, "latency", "carried", "healed")
+        reference_title = (
+            reference["name"] if len(reference["name"]) <= LONGEST else "reference"
+        )  # the sentence below names it
+        lines.append((reference_title, "", "", "", "", quality(reference["value"]), "", *neighbours(None)))
+    heads = ["", "depth × heads, mlp", "params", unit, "latency", "carried", "healed"]
+    heads += ["neighbours"] if has_neighbours else []
     print_table(out, table(heads[: len(lines[0])], lines))
+    if "device" in report:
+        _render_device(report["device"])
+        return
     out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
     profile = ["leanify", "profile", report["source"], report.get("directory")]
-    print_next(typed_without("--dry-run") if rehearsed else join(profile))
+    print_next(typed_without("--dry-run") if is_rehearsal else join(profile))
+
+
+def _render_device(forecast: Mapping[str, Any]) -> None:
+    """A table of the steps on a larger machine, and a sentence."""
+    from leanify.cli.tables import print_table, table
+    from leanify.core.terminal import console
+    from leanify.core.units import format_bytes
+    from leanify.shrinking.larger_machine import describe_device
+
+    out, lines = console(), []
+    for row in forecast["steps"]:
+        detail = ""
+        if "steps" in row:
+            detail = f"{row['steps']:,} steps of {row['batch_size']} in {row['passes']} passes"
+        fits = "" if row["fits"] else "does not fit"
+        lines.append((row["name"], format_bytes(row["memory_bytes"]), f"{row['hours']:.2g}", fits, detail))
+    out.print()
+    print_table(out, table(("", "memory", "hours at the speed here", "", ""), lines))
+    out.print(f"\n{describe_device(forecast)}", soft_wrap=not out.is_terminal)
 
 
 def _sentence(report: Mapping[str, Any]) -> str:
-    """What came out, how much smaller it is, and what it kept beside the original and the trivial model."""
-    from leanify.units import about, measured, millions, percent
+    """The chosen candidate, its size, and its quality against the original and the trivial model."""
+    from leanify.core.units import format_count, format_forecast, format_metric_value, format_share
 
     if report.get("directory") is None:
-        time = about(3600 * report["hours_predicted"])
+        time = format_forecast(3600 * report["hours_predicted"])
         return f"nothing was written: healing would take {report['steps_predicted']:,} steps, {time}"
     name, original, reference = report["metric"], report["original"], report.get("reference")
-    made = next(one for one in report["candidates"] if one["name"] == report["chosen"])
-    healed = report.get("healed", made["healed"] is not None)  # reports of earlier versions lack it and the quality
-    quality = report.get("quality", made["healed" if healed else "carried"]["quality"])
-    how = "healed" if healed else "carried and not healed"
-    beside = [f"the original {measured(name, original['quality'])}"]
+
+    # the quality of the result; reports of earlier versions have it in the candidate alone
+    chosen = next(candidate for candidate in report["candidates"] if candidate["name"] == report["chosen"])
+    is_healed = report.get("healed", chosen["healed"] is not None)
+    quality = report.get("quality", chosen["healed" if is_healed else "carried"]["quality"])
+    treatment = "healed" if is_healed else "carried and not healed"
+    comparisons = [f"the original {format_metric_value(name, original['quality'])}"]
     if reference:
-        beside.append(f"{reference['name']} {measured(name, reference['value'])}")
-    words = (
-        f"{report['directory']} is {made['name']}, {how}: {millions(made['params'])} parameters, "
-        f"{percent(1 - made['params'] / original['params'])} fewer; {name} {measured(name, quality)}, "
-        f"{', '.join(beside)} ({report['judged_on']})"
+        comparisons.append(f"{reference['name']} {format_metric_value(name, reference['value'])}")
+    if report.get("neighbours") is not None:
+        comparisons.append(f"{format_share(report['neighbours'])} of the 10 nearest neighbours stay")
+    sentence = (
+        f"{report['directory']} is {chosen['name']}, {treatment}: {format_count(chosen['params'])} parameters, "
+        f"{format_share(1 - chosen['params'] / original['params'])} fewer; {name} "
+        f"{format_metric_value(name, quality)}, "
+        f"{', '.join(comparisons)} ({report['judged_on']})"
     )
     if reference and (quality - reference["value"]) * (original["quality"] - reference["value"]) <= 0:
-        words += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"
-    return words
+        sentence += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"
+    return sentence

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,23 +13,29 @@ from rich.text import Text
 
 from leanify.cli.next_lines import print_next
 from leanify.cli.tables import print_table, table
-from leanify.study import tables
-from leanify.study.tables import sizes
-from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import about, binary, macs_column, millions, percent
+from leanify.comparison import tables, tournament
+from leanify.comparison.designs import design_argument
+from leanify.comparison.methods import about_rates
+from leanify.comparison.tables import sizes
+from leanify.comparison.verdicts import describe_changes
+from leanify.core.terminal import GREEN, ORANGE, RED, console
+from leanify.core.units import format_bytes, format_count, format_forecast, macs_column
 
 if TYPE_CHECKING:
-    from leanify.study.results import Study
+    from leanify.comparison.results import Study
 
 STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}
 
 
 def render_study(study: Study, page: Path | None, explain: bool = False) -> None:
     """Print the designs with their quality, and the answers; with ``explain`` also costs, differences and methods."""
+    # the title, and whether the baseline has learnt anything
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     if not study.learnt:
         out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
+
+    # a row per design, and the trivial model's name
     out.print()
     designs = tables.designs(study, "full" if explain else "brief")
     print_table(out, table(designs.head, designs.rows))
@@ -36,6 +43,8 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         out.print(f"\nreference: {study.reference.name}")
     if explain:
         _print_details(study, out)
+
+    # answers and failures, then the page and the commands to type next
     conclusions = list(_conclusions(study, explain))
     if conclusions:
         out.print()
@@ -43,18 +52,52 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         out.print(conclusion)
     if page is not None:
         out.print(f"\npage  {page}", soft_wrap=True)
-        folder = quote(str(page.parent))
-        more = f"leanify compare {folder} --seeds {2 * len(study.plan.seeds)}"
-        print_next(more, *([] if explain else [f"leanify compare {folder} --report --explain"]))
+        lines = list(_next_lines(study, page.parent, explain))
+        if lines:
+            print_next(*lines)
+
+
+def _next_lines(study: Study, folder: Path, explain: bool) -> Iterator[str]:
+    """The study with more seeds, or where the models have not learnt, another one with more steps; and the details."""
+    if study.learnt:
+        yield f"leanify compare {quote(str(folder))} --seeds {2 * len(study.plan.seeds)}"
+    elif study.suggested_steps is not None:
+        yield join(longer_study(study, folder, study.suggested_steps))
+    if not explain:
+        yield f"leanify compare {quote(str(folder))} --report --explain"
+
+
+def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
+    """The command for the same study with longer runs, in a new folder; it uses the recipe of a run."""
+    plan = study.plan
+    run = next(run for result in study.results for run in result.runs if run.status == "finished")
+    output = f"{re.sub(r'-[0-9]+-steps$', '', str(folder))}-{steps}-steps"
+    command = ["leanify", "compare", str(folder / run.path), "-o", output, "--set", f"schedule.steps={steps}"]
+    if plan.budget is not None:
+        command += ["--target-params", plan.budget]
+    command += ["--seeds", str(len(plan.seeds)), "--rates", ",".join(f"{rate:g}" for rate in plan.rates)]
+    if plan.tournament:
+        command += ["--tournament", str(len(plan.designs))]
+    else:
+        command += ["--designs", ",".join(design_argument(design) for design in plan.designs)]
+    if plan.margin is not None:
+        command += ["--margin", f"{plan.margin:g}"]
+    if plan.weights is not None:
+        command += ["--weights", plan.weights]
+    return command
 
 
 def _print_details(study: Study, out: Console) -> None:
-    """Print what was tried, costs and differences."""
+    """Print trials of rates, the rounds of a tournament, costs and differences."""
+    # how to read the numbers; the learning rates; the rounds of a tournament
     out.print(
         f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
     )
-    if words := about_rates(study):
-        out.print(words)
+    if rates_text := about_rates(study):
+        out.print(rates_text)
+    for cut in tournament.tables(study):
+        out.print(f"\n{cut.title}")
+        print_table(out, table(cut.head, cut.rows))
     costs, pairs = tables.costs(study), tables.pairs(study)
     if costs.rows:
         out.print()
@@ -63,12 +106,12 @@ def _print_details(study: Study, out: Console) -> None:
         out.print()
         print_table(out, table(pairs.head, pairs.rows))
         of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
-        words = f"intervals {of}, noise pooled over all designs"
+        note = f"intervals {of}, each design with its own noise"
         if study.look:
-            words += f", valid for every look at the study (this is number {study.look})"
+            note += f", valid for every look at the study (this is number {study.look})"
         if not all(pair.asked for pair in study.pairs):
-            words += "; * not asked before: p by Holm"
-        out.print(f"\n{words}")
+            note += "; * not asked before: p by Holm, intervals by Bonferroni"
+        out.print(f"\n{note}")
 
 
 def _about(study: Study) -> str:
@@ -82,91 +125,56 @@ def _about(study: Study) -> str:
     return " · ".join(parts)
 
 
-def about_rates(study: Study) -> str:
-    """What was tried, how much a bad rate costs, and where the best one lies at the edge; "" if none was tried."""
-    from leanify.study.rates import at_the_edge, sensitivity
-
-    worst = {result.name: sensitivity(result.trials) for result in study.results}
-    costs = ", ".join(f"{name} {cost:.3g}" for name, cost in worst.items() if cost is not None)
-    if not costs:
-        return ""
-    factors = study.plan.rates
-    edge = [result.name for result in study.results if at_the_edge(result.plan.rate, factors)]
-    words = f"rate: the best of {len(factors)}, tried on one seed; the worst of them costs, in {study.metric}: {costs}"
-    return words + (f"; at the edge of what was tried: {', '.join(edge)}" if edge else "")
-
-
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
-    yield from about_tournament(study, explain)
-    unanswered = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
+    if line := tournament.winner_line(study.plan):
+        yield line
+    no_answer = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
     if study.verdicts and not (study.learnt or explain):
-        yield Text.assemble(("undecided", STYLES["undecided"]), f"  {unanswered}")
+        yield Text.assemble(("undecided", STYLES["undecided"]), f"  {no_answer}")
     for verdict in study.verdicts if study.learnt or explain else ():
         yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
         for run in result.runs:
-            if run.status == "failed":
-                yield Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
-
-
-def about_tournament(study: Study, explain: bool) -> Iterator[str]:
-    """By which seeds a tournament's winner was chosen and is judged; with ``explain`` also its cuts."""
-    for rung in study.rungs if explain else ():
-        best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
-        behind, failed = [], []
-        for name, loss in rung.losses.items():
-            if name in rung.kept:
-                continue
-            if loss is None:
-                failed.append(f"{name} failed")
-            else:
-                behind.append(f"{name} by {loss - best:.3g}")
-        noise = "" if rung.noise is None else f" (noise {rung.noise:.3g})"
-        words = ", ".join(behind + failed) or "none"
-        yield f"dropped after {percent(rung.share)} of the schedule, behind the best training loss{noise}: {words}"
-    if study.plan.winner is not None:
-        field = len(study.plan.designs)
-        yield f"best of {field} designs on seed {study.plan.seeds[0]}: {study.plan.winner}; judged by the other seeds"
-
-
-def render_predictions(predicted: Mapping[str, Any]) -> None:
-    """Print a study's predictions for the designs of a plan."""
-    rows = [(name, predicted[name]) for name in ("baseline", "chosen", "control") if predicted[name]]
-    rows += [("also", entry) for entry in predicted["candidates"][1:]]
-    head = (f"predicted by {predicted['study']}", predicted["metric"] or "", "95% interval")
-    span = [(name, f"{p['mean']:.4g}", f"{p['low']:.4g} to {p['high']:.4g}") for name, p in rows]
-    out = console()
-    out.print()
-    print_table(out, table(head, span))
+            if run.status != "finished":
+                yield Text.assemble((run.status, STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
+    for sentence in describe_changes(study):
+        yield Text.assemble(("changed", STYLES["undecided"]), f"  {sentence}")
 
 
 def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
     """Print the predicted cost of a study, and the command that runs it."""
+    # a row per design: its shape, its prices, and the time of a run
     out = console()
     unit, macs = macs_column(max(design["macs"] for design in forecast["designs"]))
-    shown = table(("", "depth", "heads × dim", "mlp", "params", unit, "rank", "a run"), [])
-    for design in forecast["designs"]:
-        shown.add_row(
+    widths = [sizes(design["width"]) for design in forecast["designs"]]
+    width = ["width"] if len(set(widths)) > 1 else []
+    grid = table(("", "depth", "heads × dim", *width, "mlp", "params", unit, "rank", "a run"), [])
+    for design, cell in zip(forecast["designs"], widths, strict=True):
+        grid.add_row(
             design["name"],
             sizes(design["depth"]),
             f"{sizes(design['heads'])} × {sizes(design['head_dim'])}",
+            *([cell] if width else []),
             sizes(design["mlp"]),
-            millions(design["params"]),
+            format_count(design["params"]),
             macs(design["macs"]),
             str(design["rank"]),
-            about(3600 * design["hours_a_run"]).removeprefix("about "),
+            format_forecast(3600 * design["hours_a_run"]).removeprefix("about "),
         )
     out.print(forecast["data"])
     out.print()
-    print_table(out, shown)
+    print_table(out, grid)
     out.print()
-    memory = f" · memory {binary(forecast['memory_predicted_bytes'])}" if forecast["memory_predicted_bytes"] else ""
-    share = forecast["baseline_trainings"]
-    cost = ""
-    if share:
-        cost = f" · {share[0]:.1f} to {share[1]:.1f} × training the baseline once to find the winner, by multiply-adds"
-    out.print(
-        f"{forecast['runs']} runs, {forecast['jobs']} at a time · {about(3600 * forecast['hours_predicted'])} · "
-        f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"
-    )
+
+    # the cost of the study
+    parts = [
+        f"{forecast['runs']} runs, {forecast['jobs']} at a time",
+        format_forecast(3600 * forecast["hours_predicted"]),
+        f"at most {format_bytes(forecast['bytes_predicted'])} of disk",
+    ]
+    if forecast["memory_predicted_bytes"]:
+        parts.append(f"memory {format_bytes(forecast['memory_predicted_bytes'])}")
+    if share := forecast["baseline_trainings"]:
+        parts.append(f"about {share:.1f} × training the baseline once to find the winner, by multiply-adds")
+    out.print(" · ".join(parts))
     print_next(command)

@@ -13,24 +13,26 @@ from rich.measure import Measurement
 from rich.table import Table
 
 WIDE = 100  # columns that a table with sentences needs
-FOLDED = 12  # columns that words get at least where they are folded
+MIN_FOLDED_WIDTH = 12  # minimum width of a folded column of words
 GAP = 2  # columns between two of a table
 WIDEST = 1000  # columns: the width of a table without limits
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """A plain table: the first ``left`` columns are words, folded where they do not fit; the others are numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 1))
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left_columns: int = 1) -> Table:
+    """A plain table: the first ``left_columns`` are words, folded if they do not fit; the others are numbers."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 1))
     for i, name in enumerate(columns):
-        made.add_column(name, header_style="dim", no_wrap=i >= left, justify="left" if i < left else "right")
-        made.columns[i].overflow = "fold" if i < left else "ellipsis"
+        if i < left_columns:
+            grid.add_column(name, header_style="dim", overflow="fold")
+        else:
+            grid.add_column(name, header_style="dim", no_wrap=True, justify="right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def entries(rows: Iterable[tuple[str, str]], width: int) -> str:
-    """What a narrow terminal gets in place of a table: each first text in a line, the second one indented below it."""
+    """A list for terminals too narrow for a table: each first text on a line, the second one indented below it."""
     lines = []
     for first, second in rows:
         lines.append(first)
@@ -41,48 +43,49 @@ def entries(rows: Iterable[tuple[str, str]], width: int) -> str:
     return "\n".join(lines)
 
 
-def shortened(text: str, room: int) -> str:
-    """A path or name in ``room`` characters, by leaving out of its middle: its end tells it from others."""
-    if len(text) <= room:
+def shorten(text: str, width: int) -> str:
+    """Shorten a path or name to ``width`` characters in its middle: its end distinguishes it from others."""
+    if len(text) <= width:
         return text
-    end = room * 2 // 3
-    return f"{text[: room - end - 1]}…{text[-end:]}"
+    end = width * 2 // 3
+    return f"{text[: width - end - 1]}…{text[-end:]}"
 
 
-def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
+def fit(grid: Any, out: Console, last: Sequence[str]) -> Any:
     """Drop the table's ``last`` columns, one by one, until it fits the terminal."""
     for name in last:
-        if Measurement.get(out, out.options.update(width=WIDEST), made).maximum <= out.width:
+        if Measurement.get(out, out.options.update(width=WIDEST), grid).maximum <= out.width:
             break
-        made = _of(made, [column for column in made.columns if str(column.header) != name])
-    return made
+        grid = _copy_columns(grid, [column for column in grid.columns if str(column.header) != name])
+    return grid
 
 
-def _of(made: Any, columns: Sequence[Any]) -> Any:
-    """A table with these columns of another; rich pads a column by its number."""
-    part = copy(made)
+def _copy_columns(grid: Any, columns: Sequence[Any]) -> Any:
+    """A table with some columns of another, renumbered because rich pads a column by its number."""
+    part = copy(grid)
     part.columns = [replace(column, _index=number) for number, column in enumerate(columns)]
     return part
 
 
-def print_table(out: Console, made: Any) -> None:
-    """Print a table; where its numbers would be cut, in several parts, the first column in each."""
-    first, *others = made.columns
+def print_table(out: Console, grid: Any) -> None:
+    """Print a table, in several parts with the first column in each if its numbers would be cut."""
+    # groups of columns that fit the terminal; a group has at least one besides the first
+    first, *others = grid.columns
     groups: list[list[Any]] = [[first]]
     for column in others:
-        if len(groups[-1]) > 1 and _needed(out, made, [*groups[-1], column]) > out.width:
+        if len(groups[-1]) > 1 and _needed_width(out, grid, [*groups[-1], column]) > out.width:
             groups.append([first])
         groups[-1].append(column)
     for number, columns in enumerate(groups):
         if number:
             out.print()
-        out.print(_of(made, columns))
+        out.print(_copy_columns(grid, columns))
 
 
-def _needed(out: Console, made: Any, columns: list[Any]) -> int:
-    """The columns of the terminal that these columns of a table take at least: numbers whole, words folded."""
-    needed = GAP * (len(columns) - 1)
+def _needed_width(out: Console, grid: Any, columns: list[Any]) -> int:
+    """The minimum width of these columns of a table: numbers in full, words folded."""
+    total_width = GAP * (len(columns) - 1)
     for column in columns:
-        width = Measurement.get(out, out.options.update(width=WIDEST), _of(made, [column])).maximum
-        needed += width if column.no_wrap else min(width, FOLDED)
-    return needed
+        width = Measurement.get(out, out.options.update(width=WIDEST), _copy_columns(grid, [column])).maximum
+        total_width += width if column.no_wrap else min(width, MIN_FOLDED_WIDTH)
+    return total_width

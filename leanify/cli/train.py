@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import kind_of, show
+from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, complete_recipe
+from leanify.core.errors import raised_by_all
+
+run_option = partial(typer.Option, rich_help_panel="Run")
+recipe_option = partial(typer.Option, rich_help_panel="Recipe")
 
 
 def train(
@@ -26,108 +31,128 @@ def train(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="RUN", help="the run's folder (default: runs/NAME)")
+        Path | None, run_option("--output", "-o", metavar="RUN", help="the run's folder (default: runs/NAME)")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="resume a run from its newest intact checkpoint")
+        Path | None, run_option(metavar="RUN", help="resume a run from its newest intact checkpoint")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
+        list[str] | None, recipe_option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
     ] = None,
-    teacher: Annotated[str | None, typer.Option(metavar="SOURCE", help="a model with weights to distil from")] = None,
+    teacher: Annotated[str | None, recipe_option(metavar="SOURCE", help="a model with weights to distil from")] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda|cuda:N", help="where to train (default: a GPU if any)")
+        str | None, run_option(metavar="cpu|cuda|cuda:N", help="where to train (default: a GPU if any)")
     ] = None,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="with --resume: continue even if the data has changed")
+        bool, run_option("--accept-changed-data", help="with --resume: continue even if the data has changed")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
+        bool, run_option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
     ] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="list the built-in recipes")] = False,
+    show_list: Annotated[bool, recipe_option("--list", help="list the built-in recipes")] = False,
     format: Format = None,
     json: Json = False,
 ) -> None:
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
     A run's folder contains its recipe; any other model is trained with the usual recipe for its kind, on --set
-    data.path=DIR. With --teacher, the model's head decides what is distilled: tokens, classes or, without a head,
-    embeddings.
+    data.path=DIR. With --teacher, a model distils tokens, classes or, without a head, embeddings.
 
     A run that is killed at any moment continues with --resume RUN to the same numbers. Ctrl-C, SIGTERM and SIGHUP
     finish the step and write a checkpoint first; the exit code is then 130, 143 or 129.
+
+    \b
+    Examples:
+      leanify train digits
+      leanify train own-images --set data.path=FOLDER -o run
     """
     if show_list:
-        from leanify.cli.recipes import recipes
+        from leanify.cli.recipes import list_recipes
 
-        return recipes(format=format, as_json=json)
-    kind = kind_of(format, json)
+        return list_recipes(output_kind(format, json))
+
+    # mistakes that need no torch to be found
+    kind = output_kind(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
     _check(chosen, output, resume, settings or [], dry_run)
     from leanify.cli import screen
-    from leanify.terminal import progress
+    from leanify.core.terminal import progress
 
     if device is not None:
         _choose(device)
     with progress("loading PyTorch", None):
-        from leanify import machine
+        from leanify.core import machine
         from leanify.runs.run_directory import RunDirectory
         from leanify.training import start as training
+        from leanify.training.reference import judge_run
 
         value = None if chosen is None else training.resolve(chosen, settings or [], teacher)
+
+    # rehearse
     if dry_run:
         assert value is not None
         with progress("building the model and taking two steps", None):
-            facts: Mapping[str, Any] = training.rehearse(value)
+            facts: Mapping[str, Any] = training.rehearse(value, looks=True)
         return show(kind, facts, [facts], lambda: screen.print_facts(facts, typed_without("--dry-run")))
+
+    # train; a resumed run accepts settings only if they are its own
     if value is None and resume is not None and (settings or teacher is not None):
         value = training.resolve(RunDirectory.open(resume).recipe, settings or [], teacher)
     folder = training.new_folder(chosen) if output is None and resume is None and chosen is not None else output
-    with screen.Screen() as watcher:
-        path = training.train(value, folder, resume=resume, accept_changed_data=accept_changed_data, watcher=watcher)
-    if machine.launched("RANK", 0) > 0:
+    with screen.Screen() as callback:
+        path = training.train(value, folder, resume=resume, accept_changed_data=accept_changed_data, callback=callback)
+    if machine.launcher_variable("RANK", 0) > 0:
         return None  # only the first process prints
     run = RunDirectory.open(path)
-    facts = run.summary()
-    return show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
+    with progress("holding the model against a trivial one", None):
+        judgement = judge_run(run)
+    facts = run.summary() | ({} if judgement is None else judgement.to_json())
+    message = None if judgement is None else judgement.message
+    return show(kind, facts, [facts], lambda: screen.print_end(run, chosen, message))
 
 
 def _choose(device: str) -> None:
-    """Hide the other devices from torch, which has not looked for them yet. Raises LeanifyError."""
-    from leanify.errors import LeanifyError
+    """Hide the other devices before torch is imported and looks for them. Raises LeanifyError."""
+    from leanify.core.errors import LeanifyError
 
-    if (asked := re.fullmatch(r"cpu|cuda(?::(\d+))?", device)) is None:
+    if (match := re.fullmatch(r"cpu|cuda(?::(\d+))?", device)) is None:
         raise LeanifyError(f"--device takes cpu, cuda or cuda:N, not {device!r}; several GPUs are used under torchrun")
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return
-    if asked[1] is not None:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = dict(enumerate(seen.split(","))) if seen else {}
-        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(asked[1]), asked[1] if seen is None else "")
+
+    # cuda:N is the Nth of the visible devices
+    if match[1] is not None:
+        visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = dict(enumerate(visible_devices.split(","))) if visible_devices else {}
+        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(match[1]), match[1] if visible_devices is None else "")
     import torch
 
     if not torch.cuda.is_available():
         raise LeanifyError(f"--device {device} is not available here: leave it out, or choose --device cpu")
 
 
+@raised_by_all()
 def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
     """Raise LeanifyError for mistakes that are detectable without the slow imports."""
-    from leanify.errors import LeanifyError
-    from leanify.runs import recipe as recipes
-    from leanify.runs.settings import check_settings
+    from leanify.core import recipe as recipes
+    from leanify.core.errors import LeanifyError
 
+    # options that contradict each other
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
         raise LeanifyError(f"--resume continues in the run's own folder and cannot be combined with {other}")
     if output is not None and (output / "recipe.toml").is_file() and (output / "checkpoints").is_dir():
         line = f"leanify train --resume {quote(str(output))}"
         raise LeanifyError(f"{output} already contains a run; resume it with {line}, or name another folder")
-    check_settings(settings)
+
+    # settings, the recipe, and a folder that is neither a model nor data
+    for setting in settings:
+        recipes.split_setting(setting)
     if chosen is None:
         return
     if recipes.find(chosen) is not None or chosen.endswith(".toml"):
-        recipes.with_settings(recipes.load(chosen), settings)
+        recipes.apply_settings(recipes.load(chosen), settings)
     elif Path(chosen).exists():
         from leanify.data.unrecognised import check_is_no_data
 

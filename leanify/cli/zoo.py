@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import kind_of, show
+from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from leanify.zoo.verdict import ModelVerdict
 
 _HOW = (
     "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
@@ -29,9 +23,7 @@ _HOW = (
     "applies held. refused: leanify says why not. failing: neither."
 )
 STATUSES = ("supported", "refused", "failing")
-PLACE = re.compile(r" \([\w.]+\)$")  # where in a model: it tells models of one reason apart
-_SIGNS = {True: "yes", False: "no", None: "–"}
-_ANSWERS = ("read", "grow", "redesign", "control")
+PLACE = re.compile(r" \([\w.]+\)$")  # a place in a model, in which models with the same reason differ
 
 
 def zoo(
@@ -45,120 +37,113 @@ def zoo(
     explain: Annotated[
         bool, typer.Option("--explain", help="how it was checked, and which laws a model has no occasion for")
     ] = False,
-    check: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="test a model (phi, 'timm/davit_*', '*') against the laws and update the table"
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="with --check: store verdicts here, and resume from them")
-    ] = None,
-    propose: Annotated[
-        str | None, typer.Option(metavar="NAME", help="suggest rows for a model's classes that have none")
-    ] = None,
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """Look up what leanify can do with the models of timm and transformers, and the reasons for refusals."""
-    from leanify.errors import SourceError
+    """Look up what leanify can do with the models of timm and transformers, and the reasons for refusals.
 
-    kind = kind_of(format, as_json)
+    \b
+    Examples:
+      leanify zoo swin
+      leanify zoo --status refused
+    """
+    from leanify.core.errors import SourceError
+
+    kind = output_kind(format, as_json)
     if library not in (None, "timm", "hf"):
         raise SourceError(f"--library must be timm or hf, not {library!r}")
     if status not in (None, *STATUSES):
         raise SourceError(f"--status must be {', '.join(STATUSES[:-1])} or {STATUSES[-1]}, not {status!r}")
-    if check and propose:
-        raise SourceError("--check and --propose cannot be combined; use one at a time")
-    if check:
-        raise typer.Exit(_check(check, log, kind == "json"))
-    if propose:
-        raise typer.Exit(_propose(propose, kind == "json"))
-    table, models = _found(words or [], library, status)
-    asked = bool(words or library or status)
-    show(kind, {**table, "models": models}, models, lambda: _print(table, models, asked, explain))
+    table, models = _find_models(words or [], library, status)
+    is_search = bool(words or library or status)
+    show(kind, {**table, "models": models}, models, lambda: _print(table, models, is_search, explain))
 
 
-def _found(
+def _find_models(
     words: Sequence[str], library: str | None, status: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The table, and its models that have all of the words in their names. Raises SourceError where there is none."""
+    """The table, and its models that have all words in their names. Raises SourceError if there are none."""
     from difflib import get_close_matches
 
-    from leanify.errors import SourceError
-    from leanify.zoo.shipped import shipped
+    from leanify.core.errors import SourceError
+    from leanify.lens.zoo import load_table
 
-    table = shipped()
-    named = []
+    table = load_table()
+    matches = []
     for model in table["models"]:
         name = _name(model).lower()
         if all(word.lower() in name for word in words):
-            named.append(model)
-    models = [model for model in named if library in (None, model["library"]) and status in (None, model["status"])]
+            matches.append(model)
+    models = [model for model in matches if library in (None, model["library"]) and status in (None, model["status"])]
     if models:
         return table, models
-    asked = " and ".join(words)
-    if named:
+
+    # no model: name the filter that excludes all, or similar names
+    search_text = " and ".join(words)
+    if matches:
         kind = " ".join(filter(None, (status, library)))
-        raise SourceError(f"of {len(named)} models with {asked or 'any name'}, none is {kind}: leanify zoo {asked}")
+        raise SourceError(
+            f"of {len(matches)} models with {search_text or 'any name'}, none is {kind}: leanify zoo {search_text}"
+        )
     names = [model["name"] for model in table["models"]]
-    known = {*names, *(name.partition("_")[0] for name in names)}
-    near = ", ".join(get_close_matches("_".join(words), sorted(known)))
-    raise SourceError(f"no model has {asked} in its name{f'; nearest: {near}' if near else ''}")
+    known_words = {*names, *(name.partition("_")[0] for name in names)}
+    suggestions = ", ".join(get_close_matches("_".join(words), sorted(known_words)))
+    raise SourceError(f"no model has {search_text} in its name{f'; nearest: {suggestions}' if suggestions else ''}")
 
 
 def _name(model: dict[str, Any]) -> str:
     return f"{model['library']}/{model['name']}"
 
 
-def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, explain: bool) -> None:
-    """Sums, and the list below them; on a terminal the list of all models is left out, and how to search it is said."""
+def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool, explain: bool) -> None:
+    """Print the models and their counts; on a terminal the counts of all models alone, and how to search them."""
     from collections import Counter
 
-    from leanify.terminal import console
+    from leanify.core.terminal import console
 
     out = console(width=120)
-    if asked or not out.is_terminal:
-        print(_listed(models, out.width if out.is_terminal else None, explain), end="\n\n")
+    if is_search or not out.is_terminal:
+        print(_list_models(models, out.width if out.is_terminal else None, explain), end="\n\n")
+
+    # a line of counts for each library
     for library in sorted({model["library"] for model in models}):
         counts = Counter(model["status"] for model in models if model["library"] == library)
         version = table["checked_with"].get("transformers" if library == "hf" else library, "")
         name = "hf (transformers)" if library == "hf" else library
         out.print(f"{name} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
-    if left := table.get("not_checked", []):
-        out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
+    if not_checked := table.get("not_checked", []):
+        out.print(f"{len(not_checked)} more are not checked yet: {', '.join(not_checked)}")
+
+    # how the table was made, or the commands to type next
     if explain:
         versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
         out.print(f"\n{_HOW}\n\nchecked with {versions}")
-    elif not asked and out.is_terminal:
+    elif not is_search and out.is_terminal:
         print_next(
             "leanify zoo swin              models with this in their name",
             "leanify zoo --status refused  which cannot be redesigned, and why",
             "leanify zoo --explain         how that was checked",
         )
-    elif out.is_terminal and (first := next((one for one in models if one["status"] == "supported"), None)):
+    elif out.is_terminal and (first := next((model for model in models if model["status"] == "supported"), None)):
         print_next(f"leanify redesign {_name(first)}")
 
 
-def _listed(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
-    """Name and status of each model, and the models of one reason above it; in a pipe (no width) in a line each."""
-    from leanify.terminal import wrap
+def _list_models(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
+    """Name and status of each model; models with the same reason share it. Without ``width``, one line per model."""
+    from leanify.cli.tables import entries
 
     longest = max(len(_name(model)) for model in models)
-    rows = [(f"{_name(model):{longest}}  {model['status']:9}", _notes(model, explain)) for model in models]
+    rows = [(f"{_name(model):{longest}}  {model['status']:9}", describe(model, explain)) for model in models]
     if width is None:
         return "\n".join(f"{name}  {notes}".rstrip() for name, notes in rows)
     groups: dict[str, list[str]] = {}
     for name, notes in rows:
         groups.setdefault(PLACE.sub("", notes), []).append(name.rstrip())
-    lines = []
-    for notes, names in groups.items():
-        lines += [*names, *(f"    {line}" for line in wrap(notes, width - 4).splitlines())]
-    return "\n".join(lines)
+    return entries([("\n".join(names), notes) for notes, names in groups.items()], width)
 
 
-def _notes(model: dict[str, Any], explain: bool) -> str:
-    """Why not, or with which options; with ``explain`` also what was not tried."""
+def describe(model: dict[str, Any], explain: bool) -> str:
+    """The reason for a refusal, or the options that a model needs; with ``explain`` also the untested laws."""
     reason = model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ")
     notes = [reason.lstrip()]
     if model.get("flags"):
@@ -168,58 +153,3 @@ def _notes(model: dict[str, Any], explain: bool) -> str:
     if explain and model.get("given"):
         notes.append(f"given {', '.join(model['given'])}, which upstream's default leaves unset")
     return " · ".join(filter(None, notes))
-
-
-def _named(patterns: list[str]) -> tuple[Any, list[tuple[str, str]]]:
-    """The module that keeps the table, and the models of these names, ready to be built without asking the hub."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from leanify.zoo import table, tiny
-
-    models = table.named(patterns)
-    tiny.warm()
-    return table, models
-
-
-def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
-    """Check models one by one and update the shipped table. Returns the exit code: 1 if a law is broken."""
-    table, models = _named(patterns)
-    import torch
-
-    torch.set_num_threads(1)
-    made: list[ModelVerdict] = []
-    for one in table.checked(models, log):
-        made.append(one)
-        row = one.to_json()
-        answers = ", ".join(f"{answer} {_SIGNS[row[answer]]}" for answer in _ANSWERS)
-        line = f"{one.status:9} {one.library}/{one.name}: {answers} · {_notes(row, True)}".removesuffix(" · ")
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-    path = table.update(made, whole=patterns == ["*"])
-    if as_json:
-        print(json.dumps({"models": [one.to_json() for one in made], "checked_with": table.made_with()}, indent=2))
-    print(f"written to {path}", file=sys.stderr)
-    return int(any(one.status == "failing" for one in made))
-
-
-def _propose(pattern: str, as_json: bool) -> int:
-    """Print the proposed rows as TOML for a table. Returns the exit code: 1 if no row passes the laws."""
-    from leanify.errors import SourceError
-
-    _, models = _named([pattern])
-    if len(models) > 1:
-        raise SourceError(f"--propose needs a single model; {pattern!r} matches {len(models)}")
-    from leanify.zoo.propose import propose
-
-    ((library, name),) = models
-    found = propose(library, name)
-    if as_json:
-        print(json.dumps({"rows": found.toml(), "known": [row.name for row in found.known], "broken": found.broken}))
-        return int(bool(found.broken))
-    print(found.toml(), end="")
-    if not found.rows:
-        print(f"every attention and MLP found in {library}/{name} has a row already", file=sys.stderr)
-    else:
-        file = "timm.toml" if library == "timm" else "transformers.toml"
-        print(f"# put into leanify/lens/families/{file}, then: leanify zoo --check {library}/{name}", file=sys.stderr)
-    if found.broken:
-        print(f"with these rows a law is broken: {found.broken}", file=sys.stderr)
-    return int(bool(found.broken))

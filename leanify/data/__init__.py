@@ -1,1 +1,1 @@
-"""Data sets: one file each, and what they share (samples, sampling, tokenizers)."""
+"""Data sets, one file each, and their common parts (samples, sampling, tokenizers)."""

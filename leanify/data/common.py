@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection
 from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
-from leanify.errors import DataError, RecipeError
-from leanify.runs.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.origin import is_hf, is_own, origin_of
+from leanify.upstream.origin import get_origin, is_hf
 
 HOLD_OUT = "to hold out a tenth of train instead: --set data.holdout=0.1"
 
 
-def subset(whole: Any, data: DataSection) -> Any:
+def subset(samples: Any, data: DataSection) -> Any:
     """The subset given by ``data.samples`` and ``data.subset``; all samples if not set."""
-    if data.samples is None or data.samples >= len(whole):
-        return whole
-    return Selection(whole, chosen(whole, data.samples, data.subset))
+    if data.samples is None or data.samples >= len(samples):
+        return samples
+    return Selection(samples, choose_indices(samples, data.samples, data.subset))
 
 
-def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
+def choose_indices(whole: Any, samples: int, how: str) -> np.ndarray:
     """Sorted indices of the first samples, or of a random subset that does not depend on the run's seed.
 
     A random subset keeps the classes' proportions: the first samples of a data set may be of one class only.
@@ -41,11 +40,11 @@ def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
         return np.sort(order[:samples])
     drawn = np.asarray(labels)[order]
     classes, counts = np.unique(drawn, return_counts=True)
-    places = [order[drawn == kind][:share] for kind, share in zip(classes, shares(counts, samples), strict=True)]
+    places = [order[drawn == kind][:share] for kind, share in zip(classes, apportion(counts, samples), strict=True)]
     return np.sort(np.concatenate(places))
 
 
-def shares(counts: np.ndarray, samples: int) -> np.ndarray:
+def apportion(counts: np.ndarray, samples: int) -> np.ndarray:
     """Apportion ``samples`` to classes in proportion to ``counts``, by the largest-remainder method."""
     exact = counts * (samples / counts.sum())
     whole = np.floor(exact).astype(int)
@@ -55,7 +54,7 @@ def shares(counts: np.ndarray, samples: int) -> np.ndarray:
     return rounded
 
 
-def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
+def hold_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
     """Split off a random share, which the run's seed does not change, for validation: (train, validation).
 
     ``unchanged`` is the same data without augmentation, for validation. Raises DataError for an empty part.
@@ -69,13 +68,13 @@ def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]
 
 def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:
     """Raise DataError unless the model takes samples of this shape (without the batch axis)."""
-    wanted = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
-    if wanted != shape:
-        have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, wanted))
+    input_shape = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
+    if input_shape != shape:
+        have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, input_shape))
         raise DataError(f"{what} are {have}, but the model takes {takes}; set {overrides} in [model.override]")
 
 
-def folder_of(data: DataSection) -> Path:
+def data_path(data: DataSection) -> Path:
     """The path of the recipe's data. Raises DataError if it is unset, missing, or a pipe or device."""
     if data.path is None:
         raise DataError(f"the recipe has no data.path for {data.name}; name it with --set data.path=PATH")
@@ -87,22 +86,24 @@ def folder_of(data: DataSection) -> Path:
     return path
 
 
-def refuse(data: DataSection, *keys: str) -> None:
+def refuse_keys(data: DataSection, *keys: str) -> None:
     """Raise RecipeError if a key is set that does not apply to this data set."""
-    plain = {entry.name: entry.default for entry in fields(DataSection)}
+    plain = DataSection(data.name, data.task)
     for key in keys:
-        if getattr(data, key) != plain[key]:
+        if getattr(data, key) != getattr(plain, key):
             raise RecipeError(f"data.{key} does not apply to {data.name}; remove it")
 
 
-def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
+def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
     """A text model's vocabulary size and number of positions (None if unlimited). Raises DataError."""
     any_model: Any = model
-    if is_own(model) and hasattr(any_model, "vocab"):
-        return any_model.vocab, any_model.length
+    # a module of the user's own, or transformers' configuration
+    if isinstance(getattr(model, "vocab", None), int):  # a module of the user's own says it itself
+        return any_model.vocab, getattr(any_model, "length", None)
     config: Any = any_model.config.get_text_config() if is_hf(model) else None
     if not hasattr(config, "vocab_size"):
-        raise DataError(f"{task} needs a text model, but {origin_of(model)} takes images")
+        raise DataError(f"{task} needs a text model, but {get_origin(model)} takes images")
+    # positions that the table offers to tokens
     longest = getattr(config, "max_position_embeddings", None)
     for name, table in model.named_modules():  # RoBERTa's family starts after the position reserved for padding
         if longest is not None and name.endswith("position_embeddings"):
@@ -112,9 +113,9 @@ def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
     return config.vocab_size, longest
 
 
-def length_of(data: DataSection, model: nn.Module) -> int | None:
-    """The longest sample in tokens: data.length, else the model's positions; None if unlimited."""
-    _, positions = vocabulary_of(model, data.task)
+def max_length(data: DataSection, model: nn.Module) -> int | None:
+    """The longest sample in tokens: data.length, or the model's positions; None if unlimited."""
+    _, positions = vocabulary_size(model, data.task)
     if positions is not None and data.length is not None and data.length > positions:
         raise DataError(
             f"data.length is {data.length} tokens, but the model has only {positions} positions: "
@@ -123,12 +124,12 @@ def length_of(data: DataSection, model: nn.Module) -> int | None:
     return data.length or positions
 
 
-def length_of_text(data: DataSection, model: nn.Module) -> int:
+def max_text_length(data: DataSection, model: nn.Module) -> int:
     """`length_of` for text that is cut into pieces, so that it must be finite."""
     for key in ("img_size", "rand_augment"):
         if getattr(data, key) is not None:
             raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
-    length = length_of(data, model)
+    length = max_length(data, model)
     if length is None:
         raise RecipeError("the model has no maximum length: set data.length, the tokens per sample")
     return length

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from leanify.errors import DataError
+from leanify.core.errors import DataError
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Faults:
     skip: bool = False
     names: list[str] = field(default_factory=list)
 
-    def found(self, fault: str) -> None:
+    def record(self, fault: str) -> None:
         """Record an unreadable sample. Raises DataError unless faults are skipped."""
         if not self.skip:
             raise DataError(f"{fault}; fix it", ", or skip such samples with --set data.on_error=skip")
@@ -25,11 +25,11 @@ class Faults:
     def text(self, value: Any, where: str) -> str | None:
         """Return ``value`` if it is a string that UTF-8 can encode; else record a fault and return None."""
         if not isinstance(value, str):
-            self.found(f"{where} is {json.dumps(value, default=str)[:40]}, not a string")
+            self.record(f"{where} is {json.dumps(value, default=str)[:40]}, not a string")
             return None
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            self.found(f"{where} has a lone surrogate at character {error.start}, which UTF-8 cannot encode")
+            self.record(f"{where} has a lone surrogate at character {error.start}, which UTF-8 cannot encode")
             return None
         return value

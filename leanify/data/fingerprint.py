@@ -17,49 +17,54 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import check_links, open_file
+from leanify.core.path_kinds import is_run
+from leanify.core.recipe import DataSection
 from leanify.data import hub
 from leanify.data.samples import Splits
-from leanify.data.tables.columns import CONLL, IMAGES, TABLES
-from leanify.errors import DataError
-from leanify.runs.files import check_links, opened
-from leanify.runs.places import is_run
-from leanify.runs.recipe import DataSection
+from leanify.data.tables.columns import IMAGES, TABLES
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
-SHOWN = 3  # changes listed in a message
-SUFFIXES = {*TABLES, *CONLL, *IMAGES, ".txt", ".arrow", ".npz", ".tar"}  # of data files
+MAX_CHANGES = 3  # changes listed in a message
+SUFFIXES = {*TABLES, *IMAGES, ".txt", ".arrow", ".npz", ".tar"}  # of data files
 
 
-def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
+def take_fingerprint(data: DataSection, splits: Splits) -> dict[str, Any]:
     """Sizes of the splits; of every folder [files, bytes, digest of names and sizes]; digests of some files."""
     facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
-    if hub.is_meant(data):
-        return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}
+    # data of the hub and of a library have no files here
+    if hub.names_hub_data(data):
+        return facts | {"contents": {data.name: str(hub.load_rows(data.name, data.train)._fingerprint)}}
     root = None if data.path is None else Path(data.path).expanduser()
     if root is None or not root.exists():  # data that comes with a library has no path
-        return facts | {"contents": {data.name: _of_samples(splits.train)}}
+        return facts | {"contents": {data.name: _samples_digest(splits.train)}}
+    # name and size of every file, and the content of some of them, spread over all
     files, top = [(root.name, root.stat().st_size)], root.parent
     if root.is_dir():
-        files, top = list(_files(root)), root
+        files, top = list(_data_files(root)), root
     spread: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
-    contents = {files[place][0]: _of_file(top / files[place][0], files[place][1]) for place in spread}
-    return facts | {"folders": _by_folder(files), "contents": contents}
+    contents = {files[place][0]: _file_digest(top / files[place][0], files[place][1]) for place in spread}
+    return facts | {"folders": _summarise_folders(files), "contents": contents}
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What changed between two fingerprints; None if nothing did, or if the first is empty or malformed."""
+    # a fingerprint of an older version cannot be compared
     folders, contents = before.get("folders", {}), before.get("contents", {})
     if not before or not isinstance(contents, Mapping) or not _are_folders(folders):
         return None
-    found = list(_of_folders(folders, now.get("folders", {})))
+    # files that were added, removed or resized, then contents of equal size
+    found = list(_folder_changes(folders, now.get("folders", {})))
     others = now.get("contents", {})
     for name, digest in contents.items():
         if others.get(name, digest) != digest:
             found.append(f"the content of {name} changed")
     if not found and before.get("samples") != now.get("samples"):
         found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
-    if len(found) > SHOWN:
-        found[SHOWN:] = [f"and {len(found) - SHOWN} more"]
+    # the first changes, and how many more
+    if len(found) > MAX_CHANGES:
+        found[MAX_CHANGES:] = [f"and {len(found) - MAX_CHANGES} more"]
     return "; ".join(found) or None
 
 
@@ -70,7 +75,7 @@ def _are_folders(folders: Any) -> bool:
     return all(isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values())
 
 
-def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _folder_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if old == new:
@@ -83,7 +88,7 @@ def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
             yield f"{name}: {old[0]:,} files of {old[1]:,} bytes → {new[0]:,} files of {new[1]:,} bytes"
 
 
-def _files(root: Path) -> Iterator[tuple[str, int]]:
+def _data_files(root: Path) -> Iterator[tuple[str, int]]:
     """Yield (relative name, size) of every data file under a folder, sorted; runs in it are skipped."""
     check_links(root, DataError)
     for folder, below, names in os.walk(root, followlinks=True):
@@ -94,7 +99,7 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
                 yield path.relative_to(root).as_posix(), path.stat().st_size
 
 
-def _by_folder(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
+def _summarise_folders(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
     inside: dict[str, list[tuple[str, int]]] = {}
     for name, size in files:
         inside.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
@@ -105,9 +110,9 @@ def _by_folder(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
     return found
 
 
-def _of_file(path: Path, size: int) -> str:
+def _file_digest(path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    with opened(path, DataError) as file:
+    with open_file(path, DataError) as file:
         if size <= PIECES * PIECE:
             digest.update(file.read())
         else:
@@ -117,7 +122,7 @@ def _of_file(path: Path, size: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _of_samples(samples: Any) -> str:
+def _samples_digest(samples: Any) -> str:
     """Digest of evenly spaced samples for a data set in memory; for any other, just the number of samples."""
     if not hasattr(samples, "batch"):
         return str(len(samples))

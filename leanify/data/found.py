@@ -1,36 +1,45 @@
-"""Recognise the user's data at a path: images, labelled or tagged texts, plain text. No torch."""
+"""Recognise the user's data at a path: images, labelled texts, plain text. No torch."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import preview, read_json, text_encoding
 from leanify.data.faults import Faults
-from leanify.data.images.files import folder_of_split, images_below, splits_among
+from leanify.data.images.files import are_split_names, find_images, find_split_folder, is_tool_folder
 from leanify.data.tables import columns, guessing
-from leanify.data.tables.rows import Row, rows_of_table
-from leanify.errors import DataError
-from leanify.runs.files import few, read_json
-from leanify.upstream.wall import wall
+from leanify.data.tables.rows import Row, read_table
+from leanify.upstream.wall import reraise_as
 
 Kind = Literal["images", "sentences", "text"]
-SOME = 1000  # rows of a table that are read
-SHOWN = 6  # classes listed by name
+SOME = 1000  # rows of a table by which it is recognised
+MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a few times, whatever its length
+MAX_NAMES = 6  # classes listed by name
+LISTS = (
+    "several labels of a text, or a tag for each token, are learnt by transformers' Trainer, lean models included: "
+    "AutoModelForSequenceClassification, AutoModelForTokenClassification"
+)
+
+
+class SeveralLabels(DataError):
+    """A table's labels are lists, which no task here learns."""
 
 
 @dataclass(frozen=True)
-class Found:
+class OwnData:
     """The data found at a path."""
 
     kind: Kind
     description: str  # with counts and names
-    validated: bool  # whether there is a validation split
+    is_validated: bool  # whether there is a validation split
     task: str | None = None  # for labelled sentences
     classes: int | None = None  # their number, if known
     samples: int | None = None  # of the training split, if known
@@ -47,95 +56,99 @@ class Found:
         samples = f"data.image={json.dumps(texts[0])}" if self.kind == "images" else f"data.text={json.dumps(texts)}"
         return [samples, f"data.label={json.dumps(label)}"]
 
-    @property
-    def recipe(self) -> str:
-        """The built-in recipe for this kind of data, small enough for a laptop."""
-        return f"own-{self.kind}"
-
 
 @dataclass(frozen=True)
-class Named:
-    """What the user said of a table: columns of texts, images and labels, task; the rest is guessed."""
+class NamedColumns:
+    """The user's settings for a table: columns of texts, images and labels, task; the rest is guessed."""
 
     texts: tuple[str, ...] = ()
     label: str | None = None
     task: str | None = None
     image: str | None = None
 
-    def texts_in(self, names: Sequence[str]) -> tuple[str, ...]:
-        return self.texts if self.texts and set(self.texts) <= set(names) else columns.texts_in(names)
+    def text_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        return self.texts if self.texts and set(self.texts) <= set(names) else columns.guess_texts(names)
 
-    def label_in(self, names: Sequence[str]) -> str | None:
-        if self.label is not None and (self.label in names or guessing.flags_of(self.label, names)):
+    def label_column(self, names: Sequence[str]) -> str | None:
+        if self.label in names:
             return self.label
-        return columns.one_of(columns.LABELS, names)
+        return columns.match_column(columns.LABELS, names)
 
-    def picture_in(self, row: Row) -> str | None:
+    def picture_column(self, row: Row) -> str | None:
         """The column of images: the one asked for, one of a usual name, the only one with such cells."""
-        asked = self.image if self.image in row else columns.one_of(columns.PICTURES, list(row))
+        asked = self.image if self.image in row else columns.match_column(columns.PICTURES, list(row))
         if asked is not None and (_is_picture(row[asked]) or self.image == asked):
             return asked
         fits = [name for name in row if isinstance(name, str) and _is_picture(row[name])]
         return fits[0] if len(fits) == 1 else None
 
-    def tagged_in(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
-        tokens = self.texts[:1] or columns.TOKENS
-        return columns.tagged_in(row, tokens, (self.label,) if self.label else columns.TAGS)
+
+NO_COLUMNS = NamedColumns()
 
 
-GUESSED = Named()
+def recognise(path: str | Path, named: NamedColumns = NO_COLUMNS) -> OwnData | None:
+    """Recognise the data in a file or folder; None if there is none of a known kind.
 
-
-def recognise(path: str | Path, named: Named = GUESSED) -> Found | None:
-    """Recognise the data in a file or folder; None if there is none of a known kind."""
+    Raises SeveralLabels where the labels of a table are lists.
+    """
     place = Path(path).expanduser()
     try:
         if place.is_file():
-            return _file(place, None, named)
-        return _folder(place, named) if place.is_dir() else None
+            return _describe_file(place, None, named)
+        return _describe_folder(place, named) if place.is_dir() else None
+    except SeveralLabels:
+        raise
     except (OSError, DataError):
         return None
 
 
-def _folder(place: Path, named: Named) -> Found | None:
+def _describe_folder(place: Path, named: NamedColumns) -> OwnData | None:
+    # data that `datasets` saved
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return _on_disk(place)
-    train = folder_of_split(place, "train") or place
+        return _describe_saved(place)
+    # pictures in a folder for each class
+    train = find_split_folder(place, "train") or place
     counts = _images_by_folder(train)
-    if len(counts) > 1 and not splits_among(list(counts)):
-        return _of_classes(place, train, counts)
+    with_images = {name: count for name, count in counts.items() if count}
+    if len(with_images) > 1 and not are_split_names(list(with_images)):
+        return _describe_classes(place, train, counts)
+    # pictures in tar shards
     from leanify.data.images import tar_shards  # imports numpy
 
-    if shards := tar_shards.of(place, "train"):
-        return _of_shards(place, shards)
-    tables = (*columns.TABLES, *columns.CONLL)
-    file = columns.file_of(place, "train", (*tables, ".txt")) or columns.only_file(place, tables)
+    if shards := tar_shards.find_shards(place, "train"):
+        return _describe_shards(place, shards)
+    # a table, or a text file for each split
+    file = columns.find_split_file(place, "train", (*columns.TABLES, ".txt")) or columns.only_file(
+        place, columns.TABLES
+    )
     if file is not None:
-        kinds = tables if file.suffix in tables else (".txt", *columns.TABLES)
-        return _file(file, columns.file_of(place, "validation", kinds), named)
-    texts = sorted(place.glob("*.txt"))
+        kinds = columns.TABLES if columns.is_table(file) else (".txt", *columns.TABLES)
+        return _describe_file(file, columns.find_split_file(place, "validation", kinds), named)
+    # a single text file, or several without a split
+    texts = columns.text_files(place)
     if len(texts) == 1:
-        return _file(texts[0], None, named)
-    return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
+        return _describe_file(texts[0], None, named)
+    return OwnData("text", f"{len(texts)} text files in {place}", False) if texts else None
 
 
-def _of_shards(place: Path, shards: Sequence[Path]) -> Found:
-    """Tar shards; without a number of classes where they are damaged, which their reader reports."""
+def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
+    """Describe tar shards; damaged ones have no number of classes, and their reader reports the damage."""
     from leanify.data.images import tar_shards  # imports numpy
 
-    text = f"{_times(len(shards), 'tar shard')} of images in {place}"
+    text = f"{_count(len(shards), 'tar shard')} of images in {place}"
     samples = classes = None
     with contextlib.suppress(DataError, OSError):
         _, labels = tar_shards.read(shards, Faults(skip=True))
         samples, classes = len(labels), len(set(labels))
         text += f", {samples:,} images of {classes:,} classes"
-    return Found("images", text, bool(tar_shards.of(place, "validation")), classes=classes, samples=samples)
+    return OwnData("images", text, bool(tar_shards.find_shards(place, "validation")), classes=classes, samples=samples)
 
 
-def _on_disk(place: Path) -> Found | None:
+def _describe_saved(place: Path) -> OwnData | None:
     """A data set saved by ``datasets``' save_to_disk, if its features include an image and a class label."""
-    with wall(f"{place} is no data set", DataError):
+    with reraise_as(f"{place} is no data set", DataError):
         splits, part = [], place
+        # the columns and their types, of the training split
         if not (place / "state.json").is_file():  # a data set of several splits
             splits = read_json(place / "dataset_dict.json", DataError)["splits"]
             part = place / ("train" if "train" in splits else splits[0])
@@ -148,37 +161,49 @@ def _on_disk(place: Path) -> Found | None:
             return None
         label = first["ClassLabel"]
         names = features[label]["names"]
-        classes = f"{len(names):,} classes ({label}: {few(names, SHOWN)})"
+        classes = f"{len(names):,} classes ({label}: {preview(names, MAX_NAMES)})"
         text = f"a data set of images ({first['Image']}) of {classes} in {place}"
         validated = any(name in splits for name in columns.SPLITS["validation"])
-        return Found("images", text, validated, classes=len(names))
+        return OwnData("images", text, validated, classes=len(names))
 
 
-def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
-    names, samples = sorted(counts), sum(counts.values())
-    description = f"{samples:,} images of {len(names):,} classes ({few(names, SHOWN)}) in {train}"
+def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> OwnData:
+    # folders that hold pictures are the classes
+    empty = [name for name, count in counts.items() if not count]
+    names, samples = sorted(set(counts) - set(empty)), sum(counts.values())
+    description = f"{samples:,} images of {len(names):,} classes ({preview(names, MAX_NAMES)}) in {train}"
     inside = _same_folders([train / name for name in names])
     if inside:
-        description += f"; each of these folders has the folders {few(inside)}: if those are the classes, name one of "
+        description += (
+            f"; each of these folders has the folders {preview(inside)}: if those are the classes, name one of "
+        )
         description += "the outer ones"
-    other = folder_of_split(place, "validation") if train != place else None
+    # the validation folder, with its classes
+    other = find_split_folder(place, "validation") if train != place else None
     if other is not None:
-        description += f", {sum(_images_by_folder(other).values()):,} in {other}"
-    return Found("images", description, other is not None, classes=len(names), samples=samples)
+        other_counts = _images_by_folder(other)
+        description += f", {sum(other_counts.values()):,} in {other}"
+        if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
+            description += f", with classes that training lacks ({preview(unknown)}): remove them there or add them"
+    # folders that spoil the classes, by name
+    if empty:
+        description += f"; no image in {preview([str(train / name) for name in empty])}: remove the folder"
+    if single := [name for name in names if counts[name] == 1]:
+        description += f"; one image alone in {preview(single)}"
+    return OwnData("images", description, other is not None, classes=len(names), samples=samples)
 
 
 def _folders(place: Path) -> Iterator[Path]:
-    return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not is_tool_folder(entry.name))
 
 
 def _images_by_folder(place: Path) -> dict[str, int]:
-    """The number of images in each folder of a folder, where it has any."""
-    counts = {folder.name: sum(1 for _ in images_below(folder)) for folder in _folders(place)}
-    return {name: count for name, count in counts.items() if count}
+    """The number of images in each folder of a folder."""
+    return {folder.name: sum(1 for _ in find_images(folder)) for folder in _folders(place)}
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
-    """The folders in every class, where all have the same two or more and no image beside them; else []."""
+    """The folders in every class, if all have the same two or more and no image; otherwise []."""
     shared: list[str] | None = None
     for place in classes:
         inside = sorted(folder.name for folder in _folders(place))
@@ -190,90 +215,112 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
     return shared or []
 
 
-def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
-    """What a file has, which may be validated on another one."""
-    if file.suffix in (".txt", ".text"):
-        return Found("text", f"text in {file} ({file.stat().st_size:,} bytes)", validation is not None)
-    if file.suffix not in (*columns.TABLES, *columns.CONLL):
+def _describe_file(file: Path, validation: Path | None, named: NamedColumns) -> OwnData | None:
+    """Describe a file, which may be validated on another one."""
+    # plain text has no rows
+    is_table = columns.is_table(file)
+    if not is_table and columns.lower_suffix(file) in (".txt", ".text"):
+        text_encoding(file, DataError)  # a file with zero bytes is not text
+        return OwnData("text", f"text in {file} ({file.stat().st_size:,} bytes)", validation is not None)
+    if not is_table:
         return None
+    # the first rows, of which the columns are guessed, and the number of all
     faults = Faults(skip=True)
-    rows = [row for _, row in islice(rows_of_table(file, faults), SOME)]
-    found = _of_rows(file, rows, validation, named)
+    table = read_table(file, faults)
+    rows = [row for _, row in islice(table, SOME)]
+    count = len(rows) + sum(1 for _ in islice(table, MAX_COUNTED - SOME))
+    found = _describe_rows(file, rows, count, validation, named)
     if found is None or not faults.names:
         return found
-    more = f"; {_times(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
+    more = f"; {_count(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
     return replace(found, description=found.description + more)
 
 
-def _of_rows(file: Path, rows: Sequence[Row], validation: Path | None, named: Named) -> Found | None:
-    """What the rows of a table are: tagged sentences, labelled images, labelled texts, or texts alone."""
+def _describe_rows(
+    file: Path, rows: Sequence[Row], count: int, validation: Path | None, named: NamedColumns
+) -> OwnData | None:
+    """Return the kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone."""
     if not rows:
         return None
-    tagged = named.tagged_in(rows[0])
-    if tagged is not None:
-        return _validated(_tagged(file, rows, *tagged), validation, tagged[1])
+    # columns by their names: texts, label, pictures
     names = list(rows[0])
-    by_name = texts, label = named.texts_in(names), named.label_in(names)
-    picture = named.picture_in(rows[0])
+    texts, label = named.text_columns(names), named.label_column(names)
+    if label is not None and any(isinstance(row.get(label), (list, tuple)) for row in rows):
+        if named.task not in columns.WITHOUT_LABELS:
+            raise SeveralLabels(f"{file} has lists in its column {label}; {LISTS}")
+        label = None
+    by_name = texts, label
+    # a column of pictures, with a label by its name or by its values
+    picture = named.picture_column(rows[0])
     if picture is not None:
-        answer = label or guessing.label_in(rows, (picture,))
+        answer = label or guessing.guess_label(rows, (picture,))
         if answer is not None:
-            found = _validated(_labelled(file, rows, "images", (picture,), answer), validation, answer)
-            named_so = (picture, answer) == (columns.one_of(columns.PICTURES, names), label)
+            found = _with_validation(
+                _describe_labels(file, rows, count, "images", (picture,), answer), validation, answer, rows
+            )
+            named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
             return found if named_so else replace(found, columns=((picture,), answer))
+    # columns of texts and of a label, by their names or by their values
     if named.task not in columns.WITHOUT_LABELS:
-        texts = texts or guessing.text_in(rows)
+        texts = texts or guessing.guess_text(rows)
         if texts and (label is None or (label in texts and named.label is None)):
-            label = guessing.label_in(rows, texts)
+            label = guessing.guess_label(rows, texts)
     if texts and label is not None:
-        found = _validated(_labelled(file, rows, "sentences", texts, label), validation, label)
+        found = _with_validation(
+            _describe_labels(file, rows, count, "sentences", texts, label), validation, label, rows
+        )
         return found if by_name == (texts, label) else replace(found, columns=(texts, label))
+    # texts without a label train a language model
     if not by_name[0]:
         return None
     rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
-    return Found("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
+    return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
 
 
-def _validated(found: Found, validation: Path | None, label: str) -> Found:
-    """The same, validated on a table if that has the labels: one to be tested on often has none."""
+def _with_validation(found: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
+    """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
     if validation is None:
         return found
-    first = next((row for _, row in rows_of_table(validation, Faults(skip=True))), {})
-    has = label in first or bool(guessing.flags_of(label, list(first)))
-    end = f", validated on {validation}" if has else f"; {validation} has no column {label} and is left out"
-    return replace(found, validated=has, description=found.description + end)
+    # the first rows of the validation table need the label column
+    rows = [row for _, row in islice(read_table(validation, Faults(skip=True)), SOME)]
+    if not any(label in row for row in rows[:1]):
+        return replace(found, description=f"{found.description}; {validation} has no column {label} and is left out")
+    # a test table often has one placeholder for all labels
+    values = {columns.parse_label(row.get(label)) for row in rows}
+    known_values = {columns.parse_label(row.get(label)) for row in training_rows}
+    is_test = columns.split_stem(validation).lower() in ("test", "testing")
+    if is_test and len(values) == 1 and not values & known_values:
+        hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
+        return replace(found, description=f"{found.description}; {hidden}")
+    return replace(found, is_validated=True, description=f"{found.description}, validated on {validation}")
 
 
-def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str) -> Found:
-    """Images or texts (the columns ``of``) with one label each, several, or a number."""
-    flags = guessing.flags_of(label, list(rows[0]))
+def _describe_labels(
+    file: Path, rows: Sequence[Row], count: int, kind: Kind, of: tuple[str, ...], label: str
+) -> OwnData:
+    """Images or texts (the columns ``of``) with one label each, or a number."""
+    # the labels as classes, or as numbers if they are scores
     order = columns.class_names(file, label)
-    cells: list[Any] = []
-    for row in rows:
-        cells.append(guessing.flags_set(row, flags) if flags else columns.by_class_name(row.get(label), order))
-    task: str | None = None if kind == "images" else "text-classification"
-    without = 0
-    if task and columns.have_several(cells):
-        task, separator = "multi-label-classification", columns.separator_of(cells)
-        names = flags or _distinct(columns.labels_of(cell, separator) for cell in cells)
-        what = f"any number of {len(names)} labels: {few(names, SHOWN)}"
-    else:
-        labels = [columns.label_of(cell) for cell in cells]
-        without = labels.count(None)
-        names = columns.in_order({name for name in labels if name is not None}, order)
-        what = f"{len(names)} classes: {few(names, SHOWN)}"
+    cells = [columns.name_class(row.get(label), order) for row in rows]
+    labels = [columns.parse_label(cell) for cell in cells]
+    without = labels.count(None)
+    names = columns.sort_labels({name for name in labels if name is not None}, order)
     classes: int | None = len(names)
-    if task != "multi-label-classification" and _are_scores(names):
+    task: str | None = None if kind == "images" else "text-classification"
+    what = f"{len(names)} classes: {preview(names, MAX_NAMES)}"
+    if _are_scores(names):
         task, classes, what = task and "text-regression", None, "a number"
+    # the description for people
     samples = "images" if kind == "images" else "rows of texts"
-    name = "columns of 0 and 1" if flags else label
-    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what})"
-    description += f" in {columns.described(file)}"
+    many = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
+    description = f"{many} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
+    description += f" in {columns.describe_table(file)}"
     if without:
-        description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
-    found = Found(kind, description, False, task, classes, _count(rows))
+        description += f"; {_count(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
+    found = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None)
     if kind == "images":
         return found
+    # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
     vocabulary: set[str] = set()
     lengths = []
     for row in rows:
@@ -284,32 +331,7 @@ def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], 
     return replace(found, words=long, vocabulary=len(vocabulary))
 
 
-def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:
-    order = columns.class_names(file, tags)
-    names = _distinct(columns.parts_of(columns.by_class_name(row.get(tags), order)) for row in rows)
-    tagged = f"sentences ({tokens}) with a tag for each token ({tags}, {len(names)} tags: {few(names, SHOWN)})"
-    description = f"{_many(rows)} {tagged} in {columns.described(file)}"
-    return Found("sentences", description, False, "token-classification", len(names), _count(rows))
-
-
-def _distinct(cells: Iterable[Sequence[str] | None]) -> list[str]:
-    """All names in some cells, sorted."""
-    names: set[str] = set()
-    for cell in cells:
-        names.update(cell or ())
-    return sorted(names)
-
-
-def _count(rows: Sequence[Any]) -> int | None:
-    """The number of rows; None where there may be more than were read."""
-    return len(rows) if len(rows) < SOME else None
-
-
-def _many(rows: Sequence[Any]) -> str:
-    return f"{len(rows):,}" if len(rows) < SOME else f"{SOME:,} or more"
-
-
-def _times(number: int, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
@@ -322,5 +344,5 @@ def _is_picture(cell: Any) -> bool:
 
 def _are_scores(labels: Sequence[str]) -> bool:
     """Whether all labels are numbers, and one has a fraction."""
-    numbers = [columns.number_in(label) for label in labels]
+    numbers = [columns.parse_number(label) for label in labels]
     return None not in numbers and any(number is not None and number % 1 for number in numbers)

@@ -7,17 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanify.errors import DataError
-from leanify.runs.files import few
-from leanify.runs.recipe import DataSection
-from leanify.upstream.wall import wall
+from leanify.core.errors import DataError
+from leanify.core.files.reading import preview
+from leanify.core.recipe import DataSection
+from leanify.core.recipe_code import is_code
+from leanify.upstream.wall import reraise_as
 
+# of a Parquet file, which may hold a value once for millions of rows
+FREE_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 2
+FREE_BYTES, MAX_RATIO = 256 << 20, 100  # limit of its unpacked size: this, or a multiple of its size
+ROWS = 256  # that are unpacked at a time
 SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference
 
 
-def is_meant(data: DataSection) -> bool:
+def names_hub_data(data: DataSection) -> bool:
     """Whether a recipe names a hub data set (or a local folder in the hub's layout)."""
-    return data.path is None and "/" in data.name
+    return data.path is None and "/" in data.name and not is_code(data.name)
 
 
 def library(what: str) -> Any:
@@ -31,44 +36,79 @@ def library(what: str) -> Any:
     return datasets
 
 
-def split_of(name: str, split: str) -> str:
+def split_name(name: str, split: str) -> str:
     """The data set's own name for a split. Raises DataError if it has none."""
     datasets = library(f"the data set {name!r}")
     try:
         known = datasets.get_dataset_split_names(name)
     except Exception as error:  # the hub client raises from several libraries
-        raise DataError(_unreached(name, error)) from error
+        raise DataError(_describe_failure(name, error)) from error
     for word in SPLITS.get(split, (split,)):
         if word in known:
             return word
     raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(known)}")
 
 
-def rows(name: str, split: str) -> Any:
+def load_rows(name: str, split: str) -> Any:
     """Load a split through ``datasets``, memory-mapped from its cache. Raises DataError."""
-    called = split_of(name, split)
+    called = split_name(name, split)
     try:
         return library(name).load_dataset(name, split=called)
     except Exception as error:
-        raise DataError(_unreached(name, error)) from error
+        raise DataError(_describe_failure(name, error)) from error
 
 
-def _unreached(name: str, error: Exception) -> str:
+def _describe_failure(name: str, error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return f"the data set {name!r} is not a folder here, and the hub did not provide it: {reason}; --set data.path=PATH"
 
 
-def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield a Parquet file's rows, with all columns or the first of ``columns`` that it has."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(f"{path} needs the library pyarrow: pip install 'leanify[data]'") from error
-    with wall(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
+    with reraise_as(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
         file = pyarrow.parquet.ParquetFile(path)
         found = [name for name in columns or () if name in file.schema_arrow.names][:1]
         if columns and not found:
-            known = few(file.schema_arrow.names, 8)
+            known = preview(file.schema_arrow.names, 8)
             raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {known}")
-        for batch in file.iter_batches(columns=found or None):
+        size = path.stat().st_size
+        max_bytes = max(FREE_BYTES, MAX_RATIO * size)
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        if file.metadata.num_rows > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
+            raise DataError(
+                f"{path} has {file.metadata.num_rows:,} rows in {size:,} bytes: no text or picture is so short"
+            )
+        stated_bytes = sum(group.total_byte_size for group in groups)
+
+        # what equal cells unpack to is known once they are there: few rows at a time
+        unpacked_bytes = 0
+        for batch in file.iter_batches(batch_size=ROWS, columns=found or None) if stated_bytes <= max_bytes else ():
+            batch = batch.cast(_without_dictionaries(batch.schema))
+            unpacked_bytes += batch.nbytes
+            if unpacked_bytes > max_bytes:
+                break
             yield from batch.to_pylist()
+        if max(stated_bytes, unpacked_bytes) > max_bytes:
+            raise DataError(
+                f"{path} was not read: its {size / 1e6:.3g} MB unpack to over {max_bytes / 1e6:,.0f} MB; write it "
+                "without compression if that is right"
+            )
+
+
+def _without_dictionaries(kind: Any) -> Any:
+    """A schema or a type of pyarrow's whose cells hold their values, not numbers of values in a dictionary."""
+    import pyarrow
+
+    if isinstance(kind, pyarrow.Schema):
+        return pyarrow.schema([field.with_type(_without_dictionaries(field.type)) for field in kind])
+    if pyarrow.types.is_dictionary(kind):
+        return kind.value_type
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_without_dictionaries(field.type)) for field in kind])
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_without_dictionaries(kind.value_type))
+    return kind

@@ -1,4 +1,4 @@
-"""Inputs for measuring a model: from files, else random ones of the model's kind, with a description."""
+"""Inputs for measuring a model: from files, or random ones of the model's kind, with a description."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError
+from leanify.core.files.reading import preview
+from leanify.core.path_kinds import RECIPE, is_run
+from leanify.core.recipe import DataSection
 from leanify.data.images.batches import ImageFolder
 from leanify.data.texts import text
-from leanify.errors import DataError
-from leanify.runs.files import few
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
-from leanify.upstream.wall import wall, walled
+from leanify.upstream.wall import reraise_as, reraise_in_iteration
 
 InputBatch = dict[str, Tensor]
 SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
@@ -35,7 +38,7 @@ class Feed:
         skipped = self.folder.skipped if self.folder else []
         if not skipped:
             return []
-        names = few([path.name for path in skipped])
+        names = preview([path.name for path in skipped])
         return [f"{len(skipped)} images could not be read and were skipped: {names}"]
 
 
@@ -50,14 +53,14 @@ def feed(
     directory: Path | None = None,
     device: str = "cpu",
 ) -> Feed:
-    """Batches of the model's kind of input, from images, texts or a table, else random. Raises DataError.
+    """Batches of the model's kind of input, from images, texts or a table, or random. Raises DataError.
 
     ``tokens`` is the length of a text sample; ``directory`` is the model's, whose tokenizer is used.
     """
     if samples < 1:
         raise DataError(f"the number of samples is {samples}; it must be at least 1")
     where = f"{data} cannot be read" if data is not None else "no random input can be made for this model"
-    with wall(where, DataError):
+    with reraise_as(where, DataError):
         name, example = next(iter(example_inputs(model, 1, tokens).items()))
         if data is None:
             found = Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
@@ -70,12 +73,17 @@ def feed(
         elif not data.is_dir():
             raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
         else:
-            folder = ImageFolder(data, seed)
+            folder = ImageFolder(data, seed, _recorded_data(directory))
             images = folder.batches(samples, batch_size, example.shape[1:], *_scale(model, example.shape[1]))
             found = Feed(f"images from {data}", ({name: image} for image in images), folder)
-    read = walled(found.batches, where, DataError)
+    read = reraise_in_iteration(found.batches, where, DataError)
     moved = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(found, batches=moved)
+
+
+def _recorded_data(directory: Path | None) -> DataSection | None:
+    """The [data] of the run in a directory; None for other directories."""
+    return recipes.load(directory / RECIPE).data if directory is not None and is_run(directory) else None
 
 
 def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
@@ -101,7 +109,7 @@ def _random_words(name: str, example: Tensor) -> str:
 
 
 def data_file(data: Path) -> Path:
-    """A folder's training split, where it has one: what `leanify train` would take. Raises DataError."""
+    """A folder's training split, as `leanify train` finds it. Raises DataError."""
     if not data.exists():
         raise DataError(f"{data} does not exist")
     for name in SPLITS if data.is_dir() else ():

@@ -8,26 +8,30 @@ generates or randomly changes samples, ``__getitem__`` if it reads files. Anythi
 from __future__ import annotations
 
 import atexit
+import ctypes
 import multiprocessing
+import os
 import signal
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from leanify import machine
+from leanify.core import machine
+from leanify.core.errors import DataError
 from leanify.data.faults import Faults
 from leanify.data.sampling import SAMPLE, Key, seed_everything
-from leanify.errors import DataError
-from leanify.upstream.wall import wall, walled
+from leanify.upstream.wall import reraise_as, reraise_in_iteration
 
 Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments
 Batch = tuple[Inputs, Tensor]  # inputs and targets
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 IGNORED = -100  # a target that the loss ignores: torch's default ignore_index
 
@@ -64,9 +68,10 @@ class Splits:
     names: tuple[str, ...] = ()  # class names in order, saved with the run
     pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
-    unchanged: Samples | None = None  # train without augmentation, where that differs
+    unchanged: Samples | None = None  # train without augmentation, if that differs
+    decoding: Mapping[str, Any] = field(default_factory=dict)  # how pictures are decoded, as keys of [data]
 
-    def scaled(self, inputs: Inputs) -> Inputs:
+    def scale_inputs(self, inputs: Inputs) -> Inputs:
         return inputs if self.scale is None else self.scale(inputs)
 
 
@@ -82,6 +87,8 @@ class Selection:
             setattr(self, name, None if values is None else values[indices])
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
+        if hasattr(whole, "draw"):  # masks depend on the sample's place in the whole set
+            self.draw = lambda seed, keys: whole.draw(seed, [(epoch, int(indices[i])) for epoch, i in keys])
 
     targets: np.ndarray | None
     lengths: Any
@@ -94,6 +101,21 @@ class Selection:
         return self.whole[int(self.indices[index])]
 
 
+class DatasetSamples:
+    """A map-style data set of torch, or a list, whose items are (inputs, target)."""
+
+    targets, workers = None, 0
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(index)]
+
+
 class Keyed(Dataset[Any]):
     """A torch data set of samples by (epoch, index), each read with its own random state."""
 
@@ -101,7 +123,7 @@ class Keyed(Dataset[Any]):
         self.samples, self.seed = samples, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
-        with wall("a batch cannot be read", DataError):  # in the worker: torch puts its traceback in the message
+        with reraise_as("a batch cannot be read", DataError):  # in the worker: torch puts its traceback in the message
             return self._read(keys)
 
     def _read(self, keys: Sequence[Key]) -> Any:
@@ -118,7 +140,7 @@ class Keyed(Dataset[Any]):
             except DataError as error:
                 if not faults.skip:
                     raise
-                faults.found(str(error))
+                faults.record(str(error))
         if not found:
             raise DataError(f"none of a batch's {len(keys)} samples can be read: {faults.names[0]}")
         return (*default_collate(found), faults.names)
@@ -149,7 +171,7 @@ class Reader:
             batch_sampler=keys,
             num_workers=number,
             worker_init_fn=_deaf,
-            collate_fn=_unchanged,
+            collate_fn=_identity,
             pin_memory=pin,
             persistent_workers=again and number > 0,
             prefetch_factor=prefetch if number > 0 else None,
@@ -157,11 +179,11 @@ class Reader:
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            with wall("a batch cannot be read", DataError), _undisturbed():
+            with reraise_as("a batch cannot be read", DataError), _signals_blocked():
                 others = multiprocessing.active_children()
                 batches = iter(self.loader)
                 WORKERS.update(set(multiprocessing.active_children()).difference(others))
-            for inputs, targets, *names in walled(batches, "a batch cannot be read", DataError):
+            for inputs, targets, *names in reraise_in_iteration(batches, "a batch cannot be read", DataError):
                 self.skipped.update(*names)
                 yield inputs, targets
         except DataError as error:  # torch prepends the worker's traceback to the message
@@ -172,10 +194,11 @@ WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_workers() -> None:
+def end_workers() -> None:
     """End workers that still wait for work, as of a reader that an uncaught error holds.
 
-    At exit multiprocessing sends SIGTERM to them, for which they are `_deaf`, and would wait forever.
+    At exit multiprocessing sends SIGTERM to them, for which they are `_deaf`, and would wait forever. A process that
+    multiprocessing started calls this itself: it leaves out functions registered with `atexit`.
     """
     if WORKERS and hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report them as lost
@@ -186,14 +209,20 @@ def _end_workers() -> None:
 def _deaf(worker: int) -> None:
     """Ignore signals that reach the whole group (`timeout`, scancel, a closed shell) in a worker.
 
-    The process that trains saves first, for which it may need a batch; workers end with it.
+    The process that trains saves first, for which it may need a batch; workers end with it. If it is killed,
+    the kernel ends them at once: torch's own watch takes seconds, in which they would hold the run's lock.
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it was killed before
+        os._exit(1)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Hold such signals back while workers start: they inherit that, so none ends before it is `_deaf`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -205,5 +234,5 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _unchanged(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

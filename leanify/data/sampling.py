@@ -109,9 +109,9 @@ class Order:
     def batch(self, step: int) -> np.ndarray:
         """Sample indices of a step over all processes; an epoch's steps cover every sample once."""
         epoch, start, stop = self.place(step)
-        return self.whole(epoch)[start:stop]
+        return self.epoch_order(epoch)[start:stop]
 
-    def whole(self, epoch: int) -> np.ndarray:
+    def epoch_order(self, epoch: int) -> np.ndarray:
         """All sample indices in the order of an epoch.
 
         With ``lengths``, samples are sorted by length within groups of 50 batches, then the batches are
@@ -180,7 +180,7 @@ class Passes:
             yield from self.order.passes(step)
 
 
-def in_turn(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:
+def evaluation_batches(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:
     """One process's batches of an evaluation. Over all processes every sample occurs exactly once."""
     parts = (indices[start : start + batch_size][rank::world] for start in range(0, len(indices), batch_size))
     return [[(0, int(index)) for index in part] for part in parts if len(part)]

@@ -1,49 +1,75 @@
-"""Load the data of a recipe's [data] section, through the one module that knows the data set."""
+"""Load the data of a recipe's [data] section: by its task's reader, or by code that the section names."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from leanify.data.samples import Selection, Splits
-from leanify.errors import DataError, RecipeError
-from leanify.runs.recipe import DataSection
-from leanify.runs.task_names import TASKS
-from leanify.upstream.wall import wall
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection
+from leanify.core.recipe_code import current_data, is_code
+from leanify.core.task_names import TASKS
+from leanify.data.common import refuse_keys, subset
+from leanify.data.samples import DatasetSamples, Selection, Splits
+from leanify.upstream import modules
+from leanify.upstream.wall import reraise_as
 
-# Modules by data set name, each with splits(data, model) → Splits; those of other data are in `TASKS`.
-NAMED = {
-    "digits": "data.images.digits",
-    "farthest-point": "paper.farthest_point",
-    "lra-image": "paper.lra_image",
-    "lra-listops": "paper.listops",
-    "lra-pathfinder": "paper.pathfinder",
-    "lra-retrieval": "paper.aan",
-    "lra-text": "paper.imdb",
-}
-DRAWN = ("lra-listops", "lra-pathfinder")  # generated data sets, which have [data.options]
+NAMED = {"digits": "data.images.digits"}  # modules by data set name; modules of the user's own data are in `TASKS`
 
 
-def splits_of(data: DataSection, model: nn.Module) -> Splits:
+def load_splits(data: DataSection, model: nn.Module) -> Splits:
     """Load a recipe's data in the form that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it must be a share of train, at least 0 and below 1")
-    if data.options and data.name not in DRAWN:
-        raise RecipeError(f"data.options apply only to {' and '.join(DRAWN)}, not to {data.name}")
+    name = current_data(data.name)
+    if data.options and not is_code(name):
+        raise RecipeError(f"data.options are for the function of data.name = file.py:function, not for {name}")
+    with reraise_as(f"the data {data.name!r} cannot be read", DataError):
+        splits = _call_code(name, data, model) if is_code(name) else _read(data, model)
+
+    # every other validation sample judges, and the rest choose
+    if data.judge and splits.test is None:
+        count = len(splits.validation)
+        if count < 2:
+            raise DataError(f"{splits.description}: one validation sample cannot both choose and judge; two are needed")
+        choosing = Selection(splits.validation, np.arange(0, count, 2))
+        splits = replace(splits, validation=choosing, test=Selection(splits.validation, np.arange(1, count, 2)))
+    if data.test is not None and splits.test is None:
+        raise RecipeError(f"data.test is {data.test}, but there is no such split of {splits.description}; remove it")
+    return splits
+
+
+def _read(data: DataSection, model: nn.Module) -> Splits:
+    """The splits by the reader of a built-in data set, or of the user's own data for this task."""
     file = NAMED.get(data.name) or TASKS[data.task].data
     if file is None:
-        raise RecipeError(f"{data.name} is not a data set for {data.task}; built in: {', '.join(NAMED)}")
-    with wall(f"the data {data.name!r} cannot be read", DataError):
-        found: Splits = importlib.import_module(f"leanify.{file}").splits(data, model)
-    if data.judge and found.test is None:  # every other validation sample then chooses nothing
-        count = len(found.validation)
-        if count < 2:
-            raise DataError(f"{found.description}: one validation sample cannot both choose and judge; two are needed")
-        choosing = Selection(found.validation, np.arange(0, count, 2))
-        found = replace(found, validation=choosing, test=Selection(found.validation, np.arange(1, count, 2)))
-    if data.test is not None and found.test is None:
-        raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.description}; remove it")
-    return found
+        raise RecipeError(
+            f"{data.name} is not a data set for {data.task}; name the function that reads it: "
+            "--set data.name=file.py:function"
+        )
+    splits: Splits = importlib.import_module(f"leanify.{file}").splits(data, model)
+    return splits
+
+
+def _call_code(name: str, data: DataSection, model: nn.Module) -> Splits:
+    """The splits that a function of the user's returns: `Splits`, or two torch data sets and the number of classes."""
+    function = modules.load_function(modules.origin_of_code(name), modules.DATA)
+    result: Any = function(data, model)
+    if isinstance(result, Splits):
+        return result
+    if not (isinstance(result, tuple) and len(result) in (2, 3)):
+        raise DataError(
+            f"{name} returned a {type(result).__name__}; it must return two torch data sets, to train and to validate, "
+            "whose items are (inputs, target), then for classes their number; or leanify.data.samples.Splits"
+        )
+    train, validation, *number = result
+    if not number and data.task.endswith("classification"):
+        raise DataError(f"{name} returned two data sets; for {data.task} return the number of classes as a third item")
+    refuse_keys(data, "holdout")
+    learnt = subset(DatasetSamples(train), data)
+    description = f"{name}, {len(learnt):,} samples to train and {len(validation):,} to validate"
+    return Splits(learnt, DatasetSamples(validation), description, classes=next(iter(number), None))

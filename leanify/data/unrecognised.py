@@ -9,18 +9,18 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from leanify.core import path_kinds as places
+from leanify.core.errors import DataError, SourceError
+from leanify.core.files.reading import preview, text_encoding
 from leanify.data import found
 from leanify.data.faults import Faults
-from leanify.data.images.files import images_below, splits_among
+from leanify.data.images.files import are_split_names, find_images, is_tool_folder
 from leanify.data.tables import columns
-from leanify.data.tables.rows import rows_of_table
-from leanify.errors import DataError, SourceError
-from leanify.runs import places
-from leanify.runs.files import few
+from leanify.data.tables.rows import read_table
 
 LAYOUTS = (
     "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
-    "images and one of labels; train.conll; text in .txt files"
+    "images and one of labels; text in .txt files"
 )
 PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -31,39 +31,42 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".arrow": "write it as .parquet, with to_parquet of the library datasets",
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), found.LISTS),
 }
 
 
 def check_is_no_data(path: str, say_why: bool = False) -> None:
     """Raise SourceError, with commands to type, for data where a model or a recipe is asked for.
 
-    With ``say_why``, also for what is neither, with the reason why it cannot be trained on.
+    With ``say_why``, also for anything else, with the reason why it cannot be used for training.
     """
-    if places.kind_of(path) is not None:
+    if places.path_kind(path) is not None:
         return
     data = found.recognise(path)
     if data is None:
         if say_why and not places.models_inside(Path(path)):  # what loads models names those inside
             raise SourceError(why(path))
         return
-    if data.classes == 1 and data.task != "multi-label-classification":
+    if data.classes == 1:
         raise SourceError(f"{path} is data, but of one class: {data.description}. Two or more are needed to tell apart")
     place = quote(path)
-    rest = "" if data.validated or data.kind == "text" else " (no validation split: a share will be held out)"
+    rest = "" if data.is_validated or data.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
         f"{path} is data, not a model: {data.description}{rest}. Train a model on it:\n"
-        f"  leanify train {data.recipe} --set data.path={place}\n"
+        f"  leanify train own-{data.kind} --set data.path={place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )
 
 
 def why(path: str | Path) -> str:
-    """What is at a path that holds no data of a known kind, and what to do about it."""
+    """Describe a path without data of a known kind, and suggest a remedy."""
     place = Path(path).expanduser()
     try:
         reason = _of_file(place) if place.is_file() else _of_folder(place)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
+    except DataError as error:
+        reason = str(error)
     return f"{path} has nothing that leanify can train on: {reason}"
 
 
@@ -73,30 +76,35 @@ def _of_file(file: Path) -> str:
         return f"{file} is packed: unpack it, and name what was in it"
     if suffix in OTHERWISE:
         return f"{suffix} files are not read: {OTHERWISE[suffix]}"
-    if file.suffix in (*columns.TABLES, *columns.CONLL):
+    if columns.is_table(file):
         return _of_table(file, file)
+    if suffix == ".txt":
+        text_encoding(file, DataError)
     return f"{file.suffix or file.name} files are not read. It looks for {LAYOUTS}"
 
 
 def _of_table(file: Path, place: Path) -> str:
-    """Why a table is not read; ``place`` is what the user named."""
+    """Return why a table cannot be read; ``place`` is the path that the user passed."""
     faults = Faults(skip=True)
     try:
-        rows = [row for _, row in islice(rows_of_table(file, faults), found.SOME)]
+        rows = [row for _, row in islice(read_table(file, faults), found.SOME)]
     except DataError as error:
         return str(error)
     if not rows and faults.names:
         return f"no row of {file} can be read, the first: {faults.names[0]}. Tables are read as UTF-8"
     if not rows:
         return f"{file} has no rows"
-    text, label, names = _texts_like(rows), _label_like(rows), few(list(map(str, rows[0])), 8)
+    for name, cell in rows[0].items():
+        if isinstance(cell, (list, tuple)):
+            return f"{file} has lists in its column {name}; {found.LISTS}"
+    text, label, names = _texts_like(rows), _label_like(rows), preview(list(map(str, rows[0])), 8)
     line = f"leanify compare {quote(str(place))}"
     named = f"--set data.label={quote(label or 'COLUMN')}"
     if text is not None:
         what = "which columns are texts and labels" if label else "which column has the labels"
         cells = quote(f"data.text={json.dumps([text], ensure_ascii=False)}")
         return f"{what} is not clear in {file}, which has {names}. Name them: {line} --set {cells} {named}"
-    if place.is_dir() and next(images_below(place), None) is not None:
+    if place.is_dir() and next(find_images(place), None) is not None:
         return (
             f"no column of {file}, which has {names}, names images: a cell is a path from the table on, with its "
             f"suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {named}"
@@ -117,8 +125,8 @@ def _texts_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _label_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The column named as labels are, else the one with the fewest values, at least two."""
-    if (known := columns.one_of(columns.LABELS, list(rows[0]))) is not None:
+    """The column with a usual name for labels, or the column with the fewest values, at least two."""
+    if (known := columns.match_column(columns.LABELS, list(rows[0]))) is not None:
         return known
     values = {name: len({str(row.get(name)) for row in rows}) for name in rows[0]}
     few_values = {name: many for name, many in values.items() if 2 <= many <= len(rows) / 5}
@@ -126,7 +134,7 @@ def _label_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _of_folder(place: Path) -> str:
-    entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+    entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
     files = [entry for entry in entries if entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir()]
     if not entries:
@@ -136,42 +144,45 @@ def _of_folder(place: Path) -> str:
             "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
             "to_parquet"
         )
-    tables = [file for file in files if file.suffix in (*columns.TABLES, *columns.CONLL)]
-    table = columns.file_of(place, "train", columns.TABLES) or next(iter(tables), None)
-    if table is not None and (len(tables) == 1 or columns.stem_of(table) in columns.SPLITS["train"]):
+    tables = [file for file in files if columns.is_table(file)]
+    table = columns.find_split_file(place, "train", columns.TABLES) or next(iter(tables), None)
+    if table is not None and (len(tables) == 1 or columns.split_stem(table) in columns.SPLITS["train"]):
         return _of_table(table, place)
     if tables:
-        names = few([file.name for file in tables])
+        names = preview([file.name for file in tables])
         return f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them"
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(inside for inside in folder.iterdir() if inside.is_dir())]
-        texts.update(place.name for place in inner if any(place.glob("*.txt")))
+        texts.update(place.name for place in inner if columns.text_files(place))
     if len(texts) > 1:
         return (
-            f"texts in folders of their classes ({few(sorted(texts))}) are not read: write a table, train.csv, with "
-            "the columns text and label"
+            f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
+            "with the columns text and label"
         )
     readable = [folder for folder in folders if found.recognise(folder) is not None]
     if len(readable) == 1:
         return f"but {readable[0]} is data: name it"
     if readable:
-        return f"its folders {few([folder.name for folder in readable])} are data, each for itself. Name one of them"
+        names = preview([folder.name for folder in readable])
+        return f"its folders {names} are data, each for itself. Name one of them"
     pictures = _of_images(place, folders)
     if pictures is not None:
         return pictures
+    for text in columns.text_files(place):
+        text_encoding(text, DataError)
     for kind in (PACKED, OTHERWISE):
         for file in files:
             if file.suffix.lower() in kind:
                 return _of_file(file)
-    return f"found {few([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}"
+    return f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}"
 
 
 def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
-    inside = {folder.name: sum(1 for _ in images_below(folder)) for folder in folders}
+    inside = {folder.name: sum(1 for _ in find_images(folder)) for folder in folders}
     pictures = [name for name in inside if inside[name]]
-    many = sum(1 for _ in images_below(place))
-    if len(pictures) > 1 and splits_among(pictures):
+    many = sum(1 for _ in find_images(place))
+    if len(pictures) > 1 and are_split_names(pictures):
         return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
     if many and len(pictures) == 1 and many == inside[pictures[0]]:
         where = f"its {many:,} images are all in one folder, {pictures[0]}"

@@ -1,1 +1,1 @@
-"""Write a model for another loader, and check what was written by running it there."""
+"""Write a model for another loader, and check the result by running it there."""

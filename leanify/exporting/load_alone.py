@@ -1,8 +1,8 @@
-"""A script: load an exported directory by upstream alone, run it on given inputs, and save the outputs.
+"""Script: load an exported directory with upstream alone, run it on given inputs, and save the outputs.
 
     python -P load_alone.py FOLDER hf|timm CLASS INPUTS.safetensors OUTPUTS.safetensors
 
-It runs in a process that cannot import leanify, so what loads here loads without leanify everywhere.
+It runs in a process that cannot import leanify, so a directory that loads here loads anywhere without leanify.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def main(folder: str, library: str, cls: str, given: str, found: str) -> None:
+def main(folder: str, library: str, cls: str, inputs_file: str, outputs_file: str) -> None:
     sys.modules["leanify"] = None  # type: ignore[assignment]
     import torch
     from safetensors.torch import load_file, save_file
 
     _mend_torchvision()
-    inputs = load_file(given)
+    inputs = load_file(inputs_file)
     if library == "timm":
         import timm
 
@@ -34,11 +34,13 @@ def main(folder: str, library: str, cls: str, given: str, found: str) -> None:
             module.config.use_cache = False
     with torch.no_grad():
         output = model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
-    save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(_tensors(output))}, found)
+    save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(_tensors(output))}, outputs_file)
 
 
 def _mend_torchvision() -> None:
-    """torchvision for CUDA lacks two schemas beside a CPU-only torch: timm and transformers fail to import."""
+    """Register two schemas that torchvision for CUDA lacks with a CPU-only torch; without them, timm and transformers
+    fail to import.
+    """
     import torch
 
     try:
@@ -49,7 +51,7 @@ def _mend_torchvision() -> None:
         library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        globals()["_KEPT"] = library  # its schemas live as long as it does
+        globals()["_KEPT"] = library  # the schemas exist as long as the library object
     except ImportError:
         return
 

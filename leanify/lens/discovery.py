@@ -1,9 +1,9 @@
 """Discover how attentions and MLPs without a row are laid out, from one forward pass.
 
 `flow` sees which parameters are an attention's projections and its output projection, `guesses` proposes
-where heads lie in them, and `trials` keeps a guess only if more heads leave the module's outputs as they
-were. What is found is a row as those of `families`. It is kept with the module, so nothing that was learnt of
-one model is believed of another.
+where heads are stored in them, and `trials` accepts a guess only if additional heads leave the module's outputs
+unchanged. The result is a row like the rows in `families`. It is stored with the module, so knowledge about one
+model is never applied to another.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import copy
 import itertools
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,81 +21,156 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.lens import families
-from leanify.lens.blocks import container_of, fix, prefix_of
-from leanify.lens.families import Reading
-from leanify.lens.flow import Found, followed
-from leanify.lens.guesses import attention_guesses, mlp_guesses, sizes_of_heads
-from leanify.lens.located import LocatedModel, LocatedStage, within
-from leanify.lens.resize import attribute_of, features_of, set_number, sizes_of
-from leanify.lens.rewrites import rewrites
-from leanify.lens.trials import Bench, without_hooks
-from leanify.upstream.given import given_to
-from leanify.upstream.hooked import hooked
+from leanify.lens.blocks import container_prefix, fix, get_container
+from leanify.lens.families import Row, toml
+from leanify.lens.flow import Candidate, follow
+from leanify.lens.guesses import attention_guesses, head_sizes, mlp_guesses
+from leanify.lens.located import LocatedModel, LocatedStage, is_inside
+from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
+from leanify.lens.resize import get_attribute, linear_features, set_number, solve_sizes
+from leanify.lens.rewrites import INSTANCE, rewrites
+from leanify.lens.trials import Trial, count_moved_channels, remove_hooks
+from leanify.upstream.given import get_example
+from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.libraries import in_words
+from leanify.upstream.libraries import format_error
 
-MOST = 160  # guesses that are tried of one attention
+MAX_GUESSES = 160  # guesses to try per attention
 TOKENS = 16
+LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
+SECONDS = 10  # processor seconds for all trials of one model; a large module gets the time of this many runs:
+TRIALS = 100
 
 
-DONE = "_leanify_discovered"  # in the model, or the one that it is a copy of
+DISCOVERED_KEY = "_leanify_discovered"  # set on the model; copies inherit it
 
 
 def discover(model: nn.Module) -> dict[str, str]:
-    """Find the attentions and MLPs without a row and keep one with each.
+    """Find the attentions and MLPs without a row, and attach a row to each.
 
-    Returns the attentions that could not be read, by path: why not. Raises UnsupportedModel if the model does not run.
+    Returns {path: reason} for the attentions that could not be read. Raises UnsupportedModel if the model does not run.
     """
-    twin = copied(model)
-    with followed(twin) as follower:
+    # one forward pass of a copy shows its attentions and MLPs
+    start = time.process_time()
+    twin = make_twin(model)
+    with follow(twin) as follower:
         try:
             run(twin)
-        except UnsupportedModel:  # on meta, where upstream may look for values, what was seen until then counts
+        except UnsupportedModel:  # on meta, upstream may read values: keep the results up to then
             if not (follower.flow.attentions and any(parameter.is_meta for parameter in twin.parameters())):
                 raise
     flow = follower.flow
     paths = {path for path, _ in model.named_modules()}
-    known = _known(model)
-    missed: dict[str, str] = {}
-    tried: dict[Any, Reading] = {}
-    for found in sorted(flow.attentions, key=lambda each: -each.owner.path.count(".")):  # the outermost last
-        if any(within(found.last.name, path) for path, row in known.items() if row.is_attention or row.kept):
+    # attentions: the first that cannot be read ends the search
+    rows = _rows_by_path(model)
+    failures: dict[str, str] = {}
+    row_cache: dict[Any, Row] = {}
+    for candidate in sorted(flow.attentions, key=lambda each: -each.owner.path.count(".")):  # the outermost last
+        if any(is_inside(candidate.last.name, path) for path, row in rows.items() if row.is_attention or row.kept):
             continue
-        row, why = _row_of(twin, found, tried, attention=True)
-        if row is None:
-            missed[found.owner.path or found.last.name.rpartition(".")[0]] = why
-        elif found.owner.path in paths:
-            _keep(model, found.owner.path, row)
-    seen = {path for found in flow.attentions for path in found.came.inner}
+        row, why = _find_row(twin, candidate, row_cache, True, start)
+        if row is None:  # the model is refused if one cannot be read
+            return {candidate.owner.path or candidate.last.name.rpartition(".")[0]: why}
+        if candidate.owner.path in paths:
+            _attach_row(model, candidate.owner.path, row)
+    # a softmax outside every known attention belongs to one that was missed
+    covered_paths = {path for found in flow.attentions for path in found.came.inner}
+    known_paths = [*covered_paths, *rows]
     for path in dict.fromkeys(flow.softmax):
-        if not any(within(path, one) if one else path == one for one in (*seen, *known)):
-            missed[path] = "what follows its softmax goes through no output projection that could be told"
-    for found in flow.mlps:
-        if not any(within(found.last.name, path) for path, row in _known(model).items() if row.is_mlp):
-            row, _ = _row_of(twin, found, tried, attention=False)
+        # "" is the model itself, which covers no softmax but its own
+        is_covered = path in known_paths or any(known and is_inside(path, known) for known in known_paths)
+        if not is_covered:
+            failures[path] = "no output projection was recognised after its softmax"
+    # MLPs: an unread one is not an error, it keeps its shape
+    for candidate in flow.mlps:
+        if not _is_read(candidate, _rows_by_path(model)):
+            row, _ = _find_row(twin, candidate, row_cache, False, start)
             if row is not None:
-                _keep(model, found.owner.path, row)
-    if not missed:
-        model.__dict__[DONE] = True
-    return missed
+                _attach_mlp(model, candidate.owner.path, row)
+    _find_experts(model, twin)
+    if not failures:
+        model.__dict__[DISCOVERED_KEY] = True
+    return failures
 
 
-def _known(model: nn.Module) -> dict[str, Reading]:
-    rows = {path: families.reading_of(module) for path, module in model.named_modules()}
+def inherit_rows(built: nn.Module, model: nn.Module) -> None:
+    """Attach the rows that trials found in ``model`` to another size of it, so that nothing is tried again.
+
+    A module gets the row of the one at its path, or, in a deeper model, the row that all modules of its class have.
+    """
+    rows_by_path: dict[str, Row] = {}
+    rows_by_class: dict[type, list[Row]] = {}
+    for path, module in model.named_modules():
+        row = families.attached_row(module)
+        if row is not None:
+            rows_by_path[path] = row
+            rows_by_class.setdefault(type(module), []).append(row)
+    if not rows_by_path:
+        return
+    classes = {path: type(module) for path, module in model.named_modules()}
+    for path, module in built.named_modules():
+        if classes.get(path) is type(module) and path in rows_by_path:
+            families.attach(module, rows_by_path[path])
+        elif path not in classes:
+            rows = rows_by_class.get(type(module), [])
+            if rows and all(row == rows[0] for row in rows):
+                families.attach(module, rows[0])
+    if DISCOVERED_KEY in vars(model):
+        built.__dict__[DISCOVERED_KEY] = True
+
+
+def _is_read(candidate: Candidate, rows: Mapping[str, Row]) -> bool:
+    """Whether a row already reads this MLP: a row from `families`, or one with the same down projection."""
+    for path, row in rows.items():
+        name = candidate.last.name.removeprefix(f"{path}." if path else "")
+        is_same = path != candidate.owner.path or any(is_inside(name, part) for part in row.columns)
+        if row.is_mlp and is_inside(candidate.last.name, path) and is_same:
+            return True
+    return False
+
+
+def _attach_mlp(model: nn.Module, path: str, row: Row) -> None:
+    """Attach the row of an MLP. Of two different MLPs in one forward, the larger is read; the other keeps its shape."""
+    module = model.get_submodule(path)
+    before = families.attached_row(module)
+    if before is None or not before.is_mlp:
+        _attach_row(model, path, row)
+        return
+    old_units, new_units = (solve_sizes("", module, one)["m"] for one in (before, row))
+    if old_units == new_units:
+        _attach_row(model, path, row)
+    elif new_units > old_units and not before.is_attention:
+        families.attach(module, row)
+
+
+def _find_experts(model: nn.Module, twin: nn.Module) -> None:
+    """Attach a row to each expert in a list, and record how many experts process each token."""
+    copy_rows_to_siblings(model)
+    rows = _rows_by_path(model)
+    mlps = {path: repr(row) for path, row in rows.items() if row.is_mlp and not row.is_attention}
+    attentions = [path for path, row in rows.items() if row.is_attention]
+    lists = expert_lists(model, attentions, mlps)
+    if lists and not any(parameter.is_meta for parameter in model.parameters()):
+        for container, active in measure_active(twin, lists, run).items():
+            model.get_submodule(container).__dict__[ACTIVE_KEY] = active
+
+
+def _rows_by_path(model: nn.Module) -> dict[str, Row]:
+    rows = {path: families.find_row(module) for path, module in model.named_modules()}
     return {path: row for path, row in rows.items() if row is not None}
 
 
-def _keep(model: nn.Module, path: str, row: Reading) -> None:
-    """Keep a row with the module at ``path``; joined with its row if it has one (a block with both)."""
+def _attach_row(model: nn.Module, path: str, row: Row) -> None:
+    """Attach a row to the module at ``path``, merged with its existing row if it has one (a parallel block)."""
     module = model.get_submodule(path)
-    own = families.attached(module)
-    families.attach(module, row if own is None else joined(own, row))
+    attached_row = families.attached_row(module)
+    families.attach(module, row if attached_row is None else merge_rows(attached_row, row))
 
 
-def joined(one: Reading, other: Reading) -> Reading:
-    """Two rows of one module as one: an attention and an MLP that stand in the same forward."""
+def merge_rows(one: Row, other: Row) -> Row:
+    """Merge two rows of one module whose forward computes both an attention and an MLP."""
     return replace(
         one,
         rows={**one.rows, **other.rows},
@@ -106,31 +182,31 @@ def joined(one: Reading, other: Reading) -> Reading:
     )
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy that shares the parameters, without hooks, in eval mode.
+def make_twin(model: nn.Module) -> nn.Module:
+    """Return a copy that shares the parameters, without hooks, in eval mode.
 
     Raises UnsupportedModel if it cannot be copied.
     """
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    parameters: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     try:
-        twin = copy.deepcopy(model, shared)
-    except Exception as error:  # whatever a module holds that Python cannot copy: locks, generators, process groups
+        twin = copy.deepcopy(model, parameters)
+    except Exception as error:  # a module may hold locks, generators or process groups
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: {in_words(error, 160)}"
+            f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: {format_error(error, 160)}"
         ) from error
-    without_hooks(twin)
+    remove_hooks(twin)
     return twin.eval()
 
 
 def run(model: nn.Module) -> Any:
-    """One forward pass on the inputs that were given, else on an example of the model's kind of input.
+    """Run one forward pass on the user's example inputs, or on generated inputs for the model's modality.
 
-    Random numbers stay as they were, and compiled forwards run as they are written. Raises UnsupportedModel,
-    which says what is missing.
+    The random state is restored, and compiled forwards run in eager mode. Raises UnsupportedModel if the model does
+    not run.
     """
-    own = next(model.parameters(), torch.empty(0))
+    parameter = next(model.parameters(), torch.empty(0))
     try:
-        inputs = example_inputs(model, None, None if given_to(model) else TOKENS, own.device)
+        inputs = example_inputs(model, None, None if get_example(model) else TOKENS, parameter.device)
         inputs = {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
         compiles = "torch._dynamo" in sys.modules
         eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
@@ -139,49 +215,102 @@ def run(model: nn.Module) -> Any:
     except LeanifyError:
         raise
     except Exception as error:  # the user's code, on the user's input
-        raise UnsupportedModel(f"{type(model).__name__} does not run on these inputs: {in_words(error)}") from error
+        raise UnsupportedModel(f"{type(model).__name__} does not run on these inputs: {format_error(error)}") from error
 
 
-def _row_of(twin: nn.Module, found: Found, tried: dict[Any, Reading], attention: bool) -> tuple[Reading | None, str]:
-    """The row under which a module passes its trial, and else why there is none."""
-    module, path = found.owner.module, found.owner.path
-    bench = Bench(module, found.owner.args, found.owner.kwargs)
+def _likeness(module: nn.Module, numbers: Mapping[str, int]) -> tuple[Any, ...]:
+    """What decides how a module computes, but for its weights: the integers that its forward reads, its plain
+    attributes and the shapes of its tensors. The number of its layer only finds its place in a cache.
+    """
+    read = [(name, value) for name, value in numbers.items() if name.rpartition(".")[2] not in LAYER_NUMBERS]
+    plain = []
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, bool | float | str) and name != "training":
+                plain.append((path, name, value))
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in module.state_dict(keep_vars=True).items()]
+    return tuple(sorted(read)), tuple(plain), tuple(shapes)
+
+
+def _find_row(
+    twin: nn.Module, candidate: Candidate, row_cache: dict[Any, Row], attention: bool, start: float
+) -> tuple[Row | None, str]:
+    """Return the row under which a module passes its trial, or None and the reason."""
+    # a copy of the module alone, with the arguments of its call
+    module, path = candidate.owner.module, candidate.owner.path
+    bench = Trial(module, candidate.owner.args, candidate.owner.kwargs)
     if bench.error:
-        return None, f"alone it could not be run: {bench.error}"
-    alike = type(module), tuple(sorted(use.name.removeprefix(path) for use in found.came.maps))
-    if alike in tried and bench.holds(tried[alike]):
-        return tried[alike], ""
-    guesses = attention_guesses if attention else mlp_guesses
-    readings = list(itertools.islice(guesses(module, path, found, bench.numbers), MOST))
-    row, count, ran = _first_that_holds(bench, readings)
+        return None, f"it could not be run on its own: {bench.error}"
+    deadline = start + max(SECONDS, TRIALS * bench.seconds)
+    # modules of one class that read the same numbers compute the same: only the first of them is tried
+    key = type(module), tuple(sorted(use.name.removeprefix(path) for use in candidate.came.maps))
+    likeness = (*key, _likeness(module, bench.numbers))
+    if likeness in row_cache:
+        return row_cache[likeness], ""
+    # others of one class are usually alike: try the row of the previous one first
+    if key in row_cache and bench.holds(row_cache[key]):
+        row_cache[likeness] = row_cache[key]
+        return row_cache[key], ""
+    # candidate rows that agree with the channels that move together, most likely first
+    moved = count_moved_channels(bench, candidate, path) if attention else []
+    guesses = attention_guesses(module, path, candidate, bench.numbers, moved)
+    if not attention:
+        guesses = mlp_guesses(module, path, candidate, bench.numbers)
+    readings = list(itertools.islice(guesses, MAX_GUESSES))
+    # try them until the deadline, then with edits of the forward
+    row, count, ran = _first_that_holds(bench, readings, deadline)
     if row is None and attention and not ran:
-        row, more = _rewritten(bench, module, readings)
-        count += more
+        row, rewrite_count = _try_rewrites(bench, module, readings, deadline)
+        count += rewrite_count
     if row is not None:
-        tried[alike] = row
+        row_cache[key] = row_cache[likeness] = row
         return row, ""
-    maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in found.came.maps)[:4])
-    last = f"{found.last.name} {' × '.join(map(str, found.last.shape))}"
+    # without a row: report the projections, and offer the most likely row as a template
+    maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in candidate.came.maps)[:4])
+    last = f"{candidate.last.name} {' × '.join(map(str, candidate.last.shape))}"
     heads = ""
     if attention:
-        sizes = next(sizes_of_heads(found), None)
+        sizes = next(head_sizes(candidate, moved), None)
+        if sizes is None and next(head_sizes(candidate), None) is not None:
+            return None, _describe_contradiction(candidate, moved)
         if sizes is None:
-            lengths = ", ".join(map(str, found.came.lengths))
+            lengths = ", ".join(map(str, candidate.came.lengths))
             return None, (
-                f"its output projection {last} takes {found.last.in_length} channels, and no axis of what was "
+                f"its output projection {last} takes {candidate.last.input_size} channels, and no axis of what was "
                 f"multiplied ({lengths}) divides them into heads; projections seen: {maps}"
             )
         heads = f", of {sizes['h']} heads × {sizes['d']}"
+    time_words = (
+        f" in the {SECONDS} seconds of the processor that it may take" if time.process_time() > deadline else ""
+    )
+    obstacle = f"; the likeliest failed: {bench.obstacle}" if bench.obstacle else ""
+    proposal = "".join(
+        f"; leanify.read(model, rows=…) accepts a corrected row, such as\n{toml(row)}" for row in readings[:1]
+    )
     return None, (
-        f"{count} readings of its parts were tried, and under none did more heads keep its outputs; seen were the "
-        f"projections {maps} and the output projection {last}{heads}"
+        f"{count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the projections "
+        f"{maps} and the output projection {last}{heads}{proposal}"
     )
 
 
-def _first_that_holds(bench: Bench, readings: Iterable[Reading]) -> tuple[Reading | None, int, bool]:
-    """(the first reading that holds, how many were tried, whether any ran)."""
+def _describe_contradiction(candidate: Candidate, moved: list[int]) -> str:
+    """Describe how the lengths of the multiplied tensors contradict the channels that move together."""
+    inner = candidate.last.input_size
+    by_length = next(head_sizes(candidate))
+    counts = sorted({count for count in moved if 1 < count < inner})
+    return (
+        f"two readings contradict each other: the lengths of what it multiplies say {by_length['h']} heads × "
+        f"{by_length['d']} on {by_length['g']} key/value heads, and one output of its projections moves "
+        f"{' or '.join(map(str, counts))} of the {inner} channels that {candidate.last.name} takes"
+    )
+
+
+def _first_that_holds(bench: Trial, readings: Iterable[Row], deadline: float) -> tuple[Row | None, int, bool]:
+    """Return (first row that holds or None, number of rows tried before the deadline, whether any of them ran)."""
     count, ran = 0, False
     for reading in readings:
+        if count and time.process_time() > deadline:
+            break
         count += 1
         verdict = bench.holds(reading)
         if verdict:
@@ -190,34 +319,41 @@ def _first_that_holds(bench: Bench, readings: Iterable[Reading]) -> tuple[Readin
     return None, count, ran
 
 
-def _rewritten(bench: Bench, module: nn.Module, readings: list[Reading]) -> tuple[Reading | None, int]:
-    """The first reading that holds with the width of its forward taken for the heads' inner width; how many were tried.
+def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline: float) -> tuple[Row | None, int]:
+    """Find a row that holds once the forward uses the inner width instead of the width; return it and the number tried.
 
-    The inner width is the number of inputs of the output projection, as a method of the module can say it.
+    The inner width is the number of inputs of the output projection, as an expression that a method can evaluate.
     """
     count = 0
-    first: dict[str, Reading] = {}
+    # up to 8 candidates that differ in the attributes that they resize
+    first: dict[str, Row] = {}
     for reading in readings:
         first.setdefault(repr(reading.attributes), reading)
     for base in list(first.values())[:8]:
+        # source code of the inner width, as read from the output projection
         part = next(iter(base.columns))
-        here = "self" + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in part.split("."))
-        weight = attribute_of(module, part)
+        module_expression = INSTANCE
+        for name in part.split("."):
+            module_expression += f"[{name}]" if name.isdigit() else f".{name}"
+        weight = get_attribute(module, part)
         if isinstance(weight, Tensor):
             axes = [i for i, how in enumerate(base.tensors[part]) if how != "1"]
-            inner = " * ".join(f"{here}.shape[{axis}]" for axis in axes)
+            inner = " * ".join(f"{module_expression}.shape[{axis}]" for axis in axes)
         else:
-            inner = f"{here}.weight.shape[{features_of(weight).input_axis}]"
-        edits = rewrites(families.class_of(module), inner, sizes_of("", module, base)["d"])
+            inner = f"{module_expression}.weight.shape[{linear_features(weight).input_axis}]"
+        edits = rewrites(families.upstream_class(module), inner, solve_sizes("", module, base)["d"])
+        # up to 40 edits of the forward; the first that runs decides the layout
         for rewrite in itertools.islice(edits, 40):
+            if time.process_time() > deadline:
+                return None, count
             count += 1
             verdict = bench.holds(replace(base, edits=rewrite.edits, methods=rewrite.methods))
             if verdict:
                 return replace(base, edits=rewrite.edits, methods=rewrite.methods), count
-            if verdict is False:  # it runs: what is wrong is the layout
+            if verdict is False:  # the edit is right, but the layout is wrong
                 others = (replace(one, edits=rewrite.edits, methods=rewrite.methods) for one in readings)
-                row, more, _ = _first_that_holds(bench, others)
-                count += more
+                row, layout_count, _ = _first_that_holds(bench, others, deadline)
+                count += layout_count
                 if row is not None:
                     return row, count
     return None, count
@@ -229,75 +365,82 @@ DEPTH_TRIED = "_leanify_depth_tried"
 _COUNTS = re.compile(r"layer|depth|block|^n$")
 
 
-def check_depth(located: LocatedModel) -> bool:
-    """Find the stages whose depth cannot change and the numbers that follow it. Returns whether anything was found.
+def check_depth(located_model: LocatedModel) -> bool:
+    """Find the stages with a fixed depth, and the numbers that must follow the depth. Returns whether it found any.
 
-    A forward may loop over a list, or over a number that it keeps (``range(self.n_layer)``). The model is run with one
-    block less in every stage; if that fails, with the numbers that count blocks changed too. Numbers that must follow
-    become rows; a stage that runs in neither way keeps its depth. At most three forward passes.
+    A forward may loop over a list, or over a number stored in the module (``range(self.n_layer)``). The model is run
+    with one block removed from every stage; if that fails, it is run again with the numbers that count blocks reduced
+    too. Those numbers become rows. A stage that runs in neither way has a fixed depth. At most three forward passes.
     """
-    model = located.model
+    model = located_model.model
     model.__dict__[DEPTH_TRIED] = True
-    lists = [stage for stage in located.stages if stage.container is not None and len(stage.blocks) > 1]
+    # a block that occurs twice in its list cannot be removed on its own
+    lists = [stage for stage in located_model.stages if stage.container is not None and len(stage.blocks) > 1]
     stages = []
     for stage in lists:
-        held: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(stage.container.named_children())
-        if len({id(block) for block in held.values()}) < len(held):
-            fix(model, stage.name, "one block stands in it several times")
+        children: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(
+            stage.container.named_children()
+        )
+        if len({id(block) for block in children.values()}) < len(children):
+            fix(model, stage.name, "the same block occurs several times in it")
         else:
             stages.append(stage)
+    # one block less in every stage
     if not stages or _runs(model, stages, {}):
         return len(stages) < len(lists)
-    numbers = {stage.name: _numbers(model, stage) for stage in stages}
+    # and the numbers that count blocks, too
+    numbers = {stage.name: _block_counters(model, stage) for stage in stages}
     if _runs(model, stages, numbers):
         for stage in stages:
             for holder, names in numbers[stage.name].items():
                 module = model.get_submodule(holder)
-                if families.attached(module) is None:
-                    name = families.full_name(families.class_of(module))
-                    families.attach(module, Reading(name, attributes=dict.fromkeys(names, "l")))
+                if families.attached_row(module) is None:
+                    name = families.full_name(families.upstream_class(module))
+                    families.attach(module, Row(name, attributes=dict.fromkeys(names, "l")))
         return True
+    # neither runs: the depth is fixed
     for stage in stages:
-        fix(model, stage.name, "with a block less the model does not run")
+        fix(model, stage.name, "the model does not run with one block removed")
     return True
 
 
 def _runs(model: nn.Module, stages: list[LocatedStage], numbers: Mapping[str, Mapping[str, list[str]]]) -> bool:
-    """Whether the model runs with one block less in these stages, and calls all that are left."""
-    twin = copied(model)
+    """Whether the model runs with one block removed from these stages and calls every remaining block."""
+    # a copy with one block less, and with its counters reduced
+    twin = make_twin(model)
     blocks: list[nn.Module] = []
     for stage in stages:
-        container = container_of(twin, stage.name)
+        container = get_container(twin, stage.name)
         del container[len(stage.blocks) - 1 :]
         blocks += container.children()
         for holder, names in numbers.get(stage.name, {}).items():
             for name in names:
                 set_number(twin.get_submodule(holder), name, len(stage.blocks) - 1)
-    called: set[int] = set()  # a block may be a list itself, whose entries are called
+    called_blocks: set[int] = set()  # indices of the blocks of which any submodule ran
     parts = [(index, part) for index, block in enumerate(blocks) for part in block.modules()]
-    handles = [part.register_forward_hook(lambda *_, index=index: called.add(index)) for index, part in parts]
-    with hooked(handles):
+    handles = [part.register_forward_hook(lambda *_, index=index: called_blocks.add(index)) for index, part in parts]
+    with remove_on_exit(handles):
         try:
             run(twin)
         except UnsupportedModel:
             return False
-    return len(called) == len(blocks)
+    return len(called_blocks) == len(blocks)
 
 
-def _numbers(model: nn.Module, stage: LocatedStage) -> dict[str, list[str]]:
-    """Path of a module → its integers, or its configuration's, that may count the blocks of a stage."""
-    found: dict[str, list[str]] = {}
+def _block_counters(model: nn.Module, stage: LocatedStage) -> dict[str, list[str]]:
+    """Return {module path: names} of integers in a module or its configuration that may count a stage's blocks."""
+    counters: dict[str, list[str]] = {}
     for path, module in model.named_modules():
-        if not within(prefix_of(stage.name), path):
+        if not is_inside(container_prefix(stage.name), path):
             continue
         for name, value in vars(module).items():
             if isinstance(value, nn.Module):
                 continue
-            inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            content = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
             pairs = [(name, value)]
-            pairs += [(f"{name}.{key}", number) for key, number in inside.items() if "." not in str(key)]
+            pairs += [(f"{name}.{key}", number) for key, number in content.items() if "." not in str(key)]
             for key, number in pairs:
                 counts = type(number) is int and number == len(stage.blocks)
                 if counts and _COUNTS.search(key.rpartition(".")[2].lower()):
-                    found.setdefault(path, []).append(key)
-    return found
+                    counters.setdefault(path, []).append(key)
+    return counters

@@ -1,15 +1,15 @@
-"""Follow tensors through one forward pass, to see which parameters are attentions and MLPs.
+"""Follow tensors through one forward pass to find the parameters of attentions and MLPs.
 
-Names of classes and attributes differ from author to author; what an attention computes does not. Every call
-of torch on the way of a tensor is seen (`TorchFunctionMode`), and a tensor is described by the linear maps
-that it comes from without another map in between:
+Class and attribute names vary between authors; the computation of an attention does not. `TorchFunctionMode` sees
+every torch call, and each tensor is described by the linear maps that produced it, back to the previous map on its
+way:
 
     product     a matrix product of two such tensors: q kᵀ is one, softmax(q kᵀ) v is two, as is a fused kernel
     attention   a linear map that takes a tensor with two products: the output projection; the maps that the tensor
                 comes from are the projections to queries, keys and values
     MLP         a linear map that takes a tensor with none, which went through an activation function
 
-No values are looked at, so it works on meta too.
+Values are never read, so this works on meta tensors too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from leanify.lens.located import names_of
-from leanify.upstream.hooked import hooked
+from leanify.lens.located import parameter_names
+from leanify.upstream.hooked import remove_on_exit
 
 _MAPS = "linear matmul mm bmm addmm baddbmm addbmm einsum __matmul__ __rmatmul__ tensordot conv1d conv2d conv3d"
 _ACTIVATIONS = """
@@ -40,13 +40,13 @@ Axes = tuple[int, ...]
 DIRECT = ("linear", "conv1d", "conv2d", "conv3d")  # a weight of outputs × inputs
 MAPS = frozenset(_MAPS.split())
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
-FUSED = frozenset({"scaled_dot_product_attention", "flex_attention", "flash_attn_func"})
+FUSED_ATTENTIONS = frozenset({"scaled_dot_product_attention", "flex_attention", "flash_attn_func"})
 OPAQUE = frozenset({"multi_head_attention_forward"})  # torch's own attention has a row
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A parameter used as a linear map: its name, and which of its axes are outputs and inputs of the map."""
+    """A parameter used as a linear map: its name and shape, and which axes are the outputs and inputs of the map."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,19 +58,19 @@ class Use:
         return math.prod(self.shape[axis] for axis in self.outs)
 
     @property
-    def in_length(self) -> int:
+    def input_size(self) -> int:
         return math.prod(self.shape[axis] for axis in self.ins)
 
 
 @dataclass(frozen=True)
 class Came:
-    """What a tensor comes from, since the last linear map on its way.
+    """The origin of a tensor, back to the last linear map.
 
-    maps      the linear maps; ``along`` other parameters on the way (norms, scales, tables)
-    products  matrix products of two tensors on the way
-    lengths   lengths of the axes of what was multiplied last, those of the values first
-    active    whether an activation function lies on the way
-    inner     paths of the modules in which the products were computed
+    maps      the linear maps; ``along`` holds other parameters on the way (norms, scales, tables)
+    products  number of matrix products of two tensors on the way
+    lengths   axis lengths of the tensors in the last product, the values' axes first
+    active    whether an activation function is on the way
+    inner     paths of the modules that computed the products
     """
 
     maps: frozenset[Use] = frozenset()
@@ -95,8 +95,8 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Found:
-    """An attention or an MLP: the last map, what led to it, and the innermost called module that holds both."""
+class Candidate:
+    """An attention or an MLP: its last map, the origin of that map's input, and the innermost module with both."""
 
     last: Use
     came: Came
@@ -105,56 +105,64 @@ class Found:
 
 @dataclass
 class Flow:
-    """What one forward pass showed; ``softmax``: the paths of modules that call softmax or a fused kernel."""
+    """The result of one forward pass; ``softmax`` lists the modules that call softmax or a fused kernel."""
 
-    attentions: list[Found] = field(default_factory=list)
-    mlps: list[Found] = field(default_factory=list)
+    attentions: list[Candidate] = field(default_factory=list)
+    mlps: list[Candidate] = field(default_factory=list)
     softmax: list[str] = field(default_factory=list)
 
 
 class Follower(TorchFunctionMode):
-    """Follows tensors while it is entered; hooks tell it which module is being called."""
+    """Follows tensors while it is active; forward hooks maintain the stack of modules being called."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.flow = Flow()
         self.stack: list[Frame] = []
-        self._names = names_of(model)
+        self._names = parameter_names(model)
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._came: Any = WeakIdKeyDictionary()
-        self._weights: Any = WeakIdKeyDictionary()  # what was made of parameters alone: (name, axes or None)
-        self._seen: set[str] = set()
+        for name, buffer in model.named_buffers():  # slopes and tables count as parameters on the way
+            self._came[buffer] = Came(along=frozenset({name}))
+        self._weights: Any = WeakIdKeyDictionary()  # tensors computed from parameters only: (name, axes or None)
+        self._parameter_names: set[str] = set()
+        self.watched_map = ""  # the map whose inputs are recorded: rows × channels
+        self.watched_inputs: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        result = func(*args, **named)
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
         name = getattr(func, "__name__", "")
-        outputs = [args[0]] if name == "__setitem__" else list(tensors_in(result))
+        outputs = [args[0]] if name == "__setitem__" else list(iterate_tensors(result))
         if outputs:
-            self._note(name, args, list(tensors_in((args, named))), outputs)
+            self._note(name, args, list(iterate_tensors((args, keywords))), outputs)
         return result
 
     def _note(self, name: str, args: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
-        """Describe the outputs of a call by the tensors that it was given."""
+        """Record the origin of the outputs of a call, given its input tensors."""
         weights = [self._weight(tensor) for tensor in tensors]
         came: Came | None = None
-        if name in FUSED or (name in ("softmax", "_safe_softmax") and self._union(tensors[:1]).products):
+        # a softmax over a product of two mapped tensors is an attention
+        if name in FUSED_ATTENTIONS or (name in ("softmax", "_safe_softmax") and self._union(tensors[:1]).products):
             self.flow.softmax.append(self.stack[-1].path if self.stack else "")
-        if name in OPAQUE or name == "embedding" or name.startswith("new_") or name.endswith("_like"):
+        if name == "embedding":  # a table of positions for each head, if it is added to logits
+            came = Came(along=frozenset(weight[0] for weight in weights if weight is not None))
+        elif name in OPAQUE or name.startswith("new_") or name.endswith("_like"):
             came = NOTHING
-        elif name in FUSED:
+        elif name in FUSED_ATTENTIONS:
             union, values = self._union(tensors[:3]), tensors[min(2, len(tensors) - 1)]
-            came = self._multiplied(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
+            came = self._after_product(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
         elif name in MAPS and len(tensors) > 1:
             came = self._product_or_map(name, args, list(zip(tensors, weights, strict=True)))
+        # any other call: its outputs inherit the origins of its inputs
         if came is None:
             of_parameters = [weight for weight in weights if weight is not None]
-            if weights and len(of_parameters) == len(weights):  # made of parameters alone
-                called = of_parameters[0][0]
+            if weights and len(of_parameters) == len(weights):  # computed from parameters only
+                weight_name = of_parameters[0][0]
                 for output in outputs:
                     if id(output) not in self._names:
-                        axes = self._axes(called, output) if len(weights) == 1 else None
-                        self._weights[output] = called, axes
+                        axes = self._axes(weight_name, output) if len(weights) == 1 else None
+                        self._weights[output] = weight_name, axes
                 return
             others = [tensor for tensor, weight in zip(tensors, weights, strict=True) if weight is None]
             came = self._union(others)
@@ -181,15 +189,15 @@ class Follower(TorchFunctionMode):
         )
 
     def _weight(self, tensor: Tensor) -> tuple[str, tuple[int, ...] | None] | None:
-        """(name, axes) of a parameter or of what was made of parameters alone; None for other tensors."""
+        """Return (name, axes) of a parameter or a tensor computed from parameters only; None for other tensors."""
         names = self._names.get(id(tensor))
         if names is None:
-            found: tuple[str, tuple[int, ...] | None] | None = self._weights.get(tensor)
-            return found
+            entry: tuple[str, tuple[int, ...] | None] | None = self._weights.get(tensor)
+            return entry
         return self._nearest(names), tuple(range(tensor.dim()))
 
     def _nearest(self, names: list[str]) -> str:
-        """Of the names of a shared parameter, the one that lies in the module being called."""
+        """Return the name of a shared parameter inside the module that is being called."""
         for frame in reversed(self.stack):
             for name in names:
                 if name.startswith(f"{frame.path}.") or not frame.path:
@@ -197,101 +205,118 @@ class Follower(TorchFunctionMode):
         return names[0]
 
     def _axes(self, name: str, view: Tensor) -> tuple[int, ...] | None:
-        """Which axes of a parameter the axes of a view are; None if they are not the same axes in another order."""
+        """Return the parameter's axis for each axis of a view; None if the view is not a permutation of its axes."""
         parameter = self._parameters[name]
         pairs = zip(parameter.shape, parameter.stride(), strict=True)
-        known = {pair: axis for axis, pair in enumerate(pairs)}
-        axes = tuple(known.get(pair, -1) for pair in zip(view.shape, view.stride(), strict=True))
+        axis_positions = {pair: axis for axis, pair in enumerate(pairs)}
+        axes = tuple(axis_positions.get(pair, -1) for pair in zip(view.shape, view.stride(), strict=True))
         if len(set(axes)) == len(axes) == parameter.dim() and -1 not in axes:
             return axes
         return tuple(range(parameter.dim())) if view.shape == parameter.shape else None
 
-    def _multiplied(self, came: Came, products: int, lengths: tuple[int, ...]) -> Came:
+    def _after_product(self, came: Came, products: int, lengths: tuple[int, ...]) -> Came:
         inner = came.inner | ({self.stack[-1].path} if self.stack else set())
         return replace(came, products=products, lengths=lengths, active=False, inner=inner)
 
-    def _product_or_map(self, name: str, args: Any, given: list[Any]) -> Came | None:
-        pairs = [pair for pair in given if pair[0].dim() > 1]
+    def _product_or_map(self, name: str, args: Any, operands: list[Any]) -> Came | None:
+        # the two factors of the product; `addmm` and its relatives put the added tensor first
+        pairs = [pair for pair in operands if pair[0].dim() > 1]
         if name in (*DIRECT, "einsum", "matmul", "__matmul__", "mm", "bmm"):
-            pairs = [pair for pair in given if pair[0].dim() > 0][:2]
+            pairs = [pair for pair in operands if pair[0].dim() > 0][:2]
         if len(pairs) < 2:
             return None
         (one, first), (other, second) = pairs[-2:] if name in ("addmm", "baddbmm", "addbmm") else pairs[:2]
-        beside = {each[0] for x, each in given if each is not None and x is not one and x is not other}
+        other_weights = {each[0] for x, each in operands if each is not None and x is not one and x is not other}
+        if self.watched_map:
+            self._keep_input(name, args, one, other, first, second)
+        # one factor is a parameter: a linear map of the other factor
         if second is not None and (first is None or name in DIRECT or other.dim() > 1):
-            return self._mapped(one, second, _roles(name, args, other, weight_first=False), beside)
+            return self._after_map(one, second, _roles(name, args, other, weight_first=False), other_weights)
         if first is not None:
-            return self._mapped(other, first, _roles(name, args, one, weight_first=True), beside)
+            return self._after_map(other, first, _roles(name, args, one, weight_first=True), other_weights)
+        # neither is: a product of two tensors, such as q kᵀ
         a: Came = self._came.get(one, NOTHING)
         b: Came = self._came.get(other, NOTHING)
         came = self._union([one, other])
         if not (a.maps and b.maps):
             return came
         values = one if a.products < b.products else other
-        return self._multiplied(came, came.products + 1, tuple(values.shape[::-1]))
+        return self._after_product(came, came.products + 1, tuple(values.shape[::-1]))
 
-    def _mapped(self, x: Tensor, weight: Any, roles: tuple[Axes, Axes], beside: set[str]) -> Came:
-        """A linear map of ``x``; ``beside`` are other parameters in the call."""
-        called, axes = weight
-        shape = tuple(self._parameters[called].shape)
+    def _keep_input(self, name: str, args: Any, one: Tensor, other: Tensor, first: Any, second: Any) -> None:
+        """Record the input of the watched map, as rows × channels."""
+        weight_first = first is not None and first[0] == self.watched_map
+        if not weight_first and (second is None or second[0] != self.watched_map):
+            return
+        x, weight = (other, one) if weight_first else (one, other)
+        axes = _mapped_axes(name, args, x, weight_first)
+        if axes is not None and not weight.is_meta:
+            channels = x.detach().movedim(axes, tuple(range(-len(axes), 0)))
+            self.watched_inputs.append(channels.flatten(-len(axes)).flatten(0, -2).clone())
+
+    def _after_map(self, x: Tensor, weight: Any, roles: tuple[Axes, Axes], other_weights: set[str]) -> Came:
+        """Return the origin of a linear map's output; ``other_weights`` are further parameters in the call."""
+        weight_name, axes = weight
+        shape = tuple(self._parameters[weight_name].shape)
+        # axes of the view → axes of the parameter
         outs, ins = roles
         if axes is not None:
             outs, ins = tuple(axes[i] for i in outs), tuple(axes[i] for i in ins)
-        elif len(shape) > 1:  # a slice or a part: lengths are those of the parameter
+        elif len(shape) > 1:  # a slice of a parameter: use the parameter's full lengths
             outs, ins = tuple(range(len(shape) - 1)), (len(shape) - 1,)
         else:
             outs, ins = (0,), ()
-        use = Use(called, shape, outs, ins)
+        use = Use(weight_name, shape, outs, ins)
         came: Came = self._came.get(x, NOTHING)
-        if came.products == 1:  # a map among logits, as of talking heads
-            return replace(came, maps=came.maps | {use}, along=came.along | beside, active=False)
+        if came.products == 1:  # a map over logits, such as talking heads
+            return replace(came, maps=came.maps | {use}, along=came.along | other_weights, active=False)
         if came.products and came.maps:
-            self._found(self.flow.attentions, use, came)
+            self._add_candidate(self.flow.attentions, use, came)
         elif came.active and came.maps and self._is_between(came, use):
-            self._found(self.flow.mlps, use, came)
-        return Came(frozenset({use}), frozenset(beside))
+            self._add_candidate(self.flow.mlps, use, came)
+        return Came(frozenset({use}), frozenset(other_weights))
 
     def _is_between(self, came: Came, last: Use) -> bool:
-        """Whether what is mapped are hidden units: made from a stream as wide as the result, and not that stream."""
-        return all(use.in_length == last.out_length and use.name not in self._seen for use in came.maps)
+        """Whether the map takes hidden units: computed from a stream as wide as its output, not the stream itself."""
+        return all(use.input_size == last.out_length and use.name not in self._parameter_names for use in came.maps)
 
-    def _found(self, kind: list[Found], last: Use, came: Came) -> None:
-        if last.name in self._seen:
+    def _add_candidate(self, kind: list[Candidate], last: Use, came: Came) -> None:
+        if last.name in self._parameter_names:
             return
         names = [last.name, *(use.name for use in came.maps)]
         for frame in reversed(self.stack):
             if not frame.path or all(name.startswith(f"{frame.path}.") for name in names):
-                self._seen.add(last.name)
-                kind.append(Found(last, came, frame))
+                self._parameter_names.add(last.name)
+                kind.append(Candidate(last, came, frame))
                 return
 
 
-def _as_given(value: Any) -> Any:
-    """Arguments as they are now: an object that the call may fill (a cache of keys and values) is copied."""
+def detach_copy(value: Any) -> Any:
+    """Copy arguments as they are now; objects that the call may modify (a key/value cache) are copied deeply."""
     if isinstance(value, dict):
-        return {key: _as_given(item) for key, item in value.items()}
+        return {key: detach_copy(item) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_as_given(item) for item in value)
+        return type(value)(detach_copy(item) for item in value)
     if isinstance(value, (Tensor, nn.Module)) or not hasattr(value, "__dict__") or callable(value):
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # what cannot be copied is given as it is
+    except Exception:  # an object that cannot be copied is passed unchanged
         return value
 
 
 def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, Axes]:
-    """The axes of a weight that are outputs and inputs of the map."""
+    """Return the axes of a weight that are the outputs and the inputs of the map."""
     last = w.dim() - 1
     if name in DIRECT:
         return (0,), (1,)
     if name == "einsum" and isinstance(args[0], str) and "->" in args[0]:
-        left, _, result = args[0].replace(" ", "").partition("->")
-        terms = left.split(",")
-        own, other = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
-        axes: dict[tuple[bool, bool], list[int]] = defaultdict(list)  # by: is it in the other term, in the result?
-        for axis, letter in enumerate(own.replace("...", "")):
-            axes[letter in other, letter in result].append(axis)
+        operands, _, result = args[0].replace(" ", "").partition("->")
+        terms = operands.split(",")
+        weight_term, input_term = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
+        axes: dict[tuple[bool, bool], list[int]] = defaultdict(list)  # keys: (in input, in result)
+        for axis, letter in enumerate(weight_term.replace("...", "")):
+            axes[letter in input_term, letter in result].append(axis)
         both, outs, ins = axes[True, True], axes[False, True], axes[True, False]
         return tuple(both + outs) if len(ins) == 1 else tuple(outs), tuple(ins)
     if weight_first:
@@ -299,19 +324,35 @@ def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, A
     return (*range(last - 1), last), (last - 1,)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results, containers included."""
+def _mapped_axes(name: str, args: Any, x: Tensor, weight_first: bool) -> Axes | None:
+    """Return the axes of the input that the map sums over; None if the call does not show them."""
+    if name == "linear":
+        return (x.dim() - 1,)
+    if name.startswith("conv"):
+        return (x.dim() - 1 - int(name[-2]),)
+    if name == "einsum" and isinstance(args[0], str) and "->" in args[0] and "." not in args[0]:
+        operands, _, result = args[0].replace(" ", "").partition("->")
+        terms = operands.split(",")
+        weight_term, input_term = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
+        return tuple(i for i, letter in enumerate(input_term) if letter in weight_term and letter not in result)
+    if name in ("einsum", "tensordot"):
+        return None
+    return (x.dim() - (2 if weight_first else 1),)
+
+
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or results, including those in containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+        yield from iterate_tensors(list(value.values()))
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_in(item)
+            yield from iterate_tensors(item)
 
 
 @contextmanager
-def followed(model: nn.Module) -> Iterator[Follower]:
+def follow(model: nn.Module) -> Iterator[Follower]:
     """Follow the tensors of the forward passes of ``model`` inside the context, without gradients."""
     follower = Follower(model)
 
@@ -322,9 +363,9 @@ def followed(model: nn.Module) -> Iterator[Follower]:
     for path, module in model.named_modules():
 
         def enter(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            follower.stack.append(Frame(path, module, _as_given(args), _as_given(kwargs)))
+            follower.stack.append(Frame(path, module, detach_copy(args), detach_copy(kwargs)))
 
         hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave, always_call=True))
-    with hooked(hooks), torch.no_grad(), follower:
+    with remove_on_exit(hooks), torch.no_grad(), follower:
         yield follower

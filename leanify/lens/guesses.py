@@ -1,147 +1,195 @@
-"""Propose how heads and hidden units lie in a module, from what `flow` saw and from the lengths of its parameters.
+"""Propose layouts of heads and hidden units in a module, from the results of `flow` and the lengths of parameters.
 
-A guess is a `Reading`, as the rows of `families` are; `trials` holds it against the module. The most likely come first.
+A guess is a `Row`, like the rows of `families`; `trials` tests it on the module. The most likely guesses come first.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.errors import UnsupportedModel
-from leanify.lens.families import Reading, class_of, full_name
-from leanify.lens.flow import Found, Use
-from leanify.lens.resize import attribute_of, features_of, sizes_of
+from leanify.core.errors import UnsupportedModel
+from leanify.lens.families import Row, full_name, upstream_class
+from leanify.lens.flow import Candidate, Use
+from leanify.lens.resize import get_attribute, linear_features, solve_sizes
 
 FUSED_3 = ("3 h d", "h 3 d", "h d 3", "3 d h", "d 3 h", "d h 3")
 FUSED_2 = ("2 h d", "h 2 d", "h d 2", "2 d h", "d 2 h", "d h 2")
-MOST_NUMBERS = 5  # integers of a forward that are tried both ways
+MOST_NUMBERS = 5  # at most this many integers of a forward are tried both ways
 
 
 # -- attentions -------------
 
 
-def sizes_of_heads(found: Found) -> Iterator[dict[str, int]]:
-    """The numbers of heads, of key/value heads and of their channels that the lengths allow."""
-    inner = found.last.in_length
-    outs = {use.out_length for use in found.came.maps}
-    for d in dict.fromkeys(length for length in found.came.lengths if length > 0 and inner % length == 0):
+def head_sizes(candidate: Candidate, moved: Sequence[int] = ()) -> Iterator[dict[str, int]]:
+    """Yield the numbers of heads and key/value heads, and the head_dim, that the lengths allow.
+
+    ``moved`` counts how many channels of the concatenated heads change with one output of a projection, one count per
+    output tried (`count_moved_channels`).
+    """
+    # candidates for head_dim: an axis of the products, or a number of channels that move together
+    inner = candidate.last.input_size
+    outs = {use.out_length for use in candidate.came.maps}
+    lengths = [*candidate.came.lengths, *(count for count in sorted(set(moved)) if 1 < count < inner)]
+    for d in dict.fromkeys(length for length in lengths if length > 0 and inner % length == 0):
+        # candidates for the number of key/value heads, from the outputs of single and fused projections
         h = inner // d
         groups = [length // d for length in outs if length < inner and length % d == 0]
         groups += [(length - inner) // (2 * d) for length in outs if length > inner and (length - inner) % (2 * d) == 0]
         groups += [length // (2 * d) for length in outs if length % (2 * d) == 0]
-        allowed = [g for g in dict.fromkeys(groups) if 0 < g < h and h % g == 0]
-        choices = [*allowed, h]
+        group_counts = [g for g in dict.fromkeys(groups) if 0 < g < h and h % g == 0]
+        choices = [*group_counts, h]
         is_whole = all(length in (inner, 2 * inner, 3 * inner) or length % inner for length in outs)
         if is_whole and min(outs, default=inner) >= inner:
             choices = [h, *choices]
         for g in choices:
-            yield {"h": h, "g": g, "d": d}
+            if _agrees(moved, inner, d, h // g):
+                yield {"h": h, "g": g, "d": d}
 
 
-def layouts_of_heads(length: int, sizes: Mapping[str, int]) -> list[str]:
-    """The layouts that an axis of this length may have."""
+def _agrees(moved: Sequence[int], inner: int, head_dim: int, group: int) -> bool:
+    """Whether heads of this size, ``group`` of them per key/value head, explain which channels move together.
+
+    One output of the queries moves the channels of one head, one output of the keys the channels of a group. If every
+    output moves every channel (a norm over all heads, talking heads), the counts fit any size.
+    """
+    partial = [count for count in moved if 1 < count < inner]
+    if not partial:
+        return True
+    # a saturated softmax hides some channels of a head, now more, now fewer: the counts only bound its size
+    is_unsteady = len(set(partial)) > 2 or len(set(partial)) == len(partial)
+    if is_unsteady or any(inner % count for count in partial):
+        return max(partial) <= group * head_dim
+    if max(partial) > group * head_dim or moved.count(head_dim) == 0:
+        return False
+    return group * head_dim in moved if group > 1 else moved.count(head_dim) > 1
+
+
+NARROW_LETTERS = "eckpqsw"  # head sizes of queries, keys or gates that differ from the values' head_dim
+
+
+def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pair: bool = False) -> list[str]:
+    """Return the layouts that an axis of this length may have.
+
+    ``letter`` names a head size other than the values' head_dim; ``is_pair`` allows one map to produce both queries
+    and keys.
+    """
     h, g, d = sizes["h"], sizes["g"], sizes["d"]
     if g == h:
-        known = {h * d: ("h d", "d h"), 2 * h * d: FUSED_2, 3 * h * d: FUSED_3}
+        layouts = {h * d: ("h d", "d h"), 2 * h * d: FUSED_2, 3 * h * d: FUSED_3}
     else:
-        grouped = ("h d | g d | g d", "g (r+2) d", "g d | g d | h d")
-        known = {g * d: ("g d",), 2 * g * d: ("2 g d", "g 2 d"), (h + 2 * g) * d: grouped, h * d: ("h d",)}
-    if length in known:
-        return list(known[length])
+        grouped_layouts = ("h d | g d | g d", "g (r+2) d", "g d | g d | h d")
+        layouts = {g * d: ("g d",), 2 * g * d: ("2 g d", "g 2 d"), (h + 2 * g) * d: grouped_layouts, h * d: ("h d",)}
+    narrow_layouts = [f"h {letter}"] if length % h == 0 and length > h else []
+    narrow_pairs = [f"2 h {letter}", f"h 2 {letter}"] if length % (2 * h) == 0 and length > 2 * h else []
+    if length in layouts:
+        return list(layouts[length])
     if length == h:
         return ["h"]
     if length == g:
         return ["g"]
-    return ["h e"] if length % h == 0 and length > h else []
+    return [*narrow_layouts, *(narrow_pairs if is_pair else [])]
 
 
-def attention_guesses(module: nn.Module, path: str, found: Found, numbers: Mapping[str, int]) -> Iterator[Reading]:
-    """Yield readings of an attention, most likely first."""
-    uses = _maps_of(found)
-    for sizes in sizes_of_heads(found):
-        lists = _lists_of_heads(module, path, uses, sizes)
-        own = [use for use in uses if not _is_in(_relative(use.name, path), lists)]
-        lengths = sorted({use.out_length for use in own})
-        ways = [layouts_of_heads(length, sizes) or [""] for length in lengths]
+def attention_guesses(
+    module: nn.Module, path: str, candidate: Candidate, numbers: Mapping[str, int], moved: Sequence[int] = ()
+) -> Iterator[Row]:
+    """Yield possible rows of an attention, most likely first."""
+    uses = _projections(candidate)
+    # each choice of sizes, with the layouts that each projection may have under it
+    for sizes in head_sizes(candidate, moved):
+        lists = _head_lists(module, path, uses, sizes)
+        direct_uses = [use for use in uses if not _lies_below(_relative(use.name, path), lists)]
+        lengths = sorted({use.out_length for use in direct_uses})
+        ways = []
+        for letter, length in zip(itertools.cycle(NARROW_LETTERS), lengths, strict=False):
+            ways.append(head_layouts(length, sizes, letter, is_pair=len(direct_uses) == 2) or [""])
+        # each choice of numbers that follow the heads, with each combination of layouts
         for attributes in _number_choices(numbers, sizes):
             for *layouts, back in itertools.product(*ways, ("h d", "d h")):
-                guess = _Guess(module, path, sizes, dict(zip(lengths, layouts, strict=True)), lists)
-                guess.add(found, own, back)
-                yield _with_sizes(module, guess.row(attributes, constant=("d",)), sizes)
+                before: Row | None = None
+                for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
+                    guess = _Guess(module, path, sizes, dict(zip(lengths, layouts, strict=True)), lists)
+                    guess.add(candidate, direct_uses, back, with_tables)
+                    row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
+                    if row != before:
+                        yield row
+                    before = row
 
 
-def _with_sizes(module: nn.Module, row: Reading, sizes: Mapping[str, int]) -> Reading:
-    """The row with what gives the number of heads and their size, where its axes alone do not: numbers of the
-    module that say it by name, though its forward may not read them, else the size itself.
+def _add_size_attributes(module: nn.Module, row: Row, sizes: Mapping[str, int]) -> Row:
+    """Return the row with numbers for ``h`` and ``d`` if its axes do not determine them.
+
+    Numbers of the module with a matching name come first, then numbers of its configuration, then the fixed size.
     """
-    named: dict[str, str] = {}
-    for name, value in integers_of(module):
-        for how, pattern in _NAMED.items():
+    # numbers whose names and values say that they are h, g or d
+    attributes: dict[str, str] = {}
+    for name, value in iterate_integers(module):
+        for how, pattern in SYMBOL_NAMES.items():
             is_new = name not in row.attributes and (how != "g" or sizes["g"] != sizes["h"])
             if is_new and value == sizes[how] and pattern.search(_leaf(name)):
-                named[name] = how
-    own = {name: how for name, how in named.items() if "config" not in name}
-    for more in (own, named):
-        extended = replace(row, attributes={**row.attributes, **more})
+                attributes[name] = how
+    module_attributes = {name: how for name, how in attributes.items() if "config" not in name}
+    for choice in (module_attributes, attributes):
+        candidate_row = replace(row, attributes={**row.attributes, **choice})
         try:
-            if {"h", "d"} <= sizes_of("", module, extended).keys():
-                return extended
+            if {"h", "d"} <= solve_sizes("", module, candidate_row).keys():
+                return candidate_row
         except UnsupportedModel:
             continue
     return replace(row, sizes={"d": sizes["d"]})
 
 
-_NAMED = {
+SYMBOL_NAMES = {
     "h": re.compile(r"^(?!.*(kv|key|dim|size)).*heads?$|^nhead$"),
     "g": re.compile(r"(kv|key_value)_?heads$"),
     "d": re.compile(r"head_?(dim|size)|d_?head|d_k$"),
 }
 
 
-def integers_of(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """(path, value) of every integer in a module, its parts and what they keep as their configuration."""
+def iterate_integers(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield (path, value) of every integer in a module, its submodules and their configurations."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():
-            inside: Mapping[str, Any] = {}
+            content: Mapping[str, Any] = {}
             if isinstance(value, Mapping):
-                inside = value
+                content = value
             elif "conf" in name:
-                inside = getattr(value, "__dict__", {})
-            for key, number in ((name, value), *((f"{name}.{key}", number) for key, number in inside.items())):
+                content = getattr(value, "__dict__", {})
+            for key, number in ((name, value), *((f"{name}.{key}", number) for key, number in content.items())):
                 if type(number) is int:
                     yield f"{path}.{key}".lstrip("."), number
 
 
-def _lists_of_heads(module: nn.Module, path: str, uses: list[Use], sizes: Mapping[str, int]) -> dict[str, str]:
-    """Lists with a module for each head, as a row's ``lists``: path → "h"."""
-    found: dict[str, str] = {}
+def _head_lists(module: nn.Module, path: str, uses: list[Use], sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return {path: "h"} for the lists with one module per head, as in a row's ``lists``."""
+    lists: dict[str, str] = {}
     for name, part in module.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == sizes["h"] > 1:
-            inside = [use for use in uses if _is_in(_relative(use.name, path), (name,))]
-            if inside and len(inside) % len(part) == 0 and all(use.out_length == sizes["d"] for use in inside):
-                found[name] = "h"
-    return found
+            list_uses = [use for use in uses if _lies_below(_relative(use.name, path), (name,))]
+            if list_uses and len(list_uses) % len(part) == 0 and all(use.out_length == sizes["d"] for use in list_uses):
+                lists[name] = "h"
+    return lists
 
 
 # -- MLPs -------------
 
 
-def mlp_guesses(module: nn.Module, path: str, found: Found, numbers: Mapping[str, int]) -> Iterator[Reading]:
-    """Yield readings of an MLP: its maps to hidden units (two, or both in one, if gated) and the map back."""
-    units = found.last.in_length
-    ups = _maps_of(found)
+def mlp_guesses(module: nn.Module, path: str, candidate: Candidate, numbers: Mapping[str, int]) -> Iterator[Row]:
+    """Yield possible rows of an MLP: its up projections (two if gated, or both in one) and its down projection."""
+    units = candidate.last.input_size
+    ups = _projections(candidate)
     ways = [{units: ["m"], 2 * units: ["2 m", "m 2"]}.get(use.out_length, [""]) for use in ups]
     for attributes in _number_choices(numbers, {"m": units}):
         for choice in itertools.product(*ways):
             layouts = {use.out_length: how for use, how in zip(ups, choice, strict=True)}
             guess = _Guess(module, path, {"m": units}, layouts)
-            guess.add(found, ups, "m")
+            guess.add(candidate, ups, "m")
             yield guess.row(attributes)
 
 
@@ -150,9 +198,9 @@ def mlp_guesses(module: nn.Module, path: str, found: Found, numbers: Mapping[str
 
 @dataclass
 class _Guess:
-    """The layouts of a module's parameters under one guess, as they become the fields of a row.
+    """The layouts of a module's parameters under one guess, collected as the fields of a row.
 
-    ``layouts`` are those of the maps' outputs, by length.
+    ``layouts`` maps the length of a projection's outputs to their layout.
     """
 
     module: nn.Module
@@ -163,35 +211,64 @@ class _Guess:
     rows: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
 
-    def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Reading:
-        """The guess as a row; a number of a map or norm that is resized anyway is left out."""
-        resized = (*self.rows, *self.columns, *self.lists)
-        taken = {name: how for name, how in attributes.items() if not _is_in(name, resized)}
-        return Reading(
-            full_name(class_of(self.module)),
+    def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Row:
+        """Return the guess as a row, without the numbers of maps and norms that are resized anyway."""
+        resized_paths = (*self.rows, *self.columns, *self.lists)
+        row_attributes = {name: how for name, how in attributes.items() if not _lies_below(name, resized_paths)}
+        row_attributes |= self.numbers
+        return Row(
+            full_name(upstream_class(self.module)),
             rows=self.rows,
             columns=self.columns,
             tensors=self.tensors,
-            attributes=taken,
+            attributes=row_attributes,
             lists=self.lists,
             constant=constant,
         )
 
-    def add(self, found: Found, uses: list[Use], back: str) -> None:
-        """Add the map back with its layout, the other maps, and the parameters beside them."""
-        self._put(found.last, "", back)
+    def add(self, candidate: Candidate, uses: list[Use], back: str, with_tables: bool = False) -> None:
+        """Add the last map with its layout, the other maps, and the other parameters on the way.
+
+        ``with_tables`` includes embeddings and buffers that hold one entry per head.
+        """
+        self._add_use(candidate.last, "", back)
         for use in uses:
             how = self.layouts.get(use.out_length, "")
-            if how and use.name != found.last.name:
-                self._put(use, how, "")
-        for name in sorted(found.came.along - {found.last.name, *(use.name for use in uses)}):
+            if how and use.name != candidate.last.name:
+                self._add_use(use, how, "")
+        for name in sorted(candidate.came.along - {candidate.last.name, *(use.name for use in uses)}):
             short = _relative(name, self.path)
-            if not _is_in(short, (*self.rows, *self.lists)):
+            if _lies_below(short, (*self.rows, *self.lists)):
+                continue
+            if self._is_table(short):
+                self._put_table(short, with_tables)
+            else:
                 self._put_along(short)
 
-    def _put(self, use: Use, how: str, back: str) -> None:
-        """Add one map: as a module with a weight, else as a bare parameter."""
+    def _is_table(self, name: str) -> bool:
+        owner = get_attribute(self.module, name.rpartition(".")[0])
+        value = get_attribute(self.module, name)
+        is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+        return isinstance(owner, nn.Embedding) or is_buffer
+
+    def _put_table(self, name: str, with_tables: bool) -> None:
+        """Add an embedding or a buffer that has an axis with one entry per head."""
+        value = get_attribute(self.module, name)
+        part = name.rpartition(".")[0]
+        is_statistic = hasattr(get_attribute(self.module, part), "running_mean")
+        if not with_tables or "h" not in self.sizes or not isinstance(value, Tensor) or is_statistic:
+            return
+        axes = tuple("h" if length == self.sizes["h"] else "1" for length in value.shape)
+        if axes.count("h") != 1:
+            return
+        self.tensors[name] = axes
+        if isinstance(get_attribute(self.module, part), nn.Embedding):
+            self.numbers[f"{part}.embedding_dim"] = "h"
+
+    def _add_use(self, use: Use, how: str, back: str) -> None:
+        """Add one map: as a module with a weight if it is one, otherwise as a bare parameter."""
         name = _relative(use.name, self.path)
         part, _, leaf = name.rpartition(".")
         if part and leaf == "weight" and _is_linear(self.module.get_submodule(part), use):
@@ -205,28 +282,29 @@ class _Guess:
             if len(at) == 1 and layout:
                 axes[at[0]] = layout
                 continue
-            left = layout.split()  # over several axes: "h d" on axes of h and d entries is "h" and "d"
+            symbols_left = layout.split()  # over several axes: "h d" on axes of h and d entries is "h" and "d"
             for axis in at:
-                for factor in left:
+                for factor in symbols_left:
                     length = int(factor) if factor.isdigit() else self.sizes.get(factor)
                     if length == use.shape[axis]:
-                        left.remove(factor)
+                        symbols_left.remove(factor)
                         axes[axis] = "1" if factor.isdigit() else factor
                         break
         self.tensors[name] = tuple(axes)
+        # inputs of a bare parameter are columns, and its bias has the layout of its outputs
         if back:
             heads = (axes[axis] for axis in use.ins if "h" in axes[axis].split())
             self.columns[name] = next(heads, axes[use.ins[-1]])
         bias = f"{part}.bias".lstrip(".")
-        if how and leaf == "weight" and isinstance(attribute_of(self.module, bias), Tensor):
+        if how and leaf == "weight" and isinstance(get_attribute(self.module, bias), Tensor):
             self.tensors[bias] = (how,)
 
     def _put_along(self, name: str) -> None:
-        """Add a parameter beside the maps: a bias, a norm, a scale or a table for each head."""
-        value = attribute_of(self.module, name)
+        """Add another parameter on the way: a bias, norm, scale or table with a value for each head."""
+        value = get_attribute(self.module, name)
         if not isinstance(value, Tensor) or not value.dim():
             return
-        axes = tuple(self._layout_beside(length) for length in value.shape)
+        axes = tuple(self._bare_axis_layout(length) for length in value.shape)
         if all(axis == "1" for axis in axes):
             return
         part, _, leaf = name.rpartition(".")
@@ -236,7 +314,7 @@ class _Guess:
         else:
             self.tensors[name] = axes
 
-    def _layout_beside(self, length: int) -> str:
+    def _bare_axis_layout(self, length: int) -> str:
         if self.layouts.get(length):
             return self.layouts[length]
         sizes = self.sizes
@@ -244,30 +322,30 @@ class _Guess:
             return "1"
         if "m" in sizes:
             return "m" if length == sizes["m"] else "1"
-        known = {sizes["g"] * sizes["d"]: "g d", sizes["g"]: "g", sizes["h"]: "h", sizes["h"] * sizes["d"]: "h d"}
-        return known.get(length, "1")
+        layouts = {sizes["g"] * sizes["d"]: "g d", sizes["g"]: "g", sizes["h"]: "h", sizes["h"] * sizes["d"]: "h d"}
+        return layouts.get(length, "1")
 
 
 def _is_linear(part: nn.Module, use: Use) -> bool:
-    """Whether a module keeps a linear map as `resize` knows it: outputs and inputs on the axes used."""
+    """Whether a module holds a linear map as `resize` expects it, with its outputs and inputs on the used axes."""
     weight = getattr(part, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() < 2 or isinstance(part, nn.Embedding):
         return False
-    features = features_of(part)
+    features = linear_features(part)
     return use.outs == (features.output_axis,) and features.input_axis in use.ins
 
 
-def _maps_of(found: Found) -> list[Use]:
-    """The linear maps before the last one, one a name, in order of their names."""
-    return sorted({use.name: use for use in found.came.maps}.values(), key=lambda use: use.name)
+def _projections(candidate: Candidate) -> list[Use]:
+    """Return the linear maps before the last one, one per name, sorted by name."""
+    return sorted({use.name: use for use in candidate.came.maps}.values(), key=lambda use: use.name)
 
 
 def _relative(name: str, path: str) -> str:
     return name.removeprefix(f"{path}.") if path else name
 
 
-def _is_in(name: str, parts: Any) -> bool:
-    """Whether a path lies in one of these modules."""
+def _lies_below(name: str, parts: Any) -> bool:
+    """Whether a path is inside one of these modules."""
     return name.startswith(tuple(f"{part}." for part in parts))
 
 
@@ -279,7 +357,8 @@ _OF_OTHERS = re.compile(r"layer|depth|block|seq|len|window|vocab|batch|pos|patch
 
 
 def _number_choices(numbers: Mapping[str, int], sizes: Mapping[str, int]) -> Iterator[dict[str, str]]:
-    """Which integers follow the heads: first those whose names say so, then with some the other way."""
+    """Yield choices of integers that follow the heads: first by their names, then with some choices reversed."""
+    # sure: the most likely meaning of each number; options: the alternatives of a doubtful one
     sure: dict[str, str] = {}
     options: dict[str, list[str]] = {}
     for name, value in numbers.items():
@@ -290,12 +369,13 @@ def _number_choices(numbers: Mapping[str, int], sizes: Mapping[str, int]) -> Ite
         if ways != ["h"] or "head" not in leaf or re.search(r"dim|size", leaf):
             is_likely = _OF_HEADS.search(leaf) and not _OF_OTHERS.search(leaf)
             options[name] = [*ways, ""] if is_likely else ["", *ways]
+    # combinations of the most doubtful numbers, fewest changes first
     doubtful = sorted(options, key=len)[:MOST_NUMBERS]
-    for picked in sorted(itertools.product(*(range(len(options[name])) for name in doubtful)), key=sum):
+    for choice in sorted(itertools.product(*(range(len(options[name])) for name in doubtful)), key=sum):
         chosen = dict(sure)
         for name in doubtful:
             del chosen[name]
-        for name, i in zip(doubtful, picked, strict=True):
+        for name, i in zip(doubtful, choice, strict=True):
             if options[name][i]:
                 chosen[name] = options[name][i]
         yield chosen
@@ -306,16 +386,16 @@ def _leaf(name: str) -> str:
 
 
 def _meanings(name: str, value: int, sizes: Mapping[str, int]) -> list[str]:
-    """What an integer may count, by its value; those that its name suggests come first."""
+    """Return the layouts that an integer may count, judged by its value; those that its name suggests come first."""
     if "m" in sizes:
         return [how for how, size in (("m", sizes["m"]), ("2 m", 2 * sizes["m"])) if size == value]
     h, g, d, leaf = sizes["h"], sizes["g"], sizes["d"], _leaf(name)
     if value == d and re.search(r"head_?(dim|size)|d_?head|d_k", leaf):
         return []
-    known = [("h", h), ("h d", h * d), ("3 h d", 3 * h * d), ("2 h d", 2 * h * d)]
+    products = [("h", h), ("h d", h * d), ("3 h d", 3 * h * d), ("2 h d", 2 * h * d)]
     if g != h:
-        known += [("g", g), ("g d", g * d), ("2 g d", 2 * g * d), ("h d | g d | g d", (h + 2 * g) * d)]
-    found = [how for how, size in known if size == value and value > 1]
+        products += [("g", g), ("g d", g * d), ("2 g d", 2 * g * d), ("h d | g d | g d", (h + 2 * g) * d)]
+    layouts = [how for how, size in products if size == value and value > 1]
     if re.search(r"kv|key_value|group|quer", leaf):
-        found.sort(key=lambda how: "g" not in how)
-    return found
+        layouts.sort(key=lambda how: "g" not in how)
+    return layouts

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.architecture import Architecture, Block, Layer, Stage
-from leanify.errors import UnsupportedModel
-from leanify.lens.blocks import container_of, paths_of, prefix_of
-from leanify.lens.families import Reading
-from leanify.lens.resize import attribute_of, features_of, part_of
-from leanify.upstream.hooked import hooked
-from leanify.upstream.origin import origin_of
+from leanify.core.architecture import Architecture, Block, Layer, Stage
+from leanify.core.errors import UnsupportedModel
+from leanify.lens.blocks import block_paths, container_prefix, get_container
+from leanify.lens.families import Row
+from leanify.lens.resize import get_attribute, linear_features, weighted_part
+from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.origin import get_origin
 
 
 @dataclass(frozen=True)
@@ -28,27 +28,37 @@ class Site:
 
     path: str
     module: nn.Module
-    reading: Reading
+    reading: Row
     sizes: dict[str, int]
 
     @property
-    def mixed_by(self) -> str | None:
-        """The part that mixes all heads or hidden units (a norm over them): more of them change the old ones."""
-        return next((part for part in self.reading.mixing if part_of(self.module, part) is not None), None)
+    def mixing_part(self) -> str | None:
+        """The part that mixes all heads or hidden units (a norm over them): adding more changes the existing ones."""
+        return next((part for part in self.reading.mixing if weighted_part(self.module, part) is not None), None)
 
 
 @dataclass(frozen=True)
 class LocatedLayer:
-    """One layer in a model: its attention and its MLP (the same site in a parallel block)."""
+    """One layer of a model: its attention and its MLP (the same site in a parallel block).
+
+    ``twins`` are further MLPs in the block that change with its MLP: other experts, or a second feed-forward.
+    """
 
     attention: Site
     mlp: Site | None
+    twins: tuple[Site, ...] = ()
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention, the MLP and its twins; a parallel block's site appears once."""
+        sites = {site.path: site for site in (self.attention, self.mlp, *self.twins) if site is not None}
+        return list(sites.values())
 
     @property
     def output(self) -> nn.Module:
         """The output projection; its input is the concatenated heads A.
 
-        Raises UnsupportedModel where it is a bare parameter, which no hook sees.
+        Raises UnsupportedModel if it is a bare parameter, because hooks cannot see its input.
         """
         path = self._output
         if not self.is_observable:
@@ -60,8 +70,8 @@ class LocatedLayer:
 
     @property
     def is_observable(self) -> bool:
-        """Whether the output projection is a module, whose input a hook sees."""
-        return part_of(self.attention.module, self._output) is not None
+        """Whether the output projection is a module, so that a hook can see its input."""
+        return weighted_part(self.attention.module, self._output) is not None
 
     @property
     def output_path(self) -> str:
@@ -71,25 +81,25 @@ class LocatedLayer:
     def _output(self) -> str:
         site = self.attention
         paths = [path for path, how in site.reading.columns.items() if "h" in how.split()]
-        return next((path for path in paths if part_of(site.module, path)), paths[0])
+        return next((path for path in paths if weighted_part(site.module, path)), paths[0])
 
     @property
     def width(self) -> int:
         """The number of outputs of the output projection: the residual width."""
-        return _ends_of(self.attention, self._output)[0]
+        return map_sizes(self.attention, self._output)[0]
 
     @property
     def inner(self) -> int:
-        """The number of inputs of the output projection as it stands, all heads together."""
-        return _ends_of(self.attention, self._output)[1]
+        """The current number of inputs of the output projection: all heads concatenated."""
+        return map_sizes(self.attention, self._output)[1]
 
     @property
-    def width_after(self) -> int:
-        """The residual width after the layer: its MLP's output width, or the attention's without an MLP."""
+    def output_width(self) -> int:
+        """The residual width after the layer: the output width of its MLP, or of the attention without an MLP."""
         site = self.mlp or self.attention
         for path, how in site.reading.columns.items():
-            if "m" in how.split() and (part_of(site.module, path) is not None or path in site.reading.tensors):
-                return _ends_of(site, path)[0]
+            if "m" in how.split() and (weighted_part(site.module, path) is not None or path in site.reading.tensors):
+                return map_sizes(site, path)[0]
         return self.width
 
     def read(self) -> Layer:
@@ -105,14 +115,14 @@ class LocatedLayer:
         )
 
 
-def _ends_of(site: Site, path: str) -> tuple[int, int]:
-    """(outputs, inputs) of a linear map at a path inside a site: a module, or a bare parameter."""
-    part = part_of(site.module, path)
+def map_sizes(site: Site, path: str) -> tuple[int, int]:
+    """Return (outputs, inputs) of a linear map inside a site: a module, or a bare parameter."""
+    part = weighted_part(site.module, path)
     if part is not None:
-        features = features_of(part)
+        features = linear_features(part)
         return features.outputs, features.inputs
     outputs = inputs = 1
-    for how, length in zip(site.reading.tensors[path], attribute_of(site.module, path).shape, strict=True):
+    for how, length in zip(site.reading.tensors[path], get_attribute(site.module, path).shape, strict=True):
         if how == "1":
             outputs *= length
         else:
@@ -122,31 +132,35 @@ def _ends_of(site: Site, path: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LocatedStage:
-    """One stage in a model: its list of blocks (None if upstream has no list) and the layers of each block."""
+    """One stage of a model: its list of blocks (None if upstream has no list) and the layers of each block."""
 
     name: str
     container: Any  # a module, or a `blocks.Run`
     blocks: list[list[LocatedLayer]]
 
     def read(self) -> Stage:
-        blocks: tuple[Block, ...] = tuple(tuple(layer.read() for layer in block) for block in self.blocks)
-        return Stage(self.name, blocks, fixed=self.container is None, least=self.least)
+        blocks: list[Block] = []
+        for block in self.blocks:
+            blocks.append(tuple(layer.read() for layer in block))
+        return Stage(self.name, tuple(blocks), is_fixed=self.container is None, min_depth=self.min_blocks)
 
     @property
     def layers(self) -> Iterator[LocatedLayer]:
         return (layer for block in self.blocks for layer in block)
 
     @cached_property
-    def least(self) -> int:
+    def min_blocks(self) -> int:
         """The fewest leading blocks whose output width equals the stage's output width.
 
-        Of a block without a layer, its norms say the width.
+        For a block without a layer, the lengths of its norms count as its widths.
         """
+        # output width of each block; 0 for a block without layers
         widths = []
         for block in self.blocks:
-            widths.append(max((layer.width_after for layer in block), default=0))
+            widths.append(max((layer.output_width for layer in block), default=0))
         last = next((width for width in reversed(widths) if width), 0)
         modules = self.container.children() if self.container is not None else ()
+        # at least one block more than the last one that ends in another width
         fewest = 1
         for index, (width, module) in enumerate(zip(widths, modules, strict=False)):
             ends = {width}
@@ -159,7 +173,7 @@ class LocatedStage:
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """A model, its modules that have a row, and its stages in module order."""
+    """A model, its sites (modules with a row) and its stages in module order."""
 
     model: nn.Module
     sites: list[Site]
@@ -167,22 +181,22 @@ class LocatedModel:
 
     @cached_property
     def architecture(self) -> Architecture:
-        return Architecture(name_of(self.model), tuple(stage.read() for stage in self.stages))
+        return Architecture(model_name(self.model), tuple(stage.read() for stage in self.stages))
 
     @property
     def layers(self) -> Iterator[LocatedLayer]:
         return (layer for stage in self.stages for layer in stage.layers)
 
     @cached_property
-    def by_path(self) -> dict[str, Site]:
+    def sites_by_path(self) -> dict[str, Site]:
         return {site.path: site for site in self.sites}
 
     @property
     def blocks(self) -> list[nn.Module]:
         """The modules of all blocks in order; an attention outside any list counts as a block."""
-        return [block for block, _ in self.by_block()]
+        return [block for block, _ in self.block_layers()]
 
-    def by_block(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
+    def block_layers(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
         """Yield every block with its layers."""
         for stage in self.stages:
             if stage.container is None:
@@ -190,30 +204,32 @@ class LocatedModel:
             else:
                 yield from zip(stage.container.children(), stage.blocks, strict=True)
 
-    def copied_to(self, model: nn.Module) -> LocatedModel:
-        """Locate the same layers in a copy of the model whose lists were cut, or extended by repeating the last."""
-        every: set[str] = set()
+    def locate_copy(self, model: nn.Module) -> LocatedModel:
+        """Locate the same layers in a copy of the model with shortened lists, or lists that repeat their last block."""
+        # the sites inside each block
+        block_names: set[str] = set()
         for stage in self.stages:
             if stage.container is not None:
-                every.update(paths_of(self.model, stage.name))
+                block_names.update(block_paths(self.model, stage.name))
         in_block: dict[str, list[Site]] = {}  # by the path of the block around; "" outside every list
         for site in self.sites:
-            block = next((path for path in ancestors(site.path) if path in every), "")
+            block = next((path for path in ancestors(site.path) if path in block_names), "")
             in_block.setdefault(block, []).append(site)
-        sites = [_moved(site, model, "", "") for site in in_block.get("", ())]
+        # the same sites at their paths in the copy
+        sites = [_move_site(site, model, "", "") for site in in_block.get("", ())]
         for stage in self.stages:
             for _, old, new in _moves(stage, model):
                 if (old, new) != ("", ""):
-                    sites += [_moved(site, model, old, new) for site in in_block.get(old, ())]
+                    sites += [_move_site(site, model, old, new) for site in in_block.get(old, ())]
         return self._with(model, sites)
 
-    def resized(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
-        """The same layers with new sizes for the sites at these paths, which have been resized."""
+    def resize_sites(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
+        """Return the same layers with new sizes for the sites at these paths, which must already be resized."""
         return self._with(self.model, [replace(site, sizes=sizes.get(site.path, site.sizes)) for site in self.sites])
 
     def _with(self, model: nn.Module, sites: list[Site]) -> LocatedModel:
         by_path = {site.path: site for site in sites}
-        return LocatedModel(model, sites, [_relinked(stage, model, by_path) for stage in self.stages])
+        return LocatedModel(model, sites, [_relink_stage(stage, model, by_path) for stage in self.stages])
 
 
 def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
@@ -223,72 +239,75 @@ def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
     """
     if stage.container is None:
         return [(0, "", "")]
-    old = [f"{prefix_of(stage.name)}.{name}".lstrip(".") for name, _ in stage.container.named_children()]
-    new = paths_of(model, stage.name)
+    old = [f"{container_prefix(stage.name)}.{name}".lstrip(".") for name, _ in stage.container.named_children()]
+    new = block_paths(model, stage.name)
     last = len(old) - 1
     return [(min(i, last), old[min(i, last)], path) for i, path in enumerate(new)]
 
 
-def _moved(site: Site, model: nn.Module, old: str, new: str) -> Site:
+def _move_site(site: Site, model: nn.Module, old: str, new: str) -> Site:
     path = new + site.path.removeprefix(old)
     return Site(path, model.get_submodule(path), site.reading, site.sizes)
 
 
-def _relinked(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
+def _relink_stage(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
     blocks = []
     for index, old, new in _moves(stage, model):
         layers = []
         for layer in stage.blocks[index]:
             attention = sites[new + layer.attention.path.removeprefix(old)]
             mlp = layer.mlp and sites[new + layer.mlp.path.removeprefix(old)]
-            layers.append(LocatedLayer(attention, mlp))
+            twins = tuple(sites[new + twin.path.removeprefix(old)] for twin in layer.twins)
+            layers.append(LocatedLayer(attention, mlp, twins))
         blocks.append(layers)
-    return LocatedStage(stage.name, None if stage.container is None else container_of(model, stage.name), blocks)
+    return LocatedStage(stage.name, None if stage.container is None else get_container(model, stage.name), blocks)
 
 
-def name_of(model: nn.Module) -> str:
-    origin = origin_of(model)
+def model_name(model: nn.Module) -> str:
+    origin = get_origin(model)
     return str(origin) if origin else type(model).__name__
 
 
-def names_of(model: nn.Module) -> dict[int, list[str]]:
-    """All names of every parameter, by its id: tied parameters have several."""
+def parameter_names(model: nn.Module) -> dict[int, list[str]]:
+    """Return all names of every parameter by its id: tied parameters have several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return names
 
 
-def within(path: str, ancestor: str) -> bool:
+def is_inside(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(f"{ancestor}.") or not ancestor
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The path itself, then its parents, up to the model (``""``)."""
+    """Yield the path itself, then its parents, up to the model (``""``)."""
     while path:
         yield path
         path = path.rpartition(".")[0]
     yield ""
 
 
-def routers_of(mixture: str, sites: Iterable[Site]) -> list[Site]:
-    """The sites whose sizes depend on the experts of the mixture at this path: its siblings and its parent."""
-    around = mixture.rpartition(".")[0]
+def find_routers(mixture: str, sites: Iterable[Site]) -> list[Site]:
+    """Return the sites with sizes that depend on the experts of this mixture: its siblings and its parent."""
+    parent_path = mixture.rpartition(".")[0]
     return [
-        site for site in sites if site.reading.is_table and site.sizes.keys() & {"x", "a"} and within(site.path, around)
+        site
+        for site in sites
+        if site.reading.is_table and site.sizes.keys() & {"x", "a"} and is_inside(site.path, parent_path)
     ]
 
 
 @contextmanager
-def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Record the outputs of ``blocks``, in their order, for the forward passes inside the context."""
-    found: list[Any] = [None] * len(blocks)
+def record_outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Record the outputs of ``blocks``, in order, during forward passes inside the context."""
+    outputs: list[Any] = [None] * len(blocks)
     hooks = []
     for index, block in enumerate(blocks):
 
         def keep(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
-            found[index] = output if isinstance(output, Tensor) else output[0]
+            outputs[index] = output if isinstance(output, Tensor) else output[0]
 
         hooks.append(block.register_forward_hook(keep))
-    with hooked(hooks):
-        yield found
+    with remove_on_exit(hooks):
+        yield outputs

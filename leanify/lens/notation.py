@@ -13,7 +13,7 @@ A layout is a product of symbols and numbers, or several products joined by ``|`
     u groups of experts, t of which a router chooses among (constant, like any other letter)
 
 An attribute may also use ``/g`` (division) and ``d^-0.5`` (power). Everything is integer arithmetic, except that
-`positions`, `picked` and `cycle` return index tensors on the CPU: copying weights is one gather and one scatter.
+`positions`, `pick_positions` and `cycle` return index tensors on the CPU: weights are copied by a gather and a scatter.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Sizes = Mapping[str, int]
 
 @cache
 def parse(layout: str) -> tuple[tuple[str, ...], ...]:
-    """The concatenated parts, each a tuple of factors."""
+    """Return the concatenated parts, each a tuple of factors."""
     return tuple(tuple(part.split()) for part in layout.split("|"))
 
 
 def symbols(layout: str) -> set[str]:
-    """The symbols in a layout."""
+    """Return the symbols in a layout."""
     return set(re.findall(r"[a-z]", layout))
 
 
@@ -53,7 +53,7 @@ def _factor(factor: str, sizes: Sizes) -> float:
 
 
 def evaluate(layout: str, sizes: Sizes) -> int | float:
-    """The length of an axis with this layout, or the value of an attribute."""
+    """Return the length of an axis with this layout, or the value of an attribute."""
     total: float = 0
     for part in parse(layout):
         value: float = 1
@@ -64,14 +64,15 @@ def evaluate(layout: str, sizes: Sizes) -> int | float:
     return total if exact else round(total)
 
 
-def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]:
-    """Solve for the sizes of all symbols from (layout, length) facts, starting from ``known``.
+def solve(facts: list[tuple[str, int]], sizes_given: dict[str, int]) -> dict[str, int]:
+    """Solve for the sizes of all symbols from (layout, length) facts, starting from ``sizes_given``.
 
     A layout is linear in each symbol, so one unknown symbol per axis is found by division. A symbol stays
     unknown if the length is not divisible. Raises ValueError for an axis that contradicts the others.
     """
-    sizes = dict(known)
+    sizes = dict(sizes_given)
     progress = True
+    # divide until no further symbol is determined
     while progress:
         progress = False
         for layout, length in facts:
@@ -80,12 +81,14 @@ def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]
                 (name,) = unknown
                 if "/" in layout or "^" in layout:
                     continue
+                # the layout is linear in the unknown symbol: length = at_zero + slope · value
                 at_zero = evaluate(layout, {**sizes, name: 0})
                 slope = evaluate(layout, {**sizes, name: 1}) - at_zero
                 value, rest = divmod(length - at_zero, slope)
                 if rest == 0 and value > 0:
                     sizes[name] = int(value)
                     progress = True
+    # every axis must agree with the solution
     for layout, length in facts:
         if symbols(layout) <= sizes.keys() and evaluate(layout, sizes) != length:
             raise ValueError(f"an axis of length {length} is not {layout!r} with {sizes}")
@@ -93,7 +96,7 @@ def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]
 
 
 def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
-    """Map positions of an old axis to the new one: index vectors (from, to) of equal length.
+    """Map the positions of an old axis to the new one: index vectors (from, to) of equal length.
 
     Heads keep their index and their channels. A split (other head_dim, same inner width) keeps every channel:
     the concatenated heads are cut into heads of the new size. New positions that are not in ``to`` belong to
@@ -103,6 +106,7 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
 
     sources, targets = [], []
     start_old = start_new = 0
+    # per concatenated part: a grid of old positions and one of new positions
     for part in parse(layout):
         shape_old = [int(_factor(factor, old)) for factor in part]
         shape_new = [int(_factor(factor, new)) for factor in part]
@@ -110,6 +114,7 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
         grid_old = torch.arange(start_old, start_old + size_old).view(shape_old)
         grid_new = torch.arange(start_new, start_new + size_new).view(shape_new)
         start_old, start_new = start_old + size_old, start_new + size_new
+        # a split moves channels between heads: compare the concatenated heads instead
         heads = next((part.index(name) for name in "hg" if name in part), None)
         if heads is not None and "d" in part:
             dim = part.index("d")
@@ -122,14 +127,14 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
     return torch.cat(sources), torch.cat(targets)
 
 
-def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
-    """Positions along an axis for chosen indices of some symbols, in the layout's order.
+def pick_positions(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
+    """Return the positions along an axis of selected indices of some symbols, in the layout's order.
 
-    ``picks`` maps symbols to indices, such as ``{"h": [0, 2]}`` for heads 0 and 2; other symbols are kept completely.
+    ``picks`` maps symbols to indices, such as ``{"h": [0, 2]}`` for heads 0 and 2; other symbols keep all indices.
     """
     import torch
 
-    taken = []
+    indices = []
     start = 0
     for part in parse(layout):
         shape = [int(_factor(factor, sizes)) for factor in part]
@@ -138,15 +143,15 @@ def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
         for axis, factor in enumerate(part):
             if factor in picks:
                 grid = grid.index_select(axis, picks[factor])
-        taken.append(grid.reshape(-1))
-    return torch.cat(taken)
+        indices.append(grid.reshape(-1))
+    return torch.cat(indices)
 
 
 def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
-    """For each new position, the old one whose value it repeats: indices beyond the old size wrap around."""
+    """Return, for each new position, the old one whose value it repeats: indices beyond the old size wrap around."""
     import torch
 
-    taken = []
+    indices = []
     start = 0
     for part in parse(layout):
         shape_old = [int(_factor(factor, old)) for factor in part]
@@ -155,11 +160,11 @@ def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
         start += math.prod(shape_old)
         for axis, (a, b) in enumerate(zip(shape_old, shape_new, strict=True)):
             grid = grid.index_select(axis, torch.arange(b) % a)
-        taken.append(grid.reshape(-1))
-    return torch.cat(taken)
+        indices.append(grid.reshape(-1))
+    return torch.cat(indices)
 
 
 def _side_by_side(grid: Tensor, pair: tuple[int, int]) -> Tensor:
     """Merge heads and their channels into one last axis, in head-major order."""
-    moved = grid.movedim(pair, (-2, -1))
-    return moved.reshape(*moved.shape[:-2], -1)
+    pairs_last = grid.movedim(pair, (-2, -1))
+    return pairs_last.reshape(*pairs_last.shape[:-2], -1)

@@ -1,6 +1,6 @@
-"""`read` a model's shape, `write` another one into it, `grow` its heads.
+"""Read a model's shape, write another shape into it, and grow its heads.
 
-Laws, which the tests check for every family:
+The tests check these laws for every family:
 
     read(write(m, a)) == a
     write(m, read(m)) computes the same as m, bit for bit
@@ -17,18 +17,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanify.architecture import Architecture, Layer
-from leanify.errors import ShapeError, UnsupportedModel
-from leanify.lens.blocks import container_of, prefix_of
+from leanify.core.architecture import Architecture, Layer
+from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.lens import width
+from leanify.lens.blocks import container_prefix, get_container
+from leanify.lens.discovery import make_twin, run
 from leanify.lens.families import Rows
+from leanify.lens.flow import iterate_tensors
 from leanify.lens.forwards import free
-from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, names_of, routers_of, within
+from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, find_routers, is_inside, parameter_names
 from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
-from leanify.upstream.given import given_to
+from leanify.upstream.given import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
-from leanify.upstream.origin import origin_of, set_origin
-from leanify.upstream.settle import drop_path_rates, leave_fast_path, settle
+from leanify.upstream.origin import get_origin, set_origin
+from leanify.upstream.settle import drop_path_rates, leave_fast_path, sync_derived_attributes
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]
@@ -37,80 +40,121 @@ Sizes = dict[str, int]
 def read(model: nn.Module, inputs: Any = None, rows: Rows = None) -> Architecture:
     """Read the shape of a transformer from its tensors.
 
-    Of a module that is neither timm's nor transformers', ``inputs`` are an example of what its forward takes:
-    a tensor, a tuple of arguments, or a dictionary by argument. One forward pass shows its attentions and
-    MLPs; what is found is kept with the model, so that later calls need no inputs. ``rows`` say how classes
-    are laid out that are not found: rows as those of ``leanify/lens/families``, as values, as TOML or a TOML
-    file.
+    For a module that is neither timm's nor transformers', ``inputs`` is an example of its forward's input: a tensor, a
+    tuple of arguments, or a dictionary by argument name. One forward pass finds its attentions and MLPs; the result is
+    stored with the model, so later calls need no inputs. ``rows`` describes the layout of classes that are not found:
+    `Row` values like those of ``leanify/lens/families``, TOML text, or a TOML file.
 
-    Warns of what it could not read. Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
+    Warns about parts that it could not read. Raises UnsupportedModel if there is no attention, or one with an unknown
+    layout.
 
     >>> import leanify
     >>> print(leanify.read(leanify.load("vit_tiny", device="meta")))
     blocks: 12 × [3×64, mlp 768, width 192]
     """
-    located = locate(model, inputs, rows)
-    if given_to(model) is not None:
-        for words in unread(located):
+    located_model = locate(model, inputs, rows)
+    if get_example(model) is not None:
+        for words in unread_parts(located_model):
             warnings.warn(words, stacklevel=2)
-    return located.architecture
+    return located_model.architecture
 
 
 def write(
     model: nn.Module, architecture: Architecture, weights: Weights = "keep", inputs: Any = None, rows: Rows = None
 ) -> nn.Module:
-    """Return a new model with the given shape; ``model`` is not changed. ``inputs`` and ``rows`` are those of `read`.
+    """Return a new model with the given shape; ``model`` is not changed. For ``inputs`` and ``rows`` see `read`.
 
-    ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by
-    upstream's initialiser with zero output columns, so that a grown model computes the same as before.
-    ``weights="fresh"`` initialises the whole model by upstream's initialiser.
+    ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by upstream's
+    initialiser with zero output columns, so that a grown model computes the same as before. ``weights="fresh"``
+    initialises the whole model by upstream's initialiser.
 
-    Raises ShapeError if the architecture has other stages or widths, or heads that break key/value groups.
+    The residual width can change if upstream's constructor has an argument for it; the first channels are kept.
+    Raises ShapeError if the architecture has other stages, a width that upstream cannot build, or a number of heads
+    that does not fit the key/value groups.
 
     >>> import leanify
     >>> model = leanify.load("vit_tiny", device="meta")
     >>> leanify.read(leanify.write(model, leanify.read(model).grown(heads=5))).stages[0].primary.inner
     320
     """
-    return write_located(locate(model, inputs, rows), architecture, weights).model
+    written = write_located(locate(model, inputs, rows), architecture, weights).model
+    if get_example(model) is not None:
+        _run_once(model, written, keeps_outputs=False)
+    return written
 
 
 @torch.no_grad()
-def write_located(located: LocatedModel, architecture: Architecture, weights: Weights = "keep") -> LocatedModel:
-    """`write` for a located model; returns the new model located, without searching it again."""
-    old = located.architecture
-    cut, sizes = at_new_depth(located, architecture)
+def write_located(located_model: LocatedModel, architecture: Architecture, weights: Weights = "keep") -> LocatedModel:
+    """`write` for a located model; returns the new model located, without a new search."""
+    old = located_model.architecture
+    if width.differs_in_width(old, architecture):
+        return _write_width(located_model, architecture, weights)
+    # copy at the new depth, then resize each site
+    cut, sizes = change_depth(located_model, architecture)
     for path in sizes:
-        site = cut.by_path[path]
+        site = cut.sites_by_path[path]
         resize(cut.model, path, site.module, site.reading, site.sizes, sizes[path])
-    for layer, wanted in zip(cut.layers, architecture.layers(), strict=True):
-        if layer.read() != wanted and layer.inner != wanted.width:
+    # forwards that assume inner == width are adapted
+    for layer, new_layer in zip(cut.layers, architecture.layers(), strict=True):
+        if layer.read() != new_layer and layer.inner != new_layer.width:
             free(layer.attention.module)
             leave_fast_path(cut.model, layer.attention.path)
-    new = cut.resized(sizes)
-    tie(new.model, located.model)
-    rates = {stage.name: drop_path_rates(_children(stage)) for stage in located.stages}
-    settle(new.model, old, architecture, rates, {stage.name: _children(stage) for stage in new.stages})
+    new = cut.resize_sites(sizes)
+    # tied parameters, numbers and tables that upstream derives from the sizes
+    tie(new.model, located_model.model)
+    rates = {stage.name: drop_path_rates(_children(stage)) for stage in located_model.stages}
+    sync_derived_attributes(new.model, old, architecture, rates, {stage.name: _children(stage) for stage in new.stages})
     if weights == "fresh":
         initialise_model(new.model)
-        if given_to(new.model) is not None and not has_initialiser(new.model):
-            shapes = dict(located.model.named_parameters(remove_duplicate=False))
+        if get_example(new.model) is not None and not has_initialiser(new.model):
+            shapes = dict(located_model.model.named_parameters(remove_duplicate=False))
             for name, parameter in new.model.named_parameters():
-                before = shapes.get(name)  # drawn as large as the constructor drew it: grown columns are not zero
+                before = shapes.get(name)  # as large as the constructor's weights; grown columns are not zero
                 if before is not None and before.shape != parameter.shape and not parameter.is_meta:
                     parameter.normal_(float(before.mean()), float(before.std(correction=0)))
     return new
 
 
-def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
-    """Return a copy with every list at its new depth, and path → new sizes for its sites, which are not resized yet.
+def _write_width(located_model: LocatedModel, architecture: Architecture, weights: Weights) -> LocatedModel:
+    """`write_located` for another residual width: upstream builds the width, then the other sizes are written.
+
+    With ``weights="keep"``, the first channels of each axis of the width are kept. Raises ShapeError if upstream cannot
+    build this width.
+    """
+    model = located_model.model
+    # the first constructor argument whose result can also take the other sizes, on meta
+    refusal = None
+    candidates = width.candidates_of_width(located_model, architecture)
+    while True:
+        try:
+            candidate, built = next(candidates)
+            written = write_located(built, architecture)
+            break
+        except ShapeError as error:
+            if not isinstance(error, width.NoWidth):
+                refusal = error
+                continue
+            raise refusal or error from error
+    if next(model.parameters()).is_meta:
+        return written
+    # build it again with values
+    new = write_located(locate(width.build_like(candidate, model)), architecture, weights)
+    if weights == "keep":
+        at_old_width = width.with_widths(architecture, located_model.architecture)
+        kept = write_located(located_model, at_old_width)
+        width.keep_channels(new.model, kept.model, at_old_width, architecture)
+    return new
+
+
+def change_depth(located_model: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
+    """Return a copy with every list at its new depth, and {path: new sizes} for its sites, which are not resized yet.
 
     Raises ShapeError if the model cannot have this shape.
     """
-    _check(located, architecture)
-    _check_constants(located, architecture)
-    _check_routers(located, architecture)
-    cut = _cut(located, architecture)
+    check_shape(located_model, architecture)
+    _check_constants(located_model, architecture)
+    _check_routers(located_model, architecture)
+    cut = _cut(located_model, architecture)
     sizes = _layer_sizes(cut, architecture)
     return cut, sizes | _table_sizes(cut, sizes)
 
@@ -122,15 +166,15 @@ def grow(
     inputs: Any = None,
     rows: Rows = None,
 ) -> nn.Module:
-    """Return a copy with more heads at constant head_dim and unchanged outputs (new output columns are zero).
+    """Return a copy with more heads, the same head_dim and unchanged outputs (new output columns are zero).
 
-    ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor``
-    multiplies the heads of every stage. Under grouped-query attention, whole key/value groups are added.
-    ``inputs`` and ``rows`` are those of `read`.
+    ``heads`` is the new number, either one for all stages that a redesign changes or one per stage; ``factor``
+    multiplies the heads of every stage. Under grouped-query attention, entire key/value groups are added. For
+    ``inputs`` and ``rows`` see `read`.
 
-    A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There,
-    new heads are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number
-    is not a multiple. Raises ShapeError for fewer heads than before, or heads that break key/value groups.
+    A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. In that case new
+    heads are copies of the old ones, the same number of each; UnsupportedModel is raised if the new number is not a
+    multiple. Raises ShapeError for fewer heads than before, or heads that do not fit the key/value groups.
 
     >>> import leanify, torch
     >>> model = leanify.load("vit_tiny", overrides={"depth": 2, "img_size": 32}).double()
@@ -138,38 +182,84 @@ def grow(
     >>> bool((leanify.grow(model, factor=2)(images) - model(images)).abs().max() < 1e-10)
     True
     """
-    located = locate(model, inputs, rows)
-    shape = located.architecture.grown(heads, factor)
-    mixed = []
-    for layer, wanted in zip(located.layers, shape.layers(), strict=True):
+    located_model = locate(model, inputs, rows)
+    shape = located_model.architecture.grown(heads, factor)
+    # attentions with a norm over all heads: whole copies only
+    mixing_sites = []
+    for layer, new_layer in zip(located_model.layers, shape.layers(), strict=True):
         site, old = layer.attention, layer.attention.sizes["h"]
-        if site.mixed_by and wanted.heads % old:
+        if site.mixing_part and new_layer.heads % old:
             raise UnsupportedModel(
-                f"{site.path}.{site.mixed_by} is a norm over all {old} heads: growth keeps the outputs only where "
-                f"every head is copied equally often, so to multiples of {old}, and {wanted.heads} were asked for. "
+                f"{site.path}.{site.mixing_part} is a norm over all {old} heads: growth keeps the outputs only where "
+                f"every head is copied equally often, so to multiples of {old}, not to {new_layer.heads}. "
                 "leanify.write(model, leanify.read(model).grown(…)) grows it without that promise"
             )
-        if site.mixed_by:
-            mixed.append(site)
-    grown = write_located(located, shape)
-    for site in mixed:
-        now = grown.by_path[site.path]
+        if site.mixing_part:
+            mixing_sites.append(site)
+    # grow, then copy the old heads' projections under such norms
+    grown = write_located(located_model, shape)
+    for site in mixing_sites:
+        now = grown.sites_by_path[site.path]
         repeat_rows(site.module, now.module, now.reading, site.sizes, now.sizes)
+    if get_example(model) is not None:
+        _run_once(model, grown.model, keeps_outputs=True)
     return grown.model
 
 
-def unread(located: LocatedModel) -> Iterator[str]:
-    """What a reading leaves out: blocks without an MLP, and attentions whose depth cannot change."""
-    for stage in located.stages:
+def _run_once(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
+    """Run a user's module in its new shape. Raises UnsupportedModel if it fails where the old one runs.
+
+    A grown module must reproduce the old outputs, unless its forward draws random numbers.
+    """
+    if any(parameter.is_meta for parameter in new.parameters()):
+        return
+    # both modules on the example inputs, in copies without hooks
+    before_twin, after_twin = make_twin(old), make_twin(new)
+    try:
+        before = _outputs(before_twin)
+    except UnsupportedModel:
+        return
+    try:
+        after = _outputs(after_twin)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(
+            f"{type(old).__name__} runs as it is, but not in the requested shape ({error}): something "
+            "outside its attentions and MLPs depends on their sizes"
+        ) from error
+    if not keeps_outputs or len(before) != len(after):
+        return
+    # compare outputs within the precision of their type, unless the forward is random
+    for a, b in zip(before, after, strict=True):
+        limit = 1e-9 if a.dtype == torch.float64 else 1e-3
+        is_narrow = a.dtype in (torch.float16, torch.bfloat16)
+        if a.shape != b.shape or not a.is_floating_point() or is_narrow or not a.numel():
+            continue
+        difference, size = float((a - b).nan_to_num().abs().max()), float(a.nan_to_num().abs().max())
+        if difference > limit * max(size, 1e-3) and all(map(torch.equal, before, _outputs(before_twin, seed=1))):
+            raise UnsupportedModel(
+                f"growth changes the outputs of {type(old).__name__} by {difference:.1e} (they are {size:.1e} at "
+                "most), although each attention alone keeps its outputs: something outside them mixes their heads"
+            )
+
+
+def _outputs(model: nn.Module, seed: int = 0) -> list[torch.Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return [tensor.detach() for tensor in iterate_tensors(run(model))]
+
+
+def unread_parts(located_model: LocatedModel) -> Iterator[str]:
+    """Describe the parts that a reading leaves out: blocks without an MLP, attentions with a fixed depth."""
+    for stage in located_model.stages:
         name = stage.name or "the model"
         if not any(layer.mlp for layer in stage.layers):
             yield (
                 f"{name}: no MLP was found in its blocks (a map to hidden units, an activation, a map back), so their "
-                "widths cannot be traded; leanify.read(…, rows=…) takes a row that says where it is"
+                "widths cannot be traded; leanify.read(…, rows=…) accepts a row that describes it"
             )
         if stage.container is None:
             yield (
-                f"{name}: this attention stands in no list of alike blocks whose length could change, so its depth "
+                f"{name}: this attention is not in a list of equal blocks whose length could change, so its depth "
                 "stays; its heads can change"
             )
 
@@ -177,20 +267,22 @@ def unread(located: LocatedModel) -> Iterator[str]:
 # -- checks -------------
 
 
-def _check(located: LocatedModel, new: Architecture) -> None:
-    old = located.architecture
+def check_shape(located_model: LocatedModel, new: Architecture) -> None:
+    # the same stages
+    old = located_model.architecture
     names = [stage.name for stage in new.stages]
     if names != [stage.name for stage in old.stages]:
         raise ShapeError(f"the architecture has the stages {names}; the model has {[s.name for s in old.stages]}")
+    # depth of each stage, and the layers of each block
     for before, after in zip(old.stages, new.stages, strict=True):
         if after.depth < 1:
-            raise ShapeError(f"stage {after.name!r} was asked for no blocks; it takes at least 1")
-        if before.fixed and after.depth != before.depth:
-            raise ShapeError(f"stage {after.name!r} is no list of blocks: its depth stays {before.depth}")
+            raise ShapeError(f"stage {after.name!r} cannot have 0 blocks; it needs at least 1")
+        if before.is_fixed and after.depth != before.depth:
+            raise ShapeError(f"stage {after.name!r} is not a list of blocks, so its depth stays {before.depth}")
         attending = sum(bool(block) for block in after.blocks)
-        if not before.fixed and attending < min(after.depth, 2):
+        if not before.is_fixed and attending < min(after.depth, 2):
             raise ShapeError(
-                f"stage {after.name!r} was asked for {after.depth} blocks, of which {attending} would have attention: "
+                f"stage {after.name!r} would have {after.depth} blocks, of which {attending} have attention: "
                 f"at least {min(after.depth, 2)} must"
             )
         for index, block in enumerate(after.blocks):
@@ -199,97 +291,104 @@ def _check(located: LocatedModel, new: Architecture) -> None:
                 raise ShapeError(f"{after.name}.{index} has {len(template)} layers, not {len(block)}")
             for a, b in zip(template, block, strict=True):
                 _check_layer(f"{after.name}.{index}", a, b)
-    for found, stage in zip(located.stages, new.stages, strict=True):
-        if stage.depth < min(found.least, len(found.blocks)):  # a last block may widen the stream, as in MViTv2
+    # the width that a stage ends in
+    for located_stage, stage in zip(located_model.stages, new.stages, strict=True):
+        if stage.depth < min(
+            located_stage.min_blocks, len(located_stage.blocks)
+        ):  # a last block may widen the stream, as in MViTv2
             raise ShapeError(
-                f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
-                f"in, and it takes at least {found.least} blocks to end in that"
+                f"stage {stage.name!r} cannot have {stage.depth} blocks: later layers need the width that it ends "
+                f"in, and it takes at least {located_stage.min_blocks} blocks to end in that"
             )
 
 
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
+    # width and experts
     if new.width != old.width:
-        raise ShapeError(f"{where} is {old.width} wide; a redesign keeps the width, {new.width} was asked for")
+        raise ShapeError(f"{where} is {old.width} wide; its width cannot become {new.width} here")
     if (new.experts < 1) != (old.experts < 1) or (new.active < 1) != (old.active < 1) or new.active > new.experts:
         raise ShapeError(
             f"{where} has {old.experts} experts, {old.active} of them active; {new.experts} and {new.active} were "
-            "asked for: a mixture stays one, and no more are active than there are"
+            "requested: a mixture must stay a mixture, with at most all of its experts active"
         )
+    # heads, head_dim and hidden units
     if min(new.heads, new.kv_heads, new.head_dim) < 1 or (new.mlp < 1) != (old.mlp < 1):
-        raise ShapeError(f"{where} was asked for {new}; every number of it must be positive")
-    if old.with_heads(new.heads).kv_heads != new.kv_heads:
+        raise ShapeError(f"{where} cannot become {new}: every size must be positive")
+    if old.set_heads(new.heads).kv_heads != new.kv_heads:
         raise ShapeError(
             f"{where} has {old.heads} heads on {old.kv_heads} key/value heads; {new.heads} heads go with "
-            f"{old.with_heads(new.heads).kv_heads} key/value heads, not {new.kv_heads}"
+            f"{old.set_heads(new.heads).kv_heads} key/value heads, not {new.kv_heads}"
         )
 
 
-def _check_constants(located: LocatedModel, new: Architecture) -> None:
-    """Refuse to change a size for which upstream made tables at construction (rotary positions)."""
-    sites = [site for site in located.sites if site.reading.constant]
-    changed = set()
-    for old_stage, new_stage in zip(located.architecture.stages, new.stages, strict=True):
+def _check_constants(located_model: LocatedModel, new: Architecture) -> None:
+    """Raise ShapeError for a new head_dim if upstream made tables for the old one (rotary positions)."""
+    sites = [site for site in located_model.sites if site.reading.constant]
+    changed_sizes = set()
+    for old_stage, new_stage in zip(located_model.architecture.stages, new.stages, strict=True):
         for index, block in enumerate(new_stage.blocks):
             before = old_stage.blocks[min(index, old_stage.depth - 1)]
             for old, layer in zip(before, block, strict=True):
                 if layer.head_dim != old.head_dim:
-                    changed.add(old.head_dim)
-    if sites and changed:
+                    changed_sizes.add(old.head_dim)
+    if sites and changed_sizes:
         raise ShapeError(
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
-            f"{', '.join(map(str, sorted(changed)))}; heads can be added, but their size stays"
+            f"{', '.join(map(str, sorted(changed_sizes)))}; heads can be added, but their size stays"
         )
 
 
-def _check_routers(located: LocatedModel, new: Architecture) -> None:
-    """Refuse to change the number of experts if the router has no row, or cannot route with the new numbers."""
-    for found, stage in zip(located.stages, new.stages, strict=True):
-        for layers, block in zip(found.blocks, stage.blocks, strict=False):  # blocks beyond repeat the last
-            for layer, wanted in zip(layers, block, strict=True):
+def _check_routers(located_model: LocatedModel, new: Architecture) -> None:
+    """Raise ShapeError if the number of experts changes and the router has no row, or cannot route the new numbers."""
+    for located_stage, stage in zip(located_model.stages, new.stages, strict=True):
+        for layers, block in zip(located_stage.blocks, stage.blocks, strict=False):  # blocks beyond repeat the last
+            for layer, new_layer in zip(layers, block, strict=True):
                 old = layer.read()
-                if layer.mlp is not None and (old.experts, old.active) != (wanted.experts, wanted.active):
-                    known: Sizes = {}
-                    for router in routers_of(layer.mlp.path, located.sites):
-                        known |= router.sizes
-                    _check_router(layer.mlp, wanted, known)
+                if layer.mlp is not None and (old.experts, old.active) != (new_layer.experts, new_layer.active):
+                    router_sizes: Sizes = {}
+                    for router in find_routers(layer.mlp.path, located_model.sites):
+                        router_sizes |= router.sizes
+                    _check_router(layer.mlp, new_layer, router_sizes)
 
 
-def _check_router(mixture: Site, wanted: Layer, known: Sizes) -> None:
-    if not {"x", "a"} <= known.keys():
+def _check_router(mixture: Site, new_layer: Layer, router_sizes: Sizes) -> None:
+    if not {"x", "a"} <= router_sizes.keys():
         raise ShapeError(
             f"{mixture.path} ({type(mixture.module).__name__}) keeps its {mixture.sizes['x']} experts, "
             f"{mixture.sizes['a']} of them active: no row of leanify's describes the router that chooses among them"
         )
-    groups, chosen = known.get("u", 1), known.get("t", 1)
-    each = wanted.experts // groups
-    if wanted.experts % groups or (groups > 1 and each < 2) or wanted.active > each * chosen:
+    groups, chosen = router_sizes.get("u", 1), router_sizes.get("t", 1)
+    group_size = new_layer.experts // groups
+    if new_layer.experts % groups or (groups > 1 and group_size < 2) or new_layer.active > group_size * chosen:
         raise ShapeError(
-            f"{mixture.path} was asked for {wanted.experts} experts, {wanted.active} of them active; its router takes "
-            f"them from {chosen} of {groups} equal groups of at least two, so experts must be a multiple of {groups}, "
-            f"and at most {max(1, each) * chosen} of {wanted.experts} can be active"
+            f"{mixture.path} cannot have {new_layer.experts} experts, {new_layer.active} of them active: its router "
+            f"takes them from {chosen} of {groups} equal groups of at least two, so experts must be a multiple of "
+            f"{groups}, and at most {max(1, group_size) * chosen} of {new_layer.experts} can be active"
         )
 
 
 # -- depth -------------
 
 
-def _cut(located: LocatedModel, architecture: Architecture) -> LocatedModel:
-    """A copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed.
+def _cut(located_model: LocatedModel, architecture: Architecture) -> LocatedModel:
+    """Return a copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed.
 
     Dropped blocks are not copied, because they may be most of the model.
     """
     depths = {stage.name: stage.depth for stage in architecture.stages}
-    dropped = [block for stage in located.stages for block in _children(stage)[depths[stage.name] :]]
-    model = copy.deepcopy(located.model, {id(block): nn.Identity() for block in dropped})
-    set_origin(model, origin_of(located.model))
-    for stage in located.stages:
+    dropped_blocks: list[nn.Module] = []
+    for stage in located_model.stages:
+        dropped_blocks += _children(stage)[depths[stage.name] :]
+    model = copy.deepcopy(located_model.model, {id(block): nn.Identity() for block in dropped_blocks})
+    set_origin(model, get_origin(located_model.model))
+    for stage in located_model.stages:
         if stage.container is not None:
-            blocks = container_of(model, stage.name)
+            blocks = get_container(model, stage.name)
             originals = _children(stage)
             del blocks[depths[stage.name] :]
             for _ in range(depths[stage.name] - len(originals)):
                 blocks.append(copy.deepcopy(originals[-1]))
-    return located.copied_to(model)
+    return located_model.locate_copy(model)
 
 
 def _children(stage: LocatedStage) -> list[nn.Module]:
@@ -297,9 +396,9 @@ def _children(stage: LocatedStage) -> list[nn.Module]:
 
 
 def tie(new: nn.Module, old: nn.Module) -> None:
-    """Tie parameters in place that were tied in the old model, if their new shapes agree."""
+    """Tie parameters in place that were tied in the old model, if their new shapes are equal."""
     now = dict(new.named_parameters(remove_duplicate=False))
-    for first, *others in names_of(old).values():
+    for first, *others in parameter_names(old).values():
         for name in others:
             if first in now and name in now and now[name] is not now[first] and now[name].shape == now[first].shape:
                 owner, _, last = name.rpartition(".")
@@ -309,63 +408,67 @@ def tie(new: nn.Module, old: nn.Module) -> None:
 # -- sizes -------------
 
 
-def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:
-    """Path → new sizes, for every attention and MLP."""
+def _layer_sizes(located_model: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:
+    """Return {path: new sizes} for every attention and MLP."""
     sizes: dict[str, Sizes] = {}
-    for layer, wanted in zip(located.layers, architecture.layers(), strict=True):
-        symbols = {"h": wanted.heads, "g": wanted.kv_heads, "d": wanted.head_dim, "m": wanted.mlp}
-        symbols |= {"x": wanted.experts, "a": wanted.active}
-        for site in (layer.attention, layer.mlp):
-            if site is not None:
-                sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
+    for layer, new_layer in zip(located_model.layers, architecture.layers(), strict=True):
+        symbols = {"h": new_layer.heads, "g": new_layer.kv_heads, "d": new_layer.head_dim, "m": new_layer.mlp}
+        symbols |= {"x": new_layer.experts, "a": new_layer.active}
+        for site in layer.sites:
+            sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
     return sizes
 
 
-def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str, Sizes]:
-    """Path → new sizes, for every table outside the attentions.
+def _table_sizes(located_model: LocatedModel, layer_sizes: dict[str, Sizes]) -> dict[str, Sizes]:
+    """Return {path: new sizes} for every table outside the attentions.
 
-    A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common
-    parent. A table of blocks belongs to the list inside its module, a router to the mixture beside it.
+    A per-head table belongs to its enclosing attention, or to every attention under the nearest common parent. A table
+    of blocks belongs to the list inside its module, a router to the neighbouring mixture.
     """
+    # router → sizes of its mixture
     mixtures: dict[str, Sizes] = {}
-    for layer in located.layers:
+    for layer in located_model.layers:
         if layer.mlp is not None and "x" in layer.mlp.sizes:
-            for router in routers_of(layer.mlp.path, located.sites):
-                mixtures[router.path] = of_layers[layer.mlp.path]
-    found = {}
-    for table in located.sites:
+            for router in find_routers(layer.mlp.path, located_model.sites):
+                mixtures[router.path] = layer_sizes[layer.mlp.path]
+    # sizes of each table, from its mixture, attentions or list of blocks
+    table_sizes = {}
+    for table in located_model.sites:
         if not table.reading.is_table or not table.sizes:
             continue
-        changed: Sizes = {}
+        new_sizes: Sizes = {}
         if table.path in mixtures:
             mixture = mixtures[table.path]
-            changed = {name: mixture[name] for name in table.sizes.keys() & {"x", "a"}}
+            new_sizes = {name: mixture[name] for name in table.sizes.keys() & {"x", "a"}}
         else:
-            around = [of_layers[site.path] for site in _attentions_of(located, table)]
-            heads = {sizes["h"] for sizes in around}
+            attention_sizes = [layer_sizes[site.path] for site in dependent_attentions(located_model, table)]
+            heads = {sizes["h"] for sizes in attention_sizes}
             if "h" in table.sizes and len(heads) > 1 and heads != {table.sizes["h"]}:
                 raise ShapeError(
                     f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they "
                     f"were asked to be {', '.join(map(str, sorted(heads)))}"
                 )
-            changed = {name: around[0][name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].keys()}
+            new_sizes = {
+                name: attention_sizes[0][name]
+                for name in table.sizes.keys() & {"h", "g", "d"} & attention_sizes[0].keys()
+            }
             if "l" in table.sizes:
-                lists = (stage for stage in located.stages if stage.container is not None)
-                inside = next(stage for stage in lists if within(prefix_of(stage.name), table.path))
-                changed["l"] = len(inside.blocks)
-        found[table.path] = {**table.sizes, **changed}
-    return found
+                lists = (stage for stage in located_model.stages if stage.container is not None)
+                owner = next(stage for stage in lists if is_inside(container_prefix(stage.name), table.path))
+                new_sizes["l"] = len(owner.blocks)
+        table_sizes[table.path] = {**table.sizes, **new_sizes}
+    return table_sizes
 
 
-def _attentions_of(located: LocatedModel, table: Site) -> list[Site]:
-    """The attention around a table of positions; where there is none, all in the nearest module around it."""
-    attentions = [layer.attention for layer in located.layers]
+def dependent_attentions(located_model: LocatedModel, table: Site) -> list[Site]:
+    """Return the attention around a table of positions, or all attentions in the nearest module that has some."""
+    attentions = [layer.attention for layer in located_model.layers]
     by_path = {site.path: site for site in attentions}
     for path in ancestors(table.path):
         if path in by_path:
             return [by_path[path]]
     for path in ancestors(table.path):
-        below = [site for site in attentions if within(site.path, path)]
-        if below:
-            return below
-    raise AssertionError(f"{table.path} stands beside no attention")
+        inner_sites = [site for site in attentions if is_inside(site.path, path)]
+        if inner_sites:
+            return inner_sites
+    raise AssertionError(f"no attention is near {table.path}")

@@ -1,104 +1,302 @@
-"""Hold a reading against the module that it describes.
+"""Test a row on the module that it describes.
 
-The module is copied, in float64, with random parameters, because zeros and constants could hide a wrong reading. With
-twice its heads (or hidden units) and zero output columns its outputs must stay the same; with other output columns they
-must change. That is sufficient, because the rest of the model sees only the module's outputs.
+The test uses a float64 copy of the module with random parameters, because zeros and constants could hide a wrong row.
+
+    growth        with twice the heads (or hidden units) and zero output columns the outputs are unchanged; with other
+                  output columns they change
+    alike         they are also unchanged if the new heads are as large as the old ones
+    permutation   they are unchanged if the heads are reordered in all tensors; the heads of a key/value group move
+                  together, and are reordered among themselves
+    other inputs  growth also holds with one sample less, and with one token less
+
+That is sufficient, because the rest of the model sees only the module's outputs.
 """
 
 from __future__ import annotations
 
 import copy
 import random
+import re
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from leanify.lens.families import Reading
-from leanify.lens.flow import tensors_in
+from leanify.lens.families import Row
+from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
-from leanify.lens.resize import attribute_of, resize, sizes_of
-from leanify.upstream.libraries import in_words
+from leanify.lens.notation import pick_positions, symbols
+from leanify.lens.resize import get_attribute, linear_features, own_tensors, resize, solve_sizes, weighted_part
+from leanify.upstream.libraries import format_error
 
 TOLERANCE = 1e-10
+MARK = 2.0**40  # numbering of a copy's entries starts here, far above any random weight
+MOVED_MAPS = 8  # number of projections that are changed to detect heads
+Sizes = dict[str, int]
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
 
 class InDouble(TorchFunctionMode):
-    """A forward that asks for a narrower type (``x.float()``, ``dtype=torch.float32``) gets float64."""
+    """Replaces a narrower type that a forward asks for (``x.float()``, ``dtype=torch.float32``) by float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
             return args[0].double()
-        if func is torch._weight_norm:  # its kernel reads past the end of a tensor whose size is wrong
+        if func is torch._weight_norm:  # its kernel reads past the end of a tensor of the wrong size
             return _weight_norm(*args, **(kwargs or {}))
-        wide = [_widened(arg) for arg in args]
-        return func(*wide, **{name: _widened(value) for name, value in (kwargs or {}).items()})
+        wide = [_widen(arg) for arg in args]
+        return func(*wide, **{name: _widen(value) for name, value in (kwargs or {}).items()})
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Weight normalization (Salimans and Kingma 2016, equation 2) by operations that check their sizes."""
+    """Weight normalization (Salimans and Kingma 2016, equation 2) with operations that check their sizes."""
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-class Bench:
-    """A module alone, with the arguments of one call. ``error`` says why it could not be run, or is empty."""
+class Trial:
+    """A module on its own, with the arguments of one call. ``error`` is empty, or the reason why it cannot run."""
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.args, self.kwargs = in_double(args), in_double(kwargs)
+        self.args, self.kwargs = to_float64(args), to_float64(kwargs)
         self.error = ""
+        self.obstacle = ""  # why the first row failed
         self.numbers: dict[str, int] = {}
+        self.seconds = 0.0  # processor time of one run
+        self._shorter: list[tuple[Any, Any, list[Tensor]]] | None = None
         try:
-            self.alone = alone(module)
-            with _watched(self.alone) as numbers:
-                self.before = self._outputs(self.alone)
+            self.module_copy = isolate(module)
+            start = time.process_time()
+            with record_integers(self.module_copy) as numbers:
+                self.before = self._outputs(self.module_copy)
             self.numbers = numbers
+            self.seconds = time.process_time() - start
         except Exception as error:  # the user's code may fail in any way outside its model
-            self.error = in_words(error, 160)
+            self.error = format_error(error, 160)
         if not self.error and not self.before:
             self.error = "it returns no tensor"
 
     @torch.no_grad()
-    def holds(self, reading: Reading) -> bool | None:
-        """Whether more heads or units keep the outputs; None if the module with more of them does not run at all."""
+    def holds(self, reading: Row) -> bool | None:
+        """Whether the module obeys every law under a row; None if it does not run with more heads or units."""
         try:
-            sizes = sizes_of("", self.alone, reading)
-            more = dict(sizes)
+            sizes = solve_sizes("", self.module_copy, reading)
+            grown_sizes = dict(sizes)
             for name, size in sizes.items():
                 if name in "hm" or (name == "g" and size > 1):
-                    more[name] = 2 * size
-            big = copy.deepcopy(self.alone)
-            resize(big, "", big, reading, sizes, more)
-            if reading.edits:
-                free_as(big, reading)
+                    grown_sizes[name] = 2 * size
+            big = self._grow(self.module_copy, reading, sizes, grown_sizes)
             same = self._outputs(big)
-        except Exception:  # a wrong reading can fail in any way: in a reshape, an index, a kernel
+        except Exception as error:  # a wrong row can fail anywhere: in a reshape, an index, a kernel
+            self.obstacle = self.obstacle or describe_failure(error)
             return None
-        if not _alike(same, self.before):
+        if not _outputs_match(same, self.before):
+            self.obstacle = self.obstacle or "with twice as many its outputs change"
             return False
-        last = attribute_of(big, next(iter(reading.columns)))
+        return self._is_proven(big, reading, sizes, grown_sizes)
+
+    def _grow(self, module: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> nn.Module:
+        big = copy.deepcopy(module)
+        resize(big, "", big, reading, sizes, grown_sizes)
+        if reading.edits:
+            free_as(big, reading)
+        return big
+
+    def _is_proven(self, big: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> bool:
+        """Whether a row under which growth keeps the outputs obeys the other laws too."""
+        # new heads as large as the old ones: a wrong row must not pass because they are small
+        self._draw_alike(big, reading, sizes, grown_sizes)
+        if not _outputs_match(self._outputs(big), self.before):
+            self.obstacle = "with more heads as large as the old ones its outputs change: something mixes all heads"
+            return False
+        # the same heads in another order
+        if reading.is_attention and not reading.is_mlp:
+            try:
+                permuted = self._outputs(permute_heads(self.module_copy, reading, sizes))
+            except (IndexError, RuntimeError) as error:
+                self.obstacle = f"its heads could not be put in another order: {format_error(error, 120)}"
+                return False
+            if not _outputs_match(permuted, self.before):
+                self.obstacle = "with its heads in another order its outputs change"
+                return False
+        # a sample less, a token less
+        for args, kwargs, expected in self._shorter_inputs():
+            try:
+                if not _outputs_match(self._outputs(big, args, kwargs), expected):
+                    self.obstacle = "with a sample or a token less its outputs change"
+                    return False
+            except Exception as error:
+                self.obstacle = f"with a sample or a token less it does not run: {describe_failure(error)}"
+                return False
+        # other output columns must change the outputs
+        last = get_attribute(big, next(iter(reading.columns)))
         weight = last if isinstance(last, Tensor) else last.weight
         weight.copy_(torch.randn_like(weight))
-        return not _alike(self._outputs(big), self.before)
+        return not _outputs_match(self._outputs(big), self.before)
 
-    def _outputs(self, module: nn.Module) -> list[Tensor]:
+    def _draw_alike(self, big: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> None:
+        """Fill the entries that growth added and did not set to zero, twice as large as the old ones, in place."""
+        # grow a copy with numbered entries to see which entries of the grown parameters are old
+        numbered = copy.deepcopy(self.module_copy)
+        for parameter in numbered.parameters():
+            if parameter.is_floating_point():
+                numbers = torch.arange(parameter.numel(), dtype=parameter.dtype)
+                parameter.copy_(MARK + numbers.view(parameter.shape))
+        numbered = self._grow(numbered, reading, sizes, grown_sizes)
+        # noise for all other entries that are not zero
+        generator = torch.Generator().manual_seed(1)
+        for parameter, marks in zip(big.parameters(), numbered.parameters(), strict=True):
+            if not parameter.is_floating_point() or not parameter.numel():
+                continue
+            is_old = (marks >= MARK) & (marks == marks.round())
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            noise = 2 * noise * max(parameter[0].numel(), 1) ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise
+            parameter.copy_(torch.where(is_old | (parameter == 0), parameter, noise))
+
+    def _shorter_inputs(self) -> list[tuple[Any, Any, list[Tensor]]]:
+        """Return (args, kwargs, outputs) with one entry less along an axis, for each axis that permits it."""
+        if self._shorter is None:
+            self._shorter = []
+            tensors = list(iterate_tensors((self.args, self.kwargs)))
+            for length in dict.fromkeys(tensors[0].shape if tensors else ()):
+                if length > 1:
+                    args, kwargs = shorten(self.args, length), shorten(self.kwargs, length)
+                    try:
+                        self._shorter.append((args, kwargs, self._outputs(self.module_copy, args, kwargs)))
+                    except Exception:  # the axis has a fixed length: channels, or tokens
+                        continue
+        return self._shorter
+
+    def watch(self, last: str) -> Tensor:
+        """Return the inputs of a map in one run, rows × channels. Raises ValueError if they cannot be observed."""
+        with follow(self.module_copy) as follower:
+            follower.watched_map = last
+            self._outputs(self.module_copy)
+        if not follower.watched_inputs:
+            raise ValueError(f"{last} takes no input that can be seen")
+        return torch.cat(follower.watched_inputs)
+
+    def _outputs(self, module: nn.Module, args: Any = None, kwargs: Any = None) -> list[Tensor]:
+        args, kwargs = (self.args, self.kwargs) if args is None else (args, kwargs)
         with _same_random_numbers(), torch.no_grad(), InDouble():
-            result = module(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
+            result = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         if not isinstance(result, (Tensor, dict, tuple, list)):  # a dataclass, a ModelOutput
             result = dict(getattr(result, "__dict__", {}))
-        return [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
+        return [tensor for tensor in iterate_tensors(result) if tensor.is_floating_point()]
+
+
+def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
+    """Return a copy with reordered heads: groups in reverse order, heads rotated by one within their group."""
+    heads, groups = sizes["h"], sizes.get("g", sizes["h"])
+    order = torch.arange(heads).view(groups, -1).flip(0)
+    layouts = [*reading.rows.values(), *reading.columns.values()]
+    for axes in reading.tensors.values():
+        layouts += axes
+    if not any("(" in how for how in layouts):  # a layout with a sum of sizes stores a whole group, in order
+        order = order.roll(1, dims=1)
+    picks = {"h": order.flatten(), "g": torch.arange(groups).flip(0)}
+    twin = copy.deepcopy(module)
+    # linear maps and norms: along their outputs, or along their inputs
+    for layouts_by_part, is_output in ((reading.rows, True), (reading.columns, False)):
+        for part, how in layouts_by_part.items():
+            target = weighted_part(twin, part)
+            if target is None or not symbols(how) & {"h", "g"}:
+                continue
+            features, places = linear_features(target), pick_positions(how, sizes, picks)
+            if is_output:
+                for _, tensor in own_tensors(target):
+                    if tensor.dim():
+                        _reorder(tensor, features.output_axis if tensor.dim() > 1 else 0, places)
+                continue
+            weight = target.weight
+            if isinstance(weight, Tensor) and weight.shape[features.input_axis] == len(places):
+                _reorder(weight, features.input_axis, places)
+    # bare parameters and buffers, axis by axis
+    for part, axes in reading.tensors.items():
+        tensor = get_attribute(twin, part)
+        for axis, how in enumerate(axes):
+            if isinstance(tensor, Tensor) and symbols(how) & {"h", "g"}:
+                _reorder(tensor, axis, pick_positions(how, sizes, picks))
+    # lists with one module per head
+    for part in reading.lists:
+        modules = list(twin.get_submodule(part).children())
+        for place, index in enumerate(order.flatten().tolist()):
+            twin.get_submodule(part)._modules[str(place)] = modules[index]
+    return twin
+
+
+def _reorder(tensor: Tensor, axis: int, places: Tensor) -> None:
+    tensor.data.copy_(tensor.data.index_select(axis, places).clone())
+
+
+def shorten(value: Any, length: int) -> Any:
+    """Return arguments without the last entry of every axis of this length."""
+    if isinstance(value, dict):
+        return {key: shorten(item, length) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(shorten(item, length) for item in value)
+    if isinstance(value, Tensor):
+        for axis, size in enumerate(value.shape):
+            value = value.narrow(axis, 0, size - 1) if size == length else value
+    return value
+
+
+def describe_failure(error: Exception) -> str:
+    """Return an error's message with the line of the user's code that raised it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
+    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, `{frames[-1].line}`: " if frames else ""
+    return f"{where}{format_error(error, 160)}"
+
+
+def is_user_code(filename: str) -> bool:
+    return not re.search(r"/(torch|leanify|site-packages/(torch|timm|transformers))/", filename.replace("\\", "/"))
+
+
+@torch.no_grad()
+def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[int]:
+    """Count the channels of the concatenated heads that change with one output of a projection, for several outputs.
+
+    One output of the queries moves the channels of its head, one of the keys those of its group, and one of the values
+    one channel per head of the group. Returns an empty list if the concatenated heads cannot be observed.
+    """
+    last = candidate.last.name.removeprefix(f"{path}." if path else "")
+    uses = sorted({use.name: use for use in candidate.came.maps}.values(), key=lambda use: use.name)
+    parameters = dict(bench.module_copy.named_parameters(remove_duplicate=False))
+    counts: list[int] = []
+    generator = torch.Generator().manual_seed(2)
+    try:
+        # change up to 8 outputs of each projection, one at a time
+        before = bench.watch(last)
+        for use in uses[:MOVED_MAPS]:
+            parameter = parameters[use.name.removeprefix(f"{path}." if path else "")]
+            outputs = parameter.data.movedim(use.outs, tuple(range(len(use.outs))))
+            lengths = outputs.shape[: len(use.outs)]
+            tries = 3 if len(uses) > 1 and use.out_length <= candidate.last.input_size else 8
+            for number in dict.fromkeys((use.out_length - 1) * i // (tries - 1) for i in range(tries)):
+                row = outputs[tuple(torch.unravel_index(torch.tensor(number), lengths))]
+                kept = row.clone()
+                row.copy_(torch.randn(row.shape, generator=generator, dtype=row.dtype) * 2)
+                after = bench.watch(last)
+                row.copy_(kept)
+                change = (after - before).nan_to_num().abs().amax(0)
+                counts.append(int((change > TOLERANCE * max(float(before.nan_to_num().abs().max()), 1e-3)).sum()))
+    except Exception:  # if it cannot be observed, the rows are tried without these counts
+        return []
+    return counts
 
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    kept = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -107,24 +305,24 @@ def _same_random_numbers() -> Iterator[None]:
             torch.set_default_dtype(torch.float64)
             yield
     finally:
-        torch.set_default_dtype(kept)
+        torch.set_default_dtype(default_dtype)
         random.setstate(state)
 
 
-def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether the tensors are the same to 1e-10 of the largest entry; attention maps may have more heads."""
+def _outputs_match(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether the tensors agree to 1e-10 of the largest entry; attention maps may have more heads."""
     pairs = [(a, b) for a, b in zip(one, other, strict=False) if a.shape == b.shape]
     if len(one) != len(other) or not pairs or one[0].shape != other[0].shape:
         return False
     return all(float((a - b).abs().max()) < TOLERANCE * max(float(b.abs().max()), 1e-3) for a, b in pairs if a.numel())
 
 
-def in_double(value: Any) -> Any:
-    """Arguments with tensors replaced by real float64 ones on the CPU; a container keeps its type."""
+def to_float64(value: Any) -> Any:
+    """Return arguments with float64 tensors on the CPU; meta tensors get values, containers keep their type."""
     if isinstance(value, dict):
-        return {key: in_double(item) for key, item in value.items()}
+        return {key: to_float64(item) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(in_double(item) for item in value)
+        return type(value)(to_float64(item) for item in value)
     if not isinstance(value, Tensor):
         return value
     value = value.detach()
@@ -141,21 +339,21 @@ def in_double(value: Any) -> Any:
 
 
 @torch.no_grad()
-def alone(module: nn.Module) -> nn.Module:
-    """A copy of the module in float64 on the CPU, with random parameters and without anybody's hooks."""
-    copied = copy.deepcopy(module)
-    without_hooks(copied)
-    made = (copied.to_empty(device="cpu") if any(p.is_meta for p in copied.parameters()) else copied.cpu()).double()
+def isolate(module: nn.Module) -> nn.Module:
+    """Return a copy of the module in float64 on the CPU, with random parameters and without hooks of the user."""
+    twin = copy.deepcopy(module)
+    remove_hooks(twin)
+    module_float64 = (twin.to_empty(device="cpu") if any(p.is_meta for p in twin.parameters()) else twin.cpu()).double()
     generator = torch.Generator().manual_seed(0)
-    for parameter in made.parameters():
+    for parameter in module_float64.parameters():
         if parameter.is_floating_point() and parameter.numel():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(noise * max(parameter[0].numel(), 1) ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
-    return made.eval()
+    return module_float64.eval()
 
 
-def without_hooks(model: nn.Module) -> None:
-    """Remove the hooks of a copy, which would see trials that they were not made for; torch's own stay."""
+def remove_hooks(model: nn.Module) -> None:
+    """Remove hooks from a copy, which were not written for trials; torch's own hooks stay."""
     for module in model.modules():
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             hooks = vars(module).get(kind) or {}
@@ -166,25 +364,27 @@ def without_hooks(model: nn.Module) -> None:
 
 
 @contextmanager
-def _watched(module: nn.Module) -> Iterator[dict[str, int]]:
-    """Record the integers that the forwards of a module and its parts read, by path.
+def record_integers(module: nn.Module) -> Iterator[dict[str, int]]:
+    """Record the integers that the forwards of a module and its submodules read, by path.
 
-    Those of an object or dictionary that is kept in the module (a configuration) are recorded too. The module
-    must be a copy: its parts get subclasses of their classes in the meantime.
+    Integers in an object or dictionary stored in the module (a configuration) are included. The module must be a copy:
+    its submodules temporarily get subclasses of their classes.
     """
-    found: dict[str, int] = {}
-    changed: dict[int, tuple[Any, type]] = {}
+    # replace dictionaries by watched ones, and classes by watched subclasses
+    integers: dict[str, int] = {}
+    original_classes: dict[int, tuple[Any, type]] = {}
     for path, part in module.named_modules():
         for name, value in list(vars(part).items()):
             if type(value) is dict and not name.startswith("_"):
-                part.__dict__[name] = _WatchedDict(value, f"{path}.{name}".lstrip("."), found)
+                part.__dict__[name] = _WatchedDict(value, f"{path}.{name}".lstrip("."), integers)
             elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type)):
-                _watch(value, f"{path}.{name}".lstrip("."), found, changed)
-        _watch(part, path, found, changed)
+                _watch(value, f"{path}.{name}".lstrip("."), integers, original_classes)
+        _watch(part, path, integers, original_classes)
     try:
-        yield found
+        yield integers
+    # restore both
     finally:
-        for thing, kind in changed.values():
+        for thing, kind in original_classes.values():
             thing.__class__ = kind
         for part in module.modules():
             for name, value in list(vars(part).items()):
@@ -192,33 +392,33 @@ def _watched(module: nn.Module) -> Iterator[dict[str, int]]:
                     part.__dict__[name] = dict(value)
 
 
-def _watch(thing: Any, path: str, found: dict[str, int], changed: dict[int, tuple[Any, type]]) -> None:
+def _watch(thing: Any, path: str, integers: dict[str, int], original_classes: dict[int, tuple[Any, type]]) -> None:
     kind: Any = type(thing)
-    if id(thing) in changed or (callable(thing) and not isinstance(thing, nn.Module)):
+    if id(thing) in original_classes or (callable(thing) and not isinstance(thing, nn.Module)):
         return
 
     def get(self: Any, name: str) -> Any:
         value = kind.__getattribute__(self, name)
         if type(value) is int and not name.startswith("__"):
-            found[f"{path}.{name}".lstrip(".")] = value
+            integers[f"{path}.{name}".lstrip(".")] = value
         return value
 
     try:
         thing.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__slots__": ()})
-    except TypeError:  # a class that cannot be replaced: a named tuple, one of C
+    except TypeError:  # the class cannot be replaced: a named tuple, or one written in C
         return
-    changed[id(thing)] = thing, kind
+    original_classes[id(thing)] = thing, kind
 
 
 class _WatchedDict(dict[Any, Any]):
-    def __init__(self, content: dict[Any, Any], path: str, found: dict[str, int]) -> None:
+    def __init__(self, content: dict[Any, Any], path: str, integers: dict[str, int]) -> None:
         super().__init__(content)
-        self._path, self._found = path, found
+        self._path, self._integers = path, integers
 
     def __getitem__(self, key: Any) -> Any:
         value = super().__getitem__(key)
         if type(value) is int and isinstance(key, str):
-            self._found[f"{self._path}.{key}"] = value
+            self._integers[f"{self._path}.{key}"] = value
         return value
 
     def get(self, key: Any, default: Any = None) -> Any:

@@ -1,1 +1,1 @@
-"""A run on disk: the recipe, the directory, checkpoints, and how files are read and written."""
+"""A training run on disk: its directory and its checkpoints."""

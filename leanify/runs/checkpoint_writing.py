@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanify.runs import shards, sums, writing
-from leanify.runs.checkpoints import CARD, STATE, WEIGHTS
-from leanify.runs.removing import is_own
+from leanify.core.files import writing
+from leanify.core.files.reading import Crc32
+from leanify.runs.checkpoints import CARD, STATE, WEIGHTS, is_removable
 
 CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
 DTYPES = {  # safetensors' names, in the order in which it lays tensors out: widest dtype first
@@ -28,77 +28,65 @@ DTYPES = {  # safetensors' names, in the order in which it lays tensors out: wid
 }  # fmt: skip
 
 
-def write(target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint; ``facts`` are the card's fields without checksums. Leaves nothing on an OSError."""
-    folder = _begun(target)
-    try:
-        with summed(folder / WEIGHTS) as weights:
-            write_tensors(tensors, weights)
-        _finish(folder, target, state, facts, {WEIGHTS: weights.digest.hexdigest()})
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def write_together(
+def write(
     target: Path,
     tensors: Mapping[str, Tensor],
-    parts: Mapping[str, Tensor],
     state: Mapping[str, Any],
     facts: Mapping[str, Any],
+    shards: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """`write` for a sharded model; every process must call it.
+    """Write a checkpoint; ``facts`` are the card's fields without checksums. Leaves nothing on an OSError.
 
-    Each process writes its rows of ``parts`` in parallel. ``tensors`` are gathered one at a time and written
-    by rank 0, so that no process ever holds the whole model.
+    ``shards`` are the tensors of a sharded model besides its weights: every process must call this, writes its
+    own rows of them, and the first process everything else.
     """
-    import torch.distributed as dist
-
-    rank = dist.get_rank()
-    every: list[dict[str, str]] = [{}] * dist.get_world_size()
-    folder = _begun(target) if rank == 0 else target.with_name(f".{target.name}")
-    dist.barrier()
+    # a hidden folder, renamed when it is complete; one left by a killed process is removed first
+    folder = target.with_name(f".{target.name}")
+    is_main = shards is None or torch.distributed.get_rank() == 0
+    digests: dict[str, str] = {}
+    if is_main:
+        if is_removable(folder):  # of a process that was killed
+            shutil.rmtree(folder)
+        folder.mkdir()
     try:
-        dist.all_gather_object(every, shards.write(folder, parts, rank))
-        if rank:
-            for name in _in_order(tensors):
-                if tensors[name].numel():
-                    shards.whole(tensors[name])
-        else:
-            with summed(folder / WEIGHTS) as weights:
-                write_tensors(tensors, weights)
-            known = {WEIGHTS: weights.digest.hexdigest()} | {name: one for some in every for name, one in some.items()}
-            _finish(folder, target, state, facts, known)
+        # every process writes its rows of the sharded tensors
+        if shards is not None:
+            from leanify.runs.shards import write_shards
+
+            digests = write_shards(folder, shards)
+        # the first process writes the rest, then gives the folder its name
+        if is_main:
+            _write_rest(folder, tensors, state, facts, digests)
+            folder.rename(target)
+            writing.sync_folder(target.parent)
     except BaseException:
-        if rank == 0:
+        if is_main:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    dist.barrier()
+    # every process waits until the checkpoint is complete
+    if shards is not None:
+        torch.distributed.barrier()
 
 
-def _begun(target: Path) -> Path:
-    """Create an empty temporary folder beside the target."""
-    folder = target.with_name(f".{target.name}")
-    if is_own(folder):  # of a process that was killed
-        shutil.rmtree(folder)
-    folder.mkdir()
-    return folder
-
-
-def _finish(
-    folder: Path, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any], known: Mapping[str, str]
+def _write_rest(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    digests: dict[str, str],
 ) -> None:
-    """Write the training state and the card, then rename the folder to its final name."""
-    with summed(folder / STATE, sums.Crc32()) as rest, _without_crc():
+    """Write the weights, the training state, and the card with the checksums of all files."""
+    # checksums are taken while the bytes are written
+    with open_hashed(folder / WEIGHTS, hashlib.sha256()) as weights:
+        write_tensors(tensors, weights)
+    with open_hashed(folder / STATE, Crc32()) as rest, _skip_crc():
         torch.save(dict(state), rest)  # type: ignore[arg-type]
-    card = {**facts, "sums": {**known, STATE: rest.digest.hexdigest()}}
-    writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
-    folder.rename(target)
-    writing.sync_folder(target.parent)
+    sums = {**digests, WEIGHTS: weights.digest.hexdigest(), STATE: rest.digest.hexdigest()}
+    writing.write(folder / CARD, json.dumps({**facts, "sums": sums}, indent=2) + "\n")
 
 
 @contextmanager
-def _without_crc() -> Iterator[None]:
+def _skip_crc() -> Iterator[None]:
     """Without the CRC-32 that torch.save takes of every tensor: the file has one already."""
     from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -110,22 +98,21 @@ def _without_crc() -> Iterator[None]:
         set_crc32_options(before)
 
 
-class Summed:
-    """A file open for writing that keeps a digest of what was written to it."""
+class HashedFile:
+    """A file open for writing that keeps a digest of its content."""
 
     def __init__(self, file: Any, digest: Any) -> None:
         self.file, self.digest = file, digest
-        self.failed: OSError | None = None
+        self.error: OSError | None = None  # torch.save replaces it by a RuntimeError
 
     def write(self, data: Any) -> int:
-        """Hash and write. ``failed`` keeps an OSError, because torch.save replaces it by a RuntimeError."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), CHUNK):
                 self.digest.update(view[start : start + CHUNK])
                 self.file.write(view[start : start + CHUNK])
         except OSError as error:
-            self.failed = error
+            self.error = error
             raise
         return len(view)
 
@@ -134,39 +121,36 @@ class Summed:
 
 
 @contextmanager
-def summed(path: Path, digest: Any = None) -> Iterator[Summed]:
-    """Open a new file as `Summed`, by SHA-256 by default, and fsync it. Raises OSError for torch.save too."""
-    with writing.replacing(path) as file:
-        made = Summed(file, hashlib.sha256() if digest is None else digest)
+def open_hashed(path: Path, digest: Any) -> Iterator[HashedFile]:
+    """Open a new file as `HashedFile`, and fsync it. Raises OSError for torch.save too."""
+    with writing.open_atomic(path) as file:
+        hashed_file = HashedFile(file, digest)
         try:
-            yield made
+            yield hashed_file
         except RuntimeError as error:
-            raise made.failed or error from error
+            raise hashed_file.error or error from error
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
-    """Write tensors in the safetensors format: 8-byte header length, JSON header, tensor bytes in header order.
+def write_tensors(tensors: Mapping[str, Tensor], file: HashedFile) -> None:
+    """Write tensors, contiguous and on the CPU, in the safetensors format.
 
-    Byte-identical to the library's own writer, whose output cannot be hashed while it is written. Tensors are
-    contiguous and on the CPU, or sharded; those are gathered here, so other ranks must call `shards.whole` in
-    the same order.
+    That is an 8-byte header length, a JSON header, and the bytes of the tensors in its order. The bytes are
+    equal to the library's own, whose writer cannot hash them on the way.
     """
-    names = _in_order(tensors)
+    # the header: dtype, shape and byte range of each tensor, widest dtype first
+    order = list(DTYPES)
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    end = 0
     for name in names:
-        tensor, start = tensors[name], place
-        place += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, place]}
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    # padded to 8 bytes, as the library does
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
+    # the tensors, in the header's order
     for name in names:
         if tensors[name].numel():
-            file.write(shards.whole(tensors[name]).reshape(-1).view(torch.uint8).numpy())
-
-
-def _in_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Tensor names in the order in which safetensors lays them out: by dtype, then by name."""
-    order = list(DTYPES)
-    return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())

@@ -13,18 +13,22 @@ is here needs no torch until tensors are read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import DirectoryError, SourceError
-from leanify.runs import sums
-from leanify.runs.files import read_json
+from leanify.core.errors import DirectoryError, SourceError
+from leanify.core.files import writing
+from leanify.core.files.reading import checksum, read_json
+from leanify.core.files.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS, STATE, SHARDS, CARD = "model.safetensors", "state.pt", "shards", "checkpoint.json"
+FILES = re.compile(rf"{re.escape(WEIGHTS)}|{re.escape(STATE)}|{re.escape(CARD)}")
+SHARD_FILES = re.compile(r"shard-.+\.safetensors|\.metadata")
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Checkpoint:
     def read(folder: Path) -> Checkpoint | None:
         """Read a checkpoint's card (not its tensors); None if the card is missing or damaged."""
         try:
-            found = Checkpoint(folder, **read_json(folder / CARD))
+            checkpoint = Checkpoint(folder, **read_json(folder / CARD))
         except (SourceError, TypeError):
             return None
-        return found if found._is_typed() else None
+        return checkpoint if checkpoint._is_typed() else None
 
     def _is_typed(self) -> bool:
         """Whether every value has its declared type: anyone may have edited the card's file."""
@@ -58,8 +62,8 @@ class Checkpoint:
             if not isinstance(number, int | float):
                 return False
         for name, digest in self.sums.items():
-            inside = name.removeprefix(f"{SHARDS}/")
-            if not isinstance(digest, str) or Path(inside).name != inside:
+            name_inside = name.removeprefix(f"{SHARDS}/")
+            if not isinstance(digest, str) or Path(name_inside).name != name_inside:
                 return False
         return True
 
@@ -68,26 +72,61 @@ class Checkpoint:
         """Whether several processes wrote the checkpoint together."""
         return any(name.startswith(f"{SHARDS}/") for name in self.sums)
 
-    def broken(self) -> str | None:
-        """Verify every file's checksum. Returns what is wrong with the first bad file, or None."""
-        for name, wanted in self.sums.items():
+    def find_damage(self) -> str | None:
+        """Verify every file's checksum. Returns a description of the first bad file, or None."""
+        for name, expected_sum in self.sums.items():
             try:
-                found = sums.of(self.path / name, wanted)
+                digest = checksum(self.path / name, expected_sum)
             except (OSError, SourceError) as error:
                 return f"{name}: {error}"
-            if found != wanted:
+            if digest != expected_sum:
                 return f"{name} has changed since it was written"
         return None
 
     def weights(self) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
-
-        return load_file(self.path / WEIGHTS)
+        return load_tensors(self.path / WEIGHTS, DirectoryError)
 
     def state(self) -> dict[str, Any]:
-        from leanify.runs.unpickling import unpickled
+        from leanify.core.files.unpickling import load_pickle
 
-        found = unpickled(self.path / STATE, DirectoryError)
-        if not isinstance(found, dict):
-            raise DirectoryError(f"{self.path / STATE} holds no state of a training, but a {type(found).__name__}")
-        return found
+        state = load_pickle(self.path / STATE, DirectoryError)
+        if not isinstance(state, dict):
+            raise DirectoryError(f"{self.path / STATE} holds no state of a training, but a {type(state).__name__}")
+        return state
+
+
+# -- folders: removed if leanify gave the name and wrote every file ---------------------
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder's name is a checkpoint's: ``00000100``, not ``2024`` and not ``best-for-paper``."""
+    return re.fullmatch("[0-9]{8,}", name) is not None and f"{int(name):08d}" == name
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a half written or half removed checkpoint has such a name: ``.00000100``, ``.….old``."""
+    return name.startswith(".") and is_step(name[1:].removesuffix(".old"))
+
+
+def is_removable(folder: Path) -> bool:
+    """Whether a folder holds nothing but what leanify writes into a checkpoint. Links are the user's."""
+    shards = folder / SHARDS
+    return writing.holds_only(folder, FILES, shards) and (
+        not shards.exists() or writing.holds_only(shards, SHARD_FILES)
+    )
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, unless it holds files of the user's."""
+    aside = folder.with_name(f".{folder.name}.old")
+    if is_removable(folder) and (is_removable(aside) or not aside.exists()):
+        writing.remove_folder(folder, aside)
+
+
+def remove_or_rename(folder: Path) -> str | None:
+    """Remove a checkpoint. One that holds files of the user's is renamed, and a message returned."""
+    if is_removable(folder):
+        remove(folder)
+        return None
+    new_path = writing.keep_aside(folder)
+    return f"{folder} holds files that leanify did not write, so it was not removed but renamed to {new_path.name}"

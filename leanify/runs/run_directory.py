@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,21 +26,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
-from leanify.runs import checkpoints, removing, writing
-from leanify.runs import recipe as recipes
+from leanify.core import recipe as recipes
+from leanify.core.errors import DirectoryError, RecipeError, SourceError, TrainingError
+from leanify.core.files import writing
+from leanify.core.files.reading import check_regular, open_file, parse_json, read_json, read_text
+from leanify.core.files.writing import METRICS as METRICS
+from leanify.core.files.writing import new_directory
+from leanify.core.path_kinds import CARD, CHECKPOINTS, RECIPE, check_format, is_run
+from leanify.core.recipe import Recipe
+from leanify.runs import checkpoints
 from leanify.runs.checkpoints import Checkpoint
-from leanify.runs.files import check_regular, opened, parsed, read_json, read_text
-from leanify.runs.new_directory import new_directory
-from leanify.runs.places import CARD, CHECKPOINTS, RECIPE, is_run
-from leanify.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
-DATA, SKIPPED = "data.json", "skipped.json"
-LARGEST_LOG = 1 << 30  # bytes
+ENVIRONMENT = "environment.json"
+DATA_FILE, SKIPPED_FILE = "data.json", "skipped.json"
+LARGEST_LOG = 1 << 28  # bytes: a million rows
+FILES = re.compile(  # names of a run's files, and of a tokenizer that was trained for it
+    r"recipe\.toml|leanify\.json|data\.json|environment\.json|metrics\.jsonl|skipped\.json|kappa\.json|"
+    r"outcomes\.safetensors|"
+    r"tokenizer.*\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
+)
 T = TypeVar("T")
 
 
@@ -58,14 +66,16 @@ class RunDirectory:
         data: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
         """Create a run's directory atomically. Raises DirectoryError, and RecipeError for no TOML."""
+        # the file must read back to the same recipe, or a resume would train another one
         text = recipe.to_toml()
         if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
             raise RecipeError(f"the recipe cannot be written as it is: {changes}")
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+        # a temporary folder, renamed once all of it is written
         with new_directory(path) as folder:
             writing.write(folder / RECIPE, text)
             writing.write(folder / CARD, card)
-            writing.write(folder / DATA, json.dumps(data or {}, indent=2) + "\n")
+            writing.write(folder / DATA_FILE, json.dumps(data or {}, indent=2) + "\n")
             writing.write(folder / METRICS, "")
             writing.write(folder / ENVIRONMENT, "[]\n")
             if tokenizer is not None:
@@ -77,11 +87,13 @@ class RunDirectory:
     def open(path: str | Path) -> RunDirectory:
         """Open an existing run. Raises DirectoryError if it is not a run or contains a pipe or a device."""
         if not is_run(path):
-            below = sorted(card.parent for card in Path(path).glob(f"runs/*/{RECIPE}"))  # of a study
-            one = f"one of its runs is {below[0]}" if below else "`leanify runs` lists the runs here"
-            raise DirectoryError(f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; {one}")
+            runs_inside = sorted(card.parent for card in Path(path).glob(f"runs/*/{RECIPE}"))  # of a study
+            hint = f"one of its runs is {runs_inside[0]}" if runs_inside else "`leanify runs` lists the runs here"
+            raise DirectoryError(f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; {hint}")
         check_regular(Path(path), DirectoryError, CHECKPOINTS, f"{CHECKPOINTS}/*", f"{CHECKPOINTS}/*/*")
-        return RunDirectory(Path(path))
+        run = RunDirectory(Path(path))
+        check_format(run.card(), run.path)
+        return run
 
     @property
     def recipe(self) -> Recipe:
@@ -115,8 +127,8 @@ class RunDirectory:
     @property
     def classes(self) -> list[str]:
         """Class names in the order of the model's outputs; [] if the run did not record them."""
-        found = self.card().get("classes")
-        return list(map(str, found)) if isinstance(found, list) else []
+        names = self.card().get("classes")
+        return list(map(str, names)) if isinstance(names, list) else []
 
     @property
     def is_older(self) -> bool:
@@ -125,10 +137,10 @@ class RunDirectory:
         return bool(card) and "recipe" not in card
 
     def mend_card(self, card: Callable[[Recipe], str]) -> str | None:
-        """Write leanify.json anew if it is missing or damaged. Returns a message in that case, else None."""
+        """Write leanify.json again if it is missing or damaged. Returns a message in that case, otherwise None."""
         if self.card():
             return None
-        with self._written(CARD):
+        with self._write_guarded(CARD):
             writing.write(self.path / CARD, card(self.recipe))
         return f"{self.path / CARD} was missing or damaged and has been rewritten"
 
@@ -136,62 +148,64 @@ class RunDirectory:
 
     def data(self) -> dict[str, Any]:
         """The fingerprint of the data that the run started with; {} if unknown."""
-        return _json(self.path / DATA, dict) or {}
+        return _json(self.path / DATA_FILE, dict) or {}
 
     def note_data(self, facts: Mapping[str, Any]) -> None:
-        self._put(DATA, facts)
+        self._write_json(DATA_FILE, facts)
 
-    def _put(self, name: str, value: Any) -> None:
+    def _write_json(self, name: str, value: Any) -> None:
         """Write a JSON file of the run. Raises TrainingError."""
-        with self._written(name):
+        with self._write_guarded(name):
             writing.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
-    def skipped(self) -> list[str]:
+    def skipped_samples(self) -> list[str]:
         """The skipped samples, each described by file, row and problem."""
-        return _json(self.path / SKIPPED, list) or []
+        return _json(self.path / SKIPPED_FILE, list) or []
 
     def note_skipped(self, names: Iterable[str]) -> None:
         """Record skipped samples, each once."""
-        if more := sorted({*self.skipped(), *names}):
-            self._put(SKIPPED, more)
+        if all_names := sorted({*self.skipped_samples(), *names}):
+            self._write_json(SKIPPED_FILE, all_names)
 
     # -- who writes ----------
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the run, until this process ends at the latest. Raises DirectoryError if another writes it."""
-        writing.check_folder(self.path / CHECKPOINTS)
-        with opened(self.path / RECIPE, DirectoryError) as file:
-            if not writing.locked(file.fileno()):
+        writing.check_folders(self.path / CHECKPOINTS)
+        with open_file(self.path / RECIPE, DirectoryError) as file:
+            if not writing.try_lock(file.fileno()):
                 raise DirectoryError(f"{self.path} is being written by another process")
             yield
 
     @contextlib.contextmanager
-    def _written(self, name: str) -> Iterator[None]:
+    def _write_guarded(self, name: str) -> Iterator[None]:
         """Turn an OSError while writing a file of the run into a TrainingError that says how to resume."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or error
-            raise TrainingError(f"{self.path / name} could not be written: {reason}; {self._kept()}") from error
+            raise TrainingError(
+                f"{self.path / name} could not be written: {reason}; {self._leftover_note()}"
+            ) from error
 
-    def _kept(self) -> str:
+    def _leftover_note(self) -> str:
         """How to continue after an error, for its message."""
-        known = self.checkpoints()
-        if not known:
+        complete = self.checkpoints()
+        if not complete:
             return "there is no checkpoint yet"
-        return f"the checkpoint of step {known[-1].step} is complete; resume with: {self.resume_line}"
+        return f"the checkpoint of step {complete[-1].step} is complete; resume with: {self.resume_line}"
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a process is writing to the run now."""
-        with opened(self.path / RECIPE, DirectoryError) as file:
-            return not writing.locked(file.fileno())
+        with open_file(self.path / RECIPE, DirectoryError) as file:
+            return not writing.try_lock(file.fileno())
 
     # -- the log ----------
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
-        with self._written(METRICS), writing.appending(self.path / METRICS) as file:
+        with self._write_guarded(METRICS), writing.open_append(self.path / METRICS) as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -201,14 +215,16 @@ class RunDirectory:
         return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
 
     def lost_rows(self, length: int) -> str | None:
-        """What is wrong with the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
+        """Describe the damage in the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
+        # the log as long as it was when the checkpoint was written
         try:
-            with opened(self.path / METRICS, DirectoryError) as file:
+            with open_file(self.path / METRICS, DirectoryError) as file:
                 text = file.read(min(length, LARGEST_LOG))
         except (OSError, DirectoryError) as error:
             return f"{METRICS}: {error}"
         if len(text) < length:
             return f"{METRICS} has only {len(text):,} of its {length:,} bytes"
+        # every line of it must still be a row
         try:
             for number, line in enumerate(text.decode().splitlines(keepends=True), 1):
                 _row(self.path / METRICS, number, line)
@@ -218,61 +234,66 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         """The run's results: last evaluation, best checkpoint, test metrics if any, skipped samples."""
+        # the last row of each split
         last: dict[str, Any] = {}
-        tested: dict[str, Any] = {}
+        test_metrics: dict[str, Any] = {}
         for row in self.rows():
             if row["split"] == "validation":
                 last = row
             elif row["split"] == "test":
-                tested = row
-        best, skipped = self.best(), self.skipped()
+                test_metrics = row
+        # the best checkpoint, which the run's user loads
+        best, skipped_count = self.best(), self.skipped_samples()
         facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
         if best is not None:
             facts |= {"best_step": best.step, "best_checkpoint": str(best.path)}
-        if skipped:
-            facts["skipped"] = len(skipped)
-        for key, value in tested.items():
+        if skipped_count:
+            facts["skipped"] = len(skipped_count)
+        # test metrics, under names of their own
+        for key, value in test_metrics.items():
             if key not in ("step", "epoch", "split", "samples_per_s"):
                 facts[f"test_{key}"] = value
         return facts
 
-    def forget_after(self, found: Checkpoint | None) -> list[str]:
+    def truncate_after(self, checkpoint: Checkpoint | None) -> list[str]:
         """Delete everything after a checkpoint (all for None): rows, checkpoints, and leftovers of a kill.
 
         What leanify did not write stays. Returns messages about what therefore was renamed. Call it in
-        `held`.
+        `lock`.
         """
-        last, messages = found.step if found else -1, []
-        with self._written(METRICS):
-            writing.shorten(self.path / METRICS, found.rows if found else 0)
-        with self._written(CHECKPOINTS):
-            writing.remove_litter(self.path, settling=0)
+        last, messages = checkpoint.step if checkpoint else -1, []
+        with self._write_guarded(METRICS):
+            writing.truncate_file(self.path / METRICS, checkpoint.rows if checkpoint else 0)
+        with self._write_guarded(CHECKPOINTS):
+            writing.remove_litter(self.path, min_age=0)
             for folder in sorted((self.path / CHECKPOINTS).iterdir()):
-                if removing.is_unfinished(folder.name) and removing.is_own(folder):
+                if checkpoints.is_unfinished(folder.name) and checkpoints.is_removable(folder):
                     shutil.rmtree(folder)
-                elif removing.is_step(folder.name) and (int(folder.name) > last or Checkpoint.read(folder) is None):
-                    messages.append(removing.take_away(folder))
+                elif checkpoints.is_step(folder.name) and (int(folder.name) > last or Checkpoint.read(folder) is None):
+                    messages.append(checkpoints.remove_or_rename(folder))
         return [message for message in messages if message is not None]
 
     def note_environment(self, **facts: Any) -> list[str]:
         """Record this process's environment. Returns warnings of differences from the first start."""
-        from leanify import machine
+        from leanify.core import machine
 
         path, warnings = self.path / ENVIRONMENT, []
+        # one entry for each start or resume of the run
         entries = _json(path, list)
         if entries is None or not all(isinstance(entry, dict) for entry in entries):
             warnings.append(f"{path} was missing or damaged and has been started afresh")
             entries = []
         entries.append(machine.environment() | facts)
-        self._put(ENVIRONMENT, entries)
+        self._write_json(ENVIRONMENT, entries)
+        # what differs between the first start and this one
         first, now = entries[0], entries[-1]
         changes = []
         for key in ("versions", "threads", "processes", "device"):
             if first.get(key) != now.get(key):
                 changes.append(f"{key}: {first.get(key)} → {now.get(key)}")
         if changes:
-            words = "; ".join(changes)
-            warnings.append(f"results may differ in the last bits, because the environment changed: {words}")
+            summary = "; ".join(changes)
+            warnings.append(f"results may differ in the last bits, because the environment changed: {summary}")
         return warnings
 
     # -- checkpoints ----------
@@ -290,78 +311,88 @@ class RunDirectory:
         score: float | None,
         metrics: Mapping[str, float],
         rows: int | None = None,
-        parts: Mapping[str, Tensor] | None = None,
+        shards: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint and return its folder; one that exists for this step is kept.
 
         ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size).
-        ``parts`` are sharded tensors, of which every process writes its own rows; then every process must
+        ``shards`` are sharded tensors, of which every process writes its own rows; then every process must
         call this. Raises TrainingError if writing fails.
         """
         from leanify.runs import checkpoint_writing
 
+        # a checkpoint that exists is complete: it got its name last
         target = self.path / CHECKPOINTS / f"{step:08d}"
         if target.is_dir():
             return target
         try:
+            # the log reaches the disk before the card that counts its bytes
             rows = self.length if rows is None else rows
-            with opened(self.path / METRICS, DirectoryError) as file:
+            with open_file(self.path / METRICS, DirectoryError) as file:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
-            if parts is None:
-                checkpoint_writing.write(target, tensors, state, facts)
-            else:
-                checkpoint_writing.write_together(target, tensors, parts, state, facts)
+            checkpoint_writing.write(target, tensors, state, facts, shards)
         except OSError as error:
             reason = error.strerror or str(error)
             raise TrainingError(
-                f"the checkpoint of step {step} could not be written: {reason}; {self._kept()}"
+                f"the checkpoint of step {step} could not be written: {reason}; {self._leftover_note()}"
             ) from error
         return target
 
     def prune(self, keep: int) -> None:
         """Delete all but the last ``keep`` checkpoints and the best one; 0 keeps all."""
-        found = self.checkpoints()
+        complete = self.checkpoints()
         best = self.best()
-        for old in found[:-keep] if keep else []:
+        for old in complete[:-keep] if keep else []:
             if best is None or old.step != best.step:
-                with self._written(CHECKPOINTS):
-                    removing.remove(old.path)
+                with self._write_guarded(CHECKPOINTS):
+                    checkpoints.remove(old.path)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Complete checkpoints in order of step, judged by their cards alone (checksums are not verified)."""
-        found = map(Checkpoint.read, self._steps())
-        return [checkpoint for checkpoint in found if checkpoint is not None]
+        candidates = map(Checkpoint.read, self._steps())
+        return [checkpoint for checkpoint in candidates if checkpoint is not None]
 
     def _steps(self) -> list[Path]:
         """The folders that have a checkpoint's name, in order of step."""
-        return sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if removing.is_step(folder.name))
+        return sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if checkpoints.is_step(folder.name))
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, None before the first, and what is wrong with later ones.
+        """The newest intact checkpoint, None before the first, and messages about damaged later ones.
 
         Raises DirectoryError if there are checkpoints but none is intact.
         """
         complaints: list[str] = []
         for folder in reversed(self._steps()):
-            found = Checkpoint.read(folder)
+            checkpoint = Checkpoint.read(folder)
+            # judged by its card, its checksums, and the part of the log that it counts
             reason: str | None = f"{checkpoints.CARD} is damaged"
-            if found is not None:
-                reason = found.broken() or self.lost_rows(found.rows)
+            if checkpoint is not None:
+                reason = checkpoint.find_damage() or self.lost_rows(checkpoint.rows)
             if reason is None:
-                return found, complaints
+                return checkpoint, complaints
             complaints.append(f"the checkpoint of step {int(folder.name)} is damaged ({reason})")
         if complaints:
             raise DirectoryError(f"{self.path} has no checkpoint to resume from: {'; '.join(complaints)}")
         return None, []
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best score, else the last one; None if there is none."""
-        found = self.checkpoints()
-        scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
-        if not scored:
-            return found[-1] if found else None
-        return max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
+        """The checkpoint with the best score, or the last one if none has a score; None before the first."""
+        complete = self.checkpoints()
+        with_score = [checkpoint for checkpoint in complete if checkpoint.score is not None]
+        if not with_score:
+            return complete[-1] if complete else None
+        return max(with_score, key=lambda checkpoint: checkpoint.score or 0.0)
+
+
+def remove_run(path: Path) -> None:
+    """Remove a run; with other files than leanify's it is renamed to ``NAME.kept-…``. Raises OSError."""
+    folder = path / CHECKPOINTS
+    is_removable = writing.holds_only(path, FILES, folder) and not folder.is_symlink()
+    if is_removable and all(map(checkpoints.is_removable, folder.iterdir())):
+        writing.remove_folder(path, aside=writing.temp_path(path))
+    else:
+        writing.keep_aside(path)
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -376,31 +407,33 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """List every key whose value differs, as ``key: old → new``; ``""`` if none does."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in changed)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in keys)
 
 
 def _json(path: Path, kind: type[T]) -> T | None:
     """Parse a small JSON file; None if it is missing, damaged, or of another kind."""
     try:
-        found = read_json(path)
+        value = read_json(path)
     except SourceError:
         return None
-    return found if isinstance(found, kind) else None
+    return value if isinstance(value, kind) else None
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    # a line is one JSON object
     try:
-        found = parsed(line)
+        row = parse_json(line)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        row = None
+    if not isinstance(row, dict):
         raise DirectoryError(f"{path}, line {number} is not a JSON object: {line[:40]!r}")
-    what = "" if {"step", "split"} <= found.keys() else "it lacks step or split"
-    for name, value in reversed(found.items()):
+    # with a step, a split, and numbers
+    what = "" if {"step", "split"} <= row.keys() else "it lacks step or split"
+    for name, value in reversed(row.items()):
         kinds = {"step": (int,), "split": (str,)}.get(name, (int, float))
         if type(value) not in kinds:
             what = f"{name} is no {kinds[-1].__name__}"
     if what:
         raise DirectoryError(f"{path}, line {number} is no row of a run: {what}, in {line[:40]!r}")
-    return found
+    return row

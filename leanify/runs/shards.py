@@ -15,49 +15,48 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from leanify.errors import TrainingError
+from leanify.core.errors import TrainingError
 from leanify.runs.checkpoints import SHARDS
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, str]:
-    """Write this process's rows; every process must call it. → its files, by name, with their SHA-256"""
-    library, where = _library(), folder / SHARDS
-    library.save(dict(tensors), storage_writer=library.HuggingFaceStorageWriter(str(where), save_distributed=True))
-    return {f"{SHARDS}/{path.name}": _on_disk(path) for path in sorted(where.glob(f"shard-{rank + 1:05d}-*"))}
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write each process's rows into a folder that the first one made. → the SHA-256 of all files by name"""
+    dcp, place = _import_dcp(), folder / SHARDS
+    dist.barrier()
+    dcp.save(dict(tensors), storage_writer=dcp.HuggingFaceStorageWriter(str(place), save_distributed=True))
+    digests = {}
+    for path in sorted(place.glob(f"shard-{dist.get_rank() + 1:05d}-*")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            digests[f"{SHARDS}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()
 
-
-def _on_disk(path: Path) -> str:
-    """Sync a file to disk and return its SHA-256."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    # the first process writes them all into the checkpoint's card
+    digests_by_rank: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(digests_by_rank, digests)
+    all_digests: dict[str, str] = {}
+    for part in digests_by_rank:
+        all_digests |= part
+    return all_digests
 
 
 def sizes(folder: Path) -> dict[str, torch.Size]:
     """The full shapes of the tensors saved under ``folder``, by name."""
-    found = _library().HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
-    return {name: about.size for name, about in found.items()}
+    metadata = _import_dcp().HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
+    return {name: entry.size for name, entry in metadata.items()}
 
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors in place: full tensors, or this process's rows of sharded ones."""
-    import torch.distributed as dist
-
-    library = _library()
-    reader = library.HuggingFaceStorageReader(str(folder / SHARDS))
-    library.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+    dcp = _import_dcp()
+    reader = dcp.HuggingFaceStorageReader(str(folder / SHARDS))
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor on the CPU, in every process together; any other is returned as it is."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather().cpu()
-
-
-def _library() -> Any:
-    import torch.distributed.checkpoint as dcp
+def _import_dcp() -> Any:
+    import torch.distributed.checkpoint as dcp  # slow, and needed for sharded models alone
 
     if not hasattr(dcp, "HuggingFaceStorageReader"):
         raise TrainingError(f"sharded checkpoints need torch 2.9 or later; installed is {torch.__version__}")

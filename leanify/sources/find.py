@@ -1,9 +1,7 @@
 """Resolve a SOURCE, which is anything that names a model:
 
 vit_base, timm/vit_base_patch16_224     a timm name, or a short one that completes to its standard member
-diffusers/dit, diffusers/pixart         a model of diffusers by its class, with its default configuration
 bert, hf/gpt2                           a transformers model type with its default configuration
-leanify/crammed-bert                    one of leanify's own models: systems of the paper that no library has
 org/name, bert-base-uncased             a model on the Hugging Face hub
 vit-base-lean, recipe.toml              the model of a recipe, in the recipe's shape
 model.py:make, package.module:make      a user's own module: what this function or class returns
@@ -16,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,23 +23,26 @@ from typing import Any
 
 from torch import nn
 
-from leanify import machine
-from leanify.architecture import Architecture
-from leanify.errors import LeanifyError, SourceError
+from leanify.core import machine, recipe
+from leanify.core import path_kinds as places
+from leanify.core.architecture import Architecture
+from leanify.core.errors import LeanifyError, SourceError
+from leanify.core.files.reading import check_regular, read_json
+from leanify.core.recipe_code import current_source, is_code
 from leanify.lens import surgery
-from leanify.runs import checkpoints, places, recipe, run_directory
-from leanify.runs.files import check_regular, read_json
-from leanify.sources import adapters, heads, hub, lean_directory, pooling, weights
-from leanify.sources.overrides import hf_origin, overridden, type_of_class
+from leanify.runs import checkpoints, run_directory
+from leanify.sources import heads, hub, lean_directory, pooling, weights
+from leanify.sources.overrides import hf_origin, override_source, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
-from leanify.upstream import diffusion, hooks, modules
+from leanify.sources.tensors import CHECKPOINTS, preview, read_tensors
+from leanify.upstream import hooks, modules
+from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
-from leanify.upstream.own_models import MODELS
-from leanify.upstream.wall import wall
+from leanify.upstream.timm_data import read_pretrained_cfg
+from leanify.upstream.wall import reraise_as
 
 HUB = (  # the hub's well-known models without a slash, as suggestions
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
@@ -58,42 +60,48 @@ def load(
     pretrained: bool = False,
     device: str = "cpu",
 ) -> nn.Module:
-    """Return the model that SOURCE names, in eval mode: with its weights if it has any, else initialised by upstream.
+    """Return the model that SOURCE names, in eval mode: with its weights, or initialised by upstream.
 
-    ``overrides`` are passed to upstream's constructor (timm) or configuration (transformers); ``cls`` names a
-    transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's pretrained weights for a timm
-    name. On ``device="meta"`` the model has shapes but no weights. Raises SourceError.
+    ``overrides`` are passed to upstream's constructor (timm) or configuration (transformers); ``cls``, or ``class``
+    among the overrides, names a transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's
+    pretrained weights for a timm name. On ``device="meta"`` the model has shapes but no weights. Raises SourceError.
 
     >>> import leanify
     >>> model = leanify.load("vit_tiny", overrides={"img_size": 32}, device="meta")
     >>> sum(parameter.numel() for parameter in model.parameters())
     5680552
     """
-    found = find(source, overrides=overrides, cls=cls, pretrained=pretrained)
-    model = build_on_meta(found) if device == "meta" else weights.load(found).to(machine.device_of(device))
-    known = getattr(model, "pretrained_cfg", None)
-    if known and places.is_run(source):  # a run's timm model says how much of an image its evaluation keeps
+    model_source = find(source, overrides=overrides, cls=cls, pretrained=pretrained)
+    model = (
+        build_on_meta(model_source) if device == "meta" else weights.load(model_source).to(machine.parse_device(device))
+    )
+    pretrained_cfg = getattr(model, "pretrained_cfg", None)
+    has_own_crop = "crop_pct" in model_source.origin.pictures
+    if pretrained_cfg and places.is_run(source) and not has_own_crop:
+        # a run's timm model says how much of an image its evaluation keeps
         data = run_directory.RunDirectory.open(source).recipe.data
-        if data is not None and isinstance(known.get("crop_pct"), float | int):
-            model.pretrained_cfg = {**known, "crop_pct": data.evaluated_side(known["crop_pct"])}  # type: ignore[assignment]
+        if data is not None and isinstance(pretrained_cfg.get("crop_pct"), float | int):
+            model.pretrained_cfg = {**pretrained_cfg, "crop_pct": data.evaluated_side(pretrained_cfg["crop_pct"])}  # type: ignore[assignment]
     return model
 
 
-def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool = False) -> nn.Module:
+def load_with_weights(
+    model_source: ModelSource, weights_source: str | Path | None, pretrained: bool = False
+) -> nn.Module:
     """Return the found model with the weights of ``source`` (a checkpoint file, a directory, a hub id), or its own.
 
-    Without ``source`` these are the model's own weights if it has any, else upstream's for its name;
+    Without ``source`` these are the model's own weights if it has any, otherwise upstream's for its name;
     ``pretrained`` asks timm for its pretrained weights. Raises SourceError.
     """
-    if source is None and found.weights is not None:
-        return weights.load(found)
-    asked = str(source) if source is not None else str(found.origin)
-    path = Path(asked).expanduser()
-    donor = replace(found, weights=path) if path.suffix in CHECKPOINTS and path.is_file() else None
-    return weights.carried(found, donor or find(asked, pretrained=pretrained), asked)
+    if weights_source is None and model_source.weights is not None:
+        return weights.load(model_source)
+    name = str(weights_source) if weights_source is not None else str(model_source.origin)
+    path = Path(name).expanduser()
+    teacher = replace(model_source, weights=path) if path.suffix in CHECKPOINTS and path.is_file() else None
+    return weights.load_teacher_weights(model_source, teacher or find(name, pretrained=pretrained), name)
 
 
-@wall("no model is found there")
+@reraise_as("no model is found there")
 def find(
     source: str | Path | recipe.Recipe | ModelSource | nn.Module,
     *,
@@ -103,37 +111,55 @@ def find(
 ) -> ModelSource:
     """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
 
-    A module, and what is resolved already, is taken as it is; a recipe may be given as its value. The other
-    arguments are those of `load`. Raises SourceError, with the nearest known names where there are any.
+    A module or a resolved source is taken as it is; a recipe may be given as its value. The other
+    arguments are the same as for `load`. Raises SourceError with the nearest known names.
     """
-    wanted = dict(overrides or {})
+    options = dict(overrides or {})
+    if "class" in options:
+        cls = str(options.pop("class"))
+    # objects: a live module, a resolved source, a recipe
     if isinstance(source, nn.Module):
         return ModelSource(modules.live_origin(source))
     if isinstance(source, ModelSource):
-        return overridden(source, wanted, cls)
+        return override_source(source, options, cls)
     if isinstance(source, recipe.Recipe):
-        return _in_recipe(source, "the recipe", wanted, cls, pretrained)
+        return _find_recipe(source, "the recipe", options, cls, pretrained)
     text = str(source)
-    if modules.is_code(text):
-        return overridden(ModelSource(modules.named(text)), wanted, cls)
+    text = current_source(text)
+    # code and recipes, which are named by their files
+    if is_code(text):
+        return override_source(ModelSource(modules.parse_module_source(text)), options, cls)
     file = _recipe_file(text)
     if file is not None:
-        return _in_recipe(recipe.load(file), str(file), wanted, cls, pretrained)
+        return _find_recipe(recipe.load(file), str(file), options, cls, pretrained)
+    # what lies on this disk
     path = Path(source).expanduser()
     if _is(path, Path.is_dir):
-        found = _in_directory(path, wanted, cls)
+        model_source = _find_directory(path, options, cls)
     elif _is(path, Path.exists):
-        found = _in_file(path, wanted, cls)
+        model_source = _find_file(path, options, cls)
+    # a path that does not exist
     elif text.startswith(("./", "/", "~", "../")) or path.suffix in (*CHECKPOINTS, ".json", ".toml"):
         raise SourceError(f"{text[:200]} does not exist")
     else:
-        found = _by_name(text, pretrained)
-    if found.origin.library == "hf":
-        wanted.pop("model_type", None)
-    return overridden(found, wanted, cls)
+        model_source = _find_name(text, pretrained)
+    if model_source.origin.library == "hf":
+        options.pop("model_type", None)
+    return override_source(model_source, options, cls)
 
 
-def located(source: str | Path) -> str:
+def recorded_source(text: str) -> str | ModelSource:
+    """A SOURCE that a recipe or a run names, for `find`: its code is run only if the user named it himself."""
+    text = current_source(text)
+    return ModelSource(modules.origin_of_code(text)) if is_code(text) else text
+
+
+def section_source(model: recipe.ModelSection) -> ModelSource:
+    """The model of a recipe's [model], before the recipe reshapes it."""
+    return find(recorded_source(model.source), overrides=model.override, cls=model.cls)
+
+
+def absolute_source(source: str | Path) -> str:
     """Make the path of a SOURCE absolute. Raises SourceError if it has no weights."""
     path = Path(source).expanduser()
     if not (path.suffix in CHECKPOINTS and path.is_file()) and find(source).weights is None:
@@ -152,64 +178,71 @@ def _is(path: Path, test: Any) -> bool:
 # -- paths -------------
 
 
-def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
-    """The model of a directory; ``file`` holds its weights where that is none of upstream's names.
+def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
+    """The model of a directory; ``file`` holds its weights if it has another name than upstream's.
 
     A run has the weights of its best checkpoint; before its first checkpoint, loading fails.
     """
+    # a run: its best checkpoint
     if places.is_run(path):
         card = lean_directory.read_card(path)
         best = run_directory.RunDirectory.open(path).best()
-        stored = (path if best is None else best.path) / checkpoints.WEIGHTS
-        return _carrying(ModelSource(card.origin, card.architecture, stored, card.tied), path)
+        weights_file = (path if best is None else best.path) / checkpoints.WEIGHTS
+        return _attach_files(ModelSource(card.origin, card.architecture, weights_file, card.tied), path)
     check_regular(path)
+    if (path / places.ADAPTER).exists():  # transformers would give its keys to PEFT, even with complete weights there
+        raise _adapter_error(path)
+    # a folder of upstream's, lean or not: its configuration, with its weights if there are any
     card_here = lean_directory.read_card(path) if (path / places.CARD).is_file() else None
     if (path / "config.json").exists():
-        found = _in_config(path / "config.json", overrides, cls)
-        where = file or (path if weights.lie_in(path) else None)
-        if where is None and (path / adapters.CONFIG).is_file():  # an adapter with its base's configuration beside it
-            return _adapted(path, overrides, cls)
-        found = replace(found, weights=where)
-        return found if cls is not None or where is None else heads.as_stored(found, path, where)
+        model_source = _find_config(path / "config.json", overrides, cls)
+        where = file or (path if weights.has_weights(path) else None)
+        model_source = replace(model_source, weights=where)
+        return model_source if cls is not None or where is None else heads.match_stored_head(model_source, path, where)
+    # a lean folder of a library without a configuration: leanify's own card
     if card_here is not None:
-        stored = weights.file_in(path)
-        return _carrying(ModelSource(card_here.origin, card_here.architecture, stored, card_here.tied), path)
-    if (path / adapters.CONFIG).is_file():
-        return _adapted(path, overrides, cls)
+        weights_file = weights.find_weights(path)
+        return _attach_files(ModelSource(card_here.origin, card_here.architecture, weights_file, card_here.tied), path)
+    # no model, so the message names what lies below
     models = [str(place.relative_to(path)) for place in places.models_inside(path)]
     if models:
-        raise SourceError(f"{path} is not a model but contains {few(models)}: name one of them, as {path / models[0]}")
-    here = few(sorted(entry.name for entry in path.iterdir()), 5) or "nothing"
+        raise SourceError(
+            f"{path} is not a model but contains {preview(models)}: name one of them, as {path / models[0]}"
+        )
+    entries = preview(sorted(entry.name for entry in path.iterdir()), 5) or "nothing"
     raise SourceError(
         f"{path} is not a model: it has neither {places.CARD} (a lean directory) nor config.json "
-        f"(timm's or transformers'); found {here}. Is it data? leanify train {quote(str(path))} says what to do"
+        f"(timm's or transformers'); found {entries}. Is it data? leanify train {quote(str(path))} says what to do"
     )
 
 
-def _carrying(found: ModelSource, path: Path) -> ModelSource:
+def _attach_files(model_source: ModelSource, path: Path) -> ModelSource:
     """Move a lean shape into transformers' configuration, so that other classes and overrides apply too."""
-    if found.origin.library != "hf" or found.architecture is None:
-        return found
-    shape = {KEY: {"architecture": found.architecture.to_json()}}
-    options = {**found.origin.options, **shape, "_name_or_path": str(path)}
-    return replace(found, origin=replace(found.origin, options=options), architecture=None)
+    if model_source.origin.library != "hf" or model_source.architecture is None:
+        return model_source
+    shape = {KEY: {"architecture": model_source.architecture.to_json()}}
+    options = {**model_source.origin.options, **shape, "_name_or_path": str(path)}
+    return replace(model_source, origin=replace(model_source.origin, options=options), architecture=None)
 
 
-def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
-    """A PEFT adapter: its base model, with the adapter as weights."""
-    base = adapters.read(path)["base_model_name_or_path"]
-    return replace(find(base, overrides=overrides, cls=cls), weights=path)
+def _adapter_error(name: str | Path) -> SourceError:
+    return SourceError(
+        f"{name} is a PEFT adapter, not a model; merge it into its base model first, with peft: "
+        "AutoPeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR), or AutoPeftModelForCausalLM and "
+        "the like, and name DIR"
+    )
 
 
-def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
+def _find_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
     config = read_json(path)
     if not isinstance(config, dict):
         raise SourceError(f"{path} names no model: expected a JSON object")
+    # timm's configuration names its architecture
     if "architecture" in config:
-        return _in_timm_config(path, config)
-    name = config.get("_class_name")
-    if isinstance(name, str):
-        return ModelSource(Origin("diffusers", diffusion.model_class(name).__name__, diffusion.options_of(config)))
+        return _find_timm_config(path, config)
+    # configurations that leanify does not follow
+    if isinstance(config.get("_class_name"), str):  # as diffusers writes it
+        raise SourceError(f"{path}: {NO_DIFFUSERS}")
     config = from_file(config)
     if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
         raise SourceError(
@@ -218,52 +251,58 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
         )
     if KEY in config:
         hooks.check_on(str(path.parent))
+    # transformers names a model by its type, or by a class that belongs to one type
     classes = config.get("architectures")
     if not isinstance(classes, list):
         classes = []
-    named = [config.get("model_type"), overrides.get("model_type")]
-    named += [type_of_class(name) for name in (cls, *classes) if isinstance(name, str)]
-    model_type = next((name for name in named if name is not None), None)
+    model_types = [config.get("model_type"), overrides.get("model_type")]
+    model_types += [type_of_class(name) for name in (cls, *classes) if isinstance(name, str)]
+    model_type = next((name for name in model_types if name is not None), None)
     if model_type is None:
         raise SourceError(
             f"{path} names no model: it has neither transformers' model_type nor timm's architecture; "
-            "name one with --class BertForMaskedLM or --override model_type=bert"
+            "name one with --override class=BertForMaskedLM or --override model_type=bert"
         )
     return ModelSource(hf_origin(model_type, {**config, "_name_or_path": str(path.parent)}))
 
 
-def _in_timm_config(path: Path, config: dict[str, Any]) -> ModelSource:
+def _find_timm_config(path: Path, config: dict[str, Any]) -> ModelSource:
     name, options = config["architecture"], config.get("model_args") or {}
     if not isinstance(name, str) or not isinstance(options, dict):
         raise SourceError(f"{path} is damaged: architecture must be a string and model_args an object")
-    if config.get("num_classes") is not None:
-        options = {"num_classes": config["num_classes"], **options}
+    with reraise_as(f"{path} is damaged"):
+        pictures = read_pretrained_cfg(config)
+    if pictures.get("num_classes") is not None:
+        options = {"num_classes": pictures["num_classes"], **options}
     if name != "leanify":
-        return ModelSource(Origin("timm", name, options))
+        return ModelSource(Origin("timm", name, options, pictures=pictures))
     base, shape = options.pop("base", None), options.pop("shape", None)
     if not isinstance(base, str) or not isinstance(shape, dict):
         raise SourceError(f"{path} is damaged: a lean model's model_args must have base (string) and shape (object)")
-    return ModelSource(Origin("timm", base, options), Architecture.from_json(shape))
+    return ModelSource(Origin("timm", base, options, pictures=pictures), Architecture.from_json(shape))
 
 
-def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
+def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     if not path.is_file():
         raise SourceError(f"{path} is not a regular file")
-    indexed = path.name.endswith(".index.json")  # of a checkpoint in shards
-    if path.suffix == ".json" and not indexed:
-        return _in_config(path, overrides, cls)
-    if path.suffix not in CHECKPOINTS and not indexed:
+    is_index = path.name.endswith(".index.json")  # of a checkpoint in shards
+    if path.suffix == ".json" and not is_index:
+        return _find_config(path, overrides, cls)
+    if path.suffix not in CHECKPOINTS and not is_index:
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
-    beside = path.absolute().parent
-    if not any((beside / name).is_file() for name in (places.CARD, "config.json")):
-        if not indexed:
+    directory = path.absolute().parent
+    if (directory / places.ADAPTER).exists():
+        raise _adapter_error(path)
+    # a file of weights needs a configuration that names its model
+    if not any((directory / name).is_file() for name in (places.CARD, "config.json")):
+        if not is_index:
             read_tensors(path)  # report a damaged file first: a configuration would not help it
         raise SourceError(
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "
             f"or name the model: leanify redesign MODEL --weights {path}"
         )
-    found = _in_directory(beside, overrides, cls, None if indexed else path)
-    return found if indexed else replace(found, weights=path)
+    model_source = _find_directory(directory, overrides, cls, None if is_index else path)
+    return model_source if is_index else replace(model_source, weights=path)
 
 
 def _recipe_file(text: str) -> Path | None:
@@ -273,68 +312,72 @@ def _recipe_file(text: str) -> Path | None:
     return recipe.find(text)
 
 
-def _in_recipe(
+def _find_recipe(
     value: recipe.Recipe, name: str, overrides: Mapping[str, Any], cls: str | None, pretrained: bool
 ) -> ModelSource:
-    """The model of a recipe: initialised if the recipe gives it a shape, else with its source's weights."""
+    """The model of a recipe: initialised if the recipe sets a shape, otherwise with its source's weights."""
+    # a recipe names a model, not another recipe
     model = value.model
     if _recipe_file(model.source) is not None:
         raise SourceError(f"{name}: the source of a recipe must be a model; {model.source!r} is another recipe")
-    code = ModelSource(modules.origin_of_code(model.source)) if modules.is_code(model.source) else None
-    found = find(
-        code or model.source,
+    model_source = find(
+        recorded_source(model.source),
         overrides={**model.override, **overrides},
         cls=cls or model.cls,
         pretrained=pretrained,
     )
+    # a shape of its own is read from the model on meta, and has no weights yet
     if not model.reshapes:
-        return found
+        return model_source
     if pretrained:
         raise SourceError(f"{name} changes the shape of {model.source}, so there are no pretrained weights for it")
-    architecture = model.shape(surgery.read(build_on_meta(found)))
-    return replace(found, architecture=architecture, weights=None)
+    architecture = model.shape(surgery.read(build_on_meta(model_source)))
+    return replace(model_source, architecture=architecture, weights=None)
 
 
 # -- names -------------
 
 
-def _by_name(name: str, pretrained: bool) -> ModelSource:
+def _find_name(name: str, pretrained: bool) -> ModelSource:
     library, _, rest = name.partition("/")
+    # a library before the slash
     if library == "timm" and rest:
-        return _in_timm(name, rest, pretrained)
+        return _find_timm(name, rest, pretrained)
     if library == "diffusers" and rest:
-        return ModelSource(Origin("diffusers", diffusion.model_class(rest).__name__))
-    if library == "leanify" and rest:
-        if rest in MODELS:
-            return ModelSource(Origin("leanify", rest))
-        raise SourceError(_unknown(name, rest, list(MODELS), "leanify model"))
+        raise SourceError(f"{name}: {NO_DIFFUSERS}")
     if library == "hf" and rest:
         if "/" in rest:
-            return _on_hub(rest)
+            return _find_on_hub(rest)
         if is_model_type(rest) or rest in import_transformers().CONFIG_MAPPING:
             return ModelSource(hf_origin(rest, {}))
-        known = list(import_transformers().CONFIG_MAPPING)
-        return _on_hub_or(rest, SourceError(_unknown(name, rest, known, "transformers model type")))
+        model_types = list(import_transformers().CONFIG_MAPPING)
+        return _try_hub(rest, SourceError(_unknown(name, rest, model_types, "transformers model type")))
+    # a hub id
     if "/" in name:
-        return _on_hub(name)
+        return _find_on_hub(name)
+    # a name of transformers, then one of timm, then one of the hub's oldest models
     if is_model_type(name):
         return ModelSource(hf_origin(name, {}))
     try:
-        return _in_timm(name, name, pretrained)
+        return _find_timm(name, name, pretrained)
     except SourceError as unknown:
         if name in import_transformers().CONFIG_MAPPING:  # towers too: clip_vision_model
             return ModelSource(hf_origin(name, {}))
-        return _on_hub_or(name, unknown)
+        return _try_hub(name, unknown)
 
 
-def _on_hub(name: str) -> ModelSource:
+def _find_on_hub(name: str) -> ModelSource:
+    if hub.download_file(name, places.ADAPTER) is not None:
+        raise _adapter_error(name)
     config = hub.config_on_hub(name)
-    found = ModelSource(hf_origin(config["model_type"], config), weights=name)
-    modules = hub.file_of(name, pooling.MODULES)
-    return found if modules is None or not pooling.is_encoder(modules.parent) else heads.bare_encoder(found)
+    model_source = ModelSource(hf_origin(config["model_type"], config), weights=name)
+    modules = hub.download_file(name, pooling.MODULES)
+    return (
+        model_source if modules is None or not pooling.is_encoder(modules.parent) else heads.bare_encoder(model_source)
+    )
 
 
-def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
+def _try_hub(name: str, unknown: SourceError) -> ModelSource:
     """Look a name without a slash up on the hub, whose oldest models have none (``bert-base-uncased``).
 
     Names with underscores are taken for misspelt timm names and raise ``unknown`` without asking the network.
@@ -342,7 +385,7 @@ def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
     if "_" in name:
         raise unknown
     try:
-        return _on_hub(name)
+        return _find_on_hub(name)
     except LeanifyError:
         if name in HUB and not hub.answers():
             raise SourceError(
@@ -353,16 +396,17 @@ def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
         raise SourceError(f"{unknown}; {where}") from None
 
 
-def _in_timm(asked: str, name: str, pretrained: bool) -> ModelSource:
-    origin = Origin("timm", complete(asked, name.removeprefix("timm/")))
+def _find_timm(source: str, name: str, pretrained: bool) -> ModelSource:
+    origin = Origin("timm", complete_name(source, name.removeprefix("timm/")))
     return ModelSource(origin, weights=f"timm/{origin.name}" if pretrained else None)
 
 
-def complete(asked: str, name: str) -> str:
-    """Complete a short timm name: the name itself, else with a standard suffix, else the only name that starts with it.
+def complete_name(source: str, name: str) -> str:
+    """Complete a short timm name: the name itself, then with a standard suffix, then the only name that starts with it.
 
     Raises SourceError for ambiguous and unknown names, listing candidates.
     """
+    # the name itself, or with one of the usual suffixes
     timm = import_timm()
     bare, dot, tag = name.partition(".")
     if timm.is_model(bare):
@@ -375,28 +419,32 @@ def complete(asked: str, name: str) -> str:
         ranks = [i for i, suffix in enumerate(STANDARD) if member.endswith(suffix)]
         return min(ranks, default=len(STANDARD)), len(member)
 
+    # else names that begin with it, the most usual first
     members = sorted(timm.list_models(f"{bare}_*"), key=standard_first)
     if len(members) == 1:
         return str(members[0] + dot + tag)
     members = members or sorted(timm.list_models(f"{bare}*"), key=standard_first)
     if members:
-        shown = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
-        raise SourceError(f"{asked!r} is ambiguous: timm has {shown}")
-    known = timm.list_models()
-    if not asked.startswith("timm/"):
-        known += [*_model_types(), *recipe.stems(), *HUB, *hub.near_paths(asked)]
-    raise SourceError(_unknown(asked, bare, known, "timm model, transformers model type, recipe, hub id or path"))
+        member_list = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
+        raise SourceError(f"{source!r} is ambiguous: timm has {member_list}")
+    # else a message with the nearest names of every kind
+    timm_names = timm.list_models()
+    if not source.startswith("timm/"):
+        timm_names += [*_model_types(), *recipe.stems(), *HUB, *hub.similar_paths(source)]
+    raise SourceError(_unknown(source, bare, timm_names, "timm model, transformers model type, recipe, hub id or path"))
 
 
-def _unknown(asked: str, name: str, known: list[str], kinds: str) -> str:
+def _unknown(source: str, name: str, candidates: list[str], kinds: str) -> str:
     full_names = {}
-    for full in known:
+    for full in candidates:
         full_names[full] = full
         for suffix in STANDARD:
             full_names[full.removesuffix(suffix)] = full
     matches = difflib.get_close_matches(name[:200], full_names, n=5, cutoff=0.6)
-    near = ", ".join(dict.fromkeys(full_names[match] for match in matches))
-    return f"{asked[:200]!r} is not a {kinds}" + (f"; nearest: {near}" if near else "")
+    similar = ", ".join(dict.fromkeys(full_names[match] for match in matches))
+    if re.fullmatch(r"[0-9.]+[%MGk]?", source):
+        return f"{source!r} is not the name of a model; a budget is --target-params {source}"
+    return f"{source[:200]!r} is not a {kinds}" + (f"; nearest: {similar}" if similar else "")
 
 
 def _model_types() -> list[str]:

@@ -2,6 +2,7 @@
 
     config.json         upstream's configuration, plus the architecture if upstream's keys cannot express it
     model.safetensors   the weights; large ones in shards
+    modeling_lean.py    code by which transformers opens such a shape without leanify, with trust_remote_code=True
     tokenizer*, …       copied from the source: tokenizer, processors, chat template, sentence-transformers' modules
     leanify.json        the card: how upstream builds the source, the architecture, versions, weight checksums
     README.md           the lines of code that load the model
@@ -16,8 +17,7 @@ Writing is atomic (`new_directory`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,23 +26,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from leanify.architecture import Architecture
-from leanify.errors import DirectoryError, ShapeError
+from leanify.core.architecture import Architecture
+from leanify.core.errors import DirectoryError, ShapeError
+from leanify.core.files import writing
+from leanify.core.files.reading import checksum, read_json
+from leanify.core.files.writing import new_directory
+from leanify.core.path_kinds import CARD, FORMAT, check_format
+from leanify.core.recipe_code import current_source
 from leanify.lens import surgery
-from leanify.runs import sums, writing
-from leanify.runs.files import read_json
-from leanify.runs.new_directory import new_directory
-from leanify.runs.places import CARD
-from leanify.sources import side_files, timm_hooks
+from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.describe import check_rebuilt, describe
-from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
-from leanify.upstream import diffusion, hooks, modules
-from leanify.upstream.origin import Origin, origin_of, set_origin
-from leanify.upstream.wall import wall
+from leanify.upstream import hooks, modules
+from leanify.upstream.origin import Origin, get_origin, set_origin
+from leanify.upstream.wall import reraise_as
 
 WEIGHTS = "model.safetensors"
-FORMAT = 2
 TITLE = "A lean model"
 
 
@@ -50,131 +49,131 @@ def save(
     model: nn.Module,
     directory: str | Path,
     force: bool = False,
-    model_type: str | None = None,
     title: str = TITLE,
     source: str | None = None,
-    made: Mapping[str, Any] | None = None,
+    note: str = "",
     name: str | None = None,
+    is_initialised: bool = False,
 ) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
-    Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another
-    transformers type that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README.
-    ``source`` says what builds a module of the user's own, before it was reshaped: ``model.py:make`` or
-    ``package.module:make``. ``made`` is kept in its card: how it was made, for those who ask later. ``name``
-    is what its README calls it, where it will be moved. Returns the directory.
+    Tokenizer and other side files of its source are copied. ``title`` heads its README. ``source`` names what
+    builds a module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``.
+    ``note`` is its second paragraph: how the model was made. ``name`` is its name in the README, where it will
+    be moved. ``is_initialised``: its weights are drawn at random, not trained. Returns the directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
-    if model_type is not None:
-        model = as_type(model, model_type)
     if source is not None:
-        set_origin(model, modules.named(source))
-    found = describe(model)
-    if found.origin.library == modules.LIBRARY:
-        check_rebuilt(model, found)
+        set_origin(model, modules.parse_module_source(source))
+    # how the model is built again, checked before anything is written
+    description = describe(model)
+    if description.origin.library == modules.LIBRARY:
+        check_rebuilt(model, description)
     with new_directory(directory, force) as folder:
-        write_around(model, found, folder, _write(model, found, folder), name or Path(directory).name, title, made)
+        # weights, configuration and the checkpoint's other files (tokenizer, processor)
+        tied = _write(model, description, folder)
+        if description.origin.library == "hf":
+            side_files.copy_side_files(model, folder)
+        # the card: what builds the model again, and the checksums of its weights
+        origin = get_origin(model) or description.origin
+        card = {
+            "format": FORMAT,
+            "origin": origin.to_json(),
+            "architecture": surgery.read(model).to_json(),
+            "upstream": description.architecture is None,
+            "tied": tied,
+            "initialised": is_initialised,
+            "sums": {file.name: checksum(file) for file in sorted(folder.glob("*.safetensors"))},
+            "requires": requirements(origin),
+            "written_with": {key: metadata.version(key) for key in ("leanify", "torch", "timm", "transformers")},
+        }
+        writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
+        writing.write(
+            folder / "README.md", _readme(model, description, folder, name or Path(directory).name, title, note)
+        )
     return Path(directory)
 
 
-def write_around(
-    model: nn.Module,
-    found: ModelSource,
-    folder: Path,
-    tied: dict[str, str],
-    name: str,
-    title: str = TITLE,
-    made: Mapping[str, Any] | None = None,
-) -> None:
-    """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
-    if found.origin.library == "hf":
-        side_files.carry(model, folder)
-    origin = origin_of(model) or found.origin
-    card = {
-        "format": FORMAT,
-        "origin": {name: value for name, value in vars(origin).items() if name != "live"},
-        "architecture": surgery.read(model).to_json(),
-        "upstream": found.architecture is None,
-        "tied": tied,
-        "sums": {file.name: sums.of(file) for file in sorted(folder.glob("*.safetensors"))},
-        "requires": requirements(origin),
-        "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
-    }
-    if made:
-        card["made"] = dict(made)
-    writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
-    writing.write(folder / "README.md", _readme(model, found, name, title))
-
-
-def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
+def _write(model: Any, source: ModelSource, folder: Path) -> dict[str, str]:
     """Write the weights and upstream's configuration. Returns tied tensor names: dropped → kept."""
-    if found.origin.library == "hf":
-        if found.architecture is not None:
+    # transformers writes itself; surgery's shape goes into its config by a hook
+    if source.origin.library == "hf":
+        if source.architecture is not None:
             hooks.check_on(f"this {type(model).__name__}")
         try:
-            with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
+            with reraise_as(f"transformers does not save this {type(model).__name__}", DirectoryError):
                 model.save_pretrained(folder)
         except DirectoryError as error:
             if isinstance(error.__cause__, (OSError, SafetensorError)):  # a full disk, which `new_directory` speaks of
                 raise error.__cause__ from None
             raise
+        if source.architecture is not None:
+            modelling.write_code(model, folder)
         return {}
-    tensors, tied = untied(model)
-    if found.origin.library == "diffusers" and found.architecture is None:
-        words = {**diffusion.file_words(found.origin.name), **found.origin.options}
-        writing.write(folder / "config.json", json.dumps(words, indent=2) + "\n")
-        save_file(tensors, folder / diffusion.WEIGHTS, metadata={"format": "pt"})
-        return tied
+    # timm and own modules: plain safetensors, each tied tensor once
+    tensors, tied = untie_tensors(model)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    if found.origin.library == "timm":
-        config = timm_hooks.config_of(model, found)
+    if source.origin.library == "timm":
+        config = timm_hooks.timm_config(model, source)
         writing.write(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return tied
 
 
 def requirements(origin: Origin) -> dict[str, str]:
     """The minimum library versions to load the directory, from leanify's package metadata: name → ``>=…``."""
-    library = {"timm": "timm", "hf": "transformers", "diffusers": "diffusers"}.get(origin.library)
+    library = {"timm": "timm", "hf": "transformers"}.get(origin.library)
     names = ("torch", *([library] if library else ()))
     lines = metadata.requires("leanify") or []
     bounds = (line.partition(";")[0].strip() for line in lines)
     return {name: bound[len(name) :] for bound in bounds for name in names if bound.startswith(f"{name}>")}
 
 
-def _readme(model: nn.Module, found: ModelSource, name: str, title: str) -> str:
-    origin = found.origin
-    lines = [f"# {title}", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", "", "```python"]
-    lines += ["import leanify", "", f'model = leanify.load("{name}")']
-    alone = found.architecture is None and "attn_layer" not in origin.options
-    when = "# or" if alone else "# or, after `import leanify`"
-    upstream = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}.get(origin.library)
+def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, title: str, note: str) -> str:
+    """The README of the directory, which is a model card on the hub: a description, and the lines that load it."""
+    origin = source.origin
+    upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
+    # the model card's head, which the hub reads
+    lines = ["---", *([f"library_name: {upstream}"] if upstream else []), "tags: [leanify, pruning]", "---"]
+    lines += [f"# {title}", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", ""]
+    if note:
+        lines += [note, ""]
+    # how to load it, by leanify and by its own library
+    lines += ["```python", "import leanify", "", f'model = leanify.load("{name}")']
+    has_code = (folder / modelling.FILE).is_file()
+    opens_alone = source.architecture is None and "attn_layer" not in origin.options
+    when = "# or" if opens_alone else "# or, after `import leanify`"
     loads = {
         "hf": f'transformers.{type(model).__name__}.from_pretrained("{name}")',
         "timm": f'timm.create_model("local-dir:{name}", pretrained=True)',
-        "diffusers": f'diffusers.{origin.name}.from_pretrained("{name}")',
     }
-    if upstream and (alone or origin.library != "diffusers"):
-        lines += ["", when, f"import {upstream}", "", f"model = {loads[origin.library]}"]
-    note = "The model is leanify's own."
-    if origin.library == modules.LIBRARY:
-        note = (
-            f"`leanify.load` builds the module anew by running {origin.name}, and refuses where that file has changed."
-        )
     if upstream:
-        note = f"{upstream} itself builds this shape."
-        note = note if alone else f"{upstream} alone cannot express this shape, and refuses to load it."
+        lines += ["", when, f"import {upstream}", "", f"model = {loads[origin.library]}"]
+    # who can open this shape
+    if upstream and opens_alone:
+        who = f"{upstream} itself builds this shape."
+    elif has_code:
+        auto = next(iter(read_json(folder / "config.json")["auto_map"].keys() - {"AutoConfig"}))
+        lines += ["", "# or, without leanify, by the code beside the weights", "import transformers", ""]
+        lines += [f'model = transformers.{auto}.from_pretrained("{name}", trust_remote_code=True)']
+        who = "Without leanify, transformers opens this shape with trust_remote_code=True and refuses it otherwise."
+    elif upstream:
+        who = f"{upstream} alone cannot express this shape, and refuses to load it."
+    elif origin.library == modules.LIBRARY:
+        who = f"`leanify.load` builds the module again by running {origin.name}, and refuses if that file has changed."
+    else:
+        who = "The model is leanify's own."
     needs = ", ".join(f"{library} {bound}" for library, bound in requirements(origin).items())
-    return "\n".join([*lines, "```", "", note, f"Needs {needs}.", ""])
+    return "\n".join([*lines, "```", "", who, f"Needs {needs}.", ""])
 
 
-def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def untie_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a model's tensors on the CPU, each tied tensor once, and the tied names: dropped → kept."""
-    kept: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in model.state_dict().items():
-        first = kept.setdefault(id(tensor) if tensor.numel() == 0 else tensor.data_ptr(), name)
+        first = first_names.setdefault(id(tensor) if tensor.numel() == 0 else tensor.data_ptr(), name)
         if first == name or tensor.shape != tensors[first].shape:
             tensors[name] = tensor.detach().cpu().contiguous()
         else:
@@ -196,13 +195,15 @@ def read_card(directory: Path) -> Card:
     file = directory / CARD
     card = read_json(file, DirectoryError)
     try:
-        if card["format"] > FORMAT:
-            raise DirectoryError(
-                f"{directory} was written by a newer leanify (format {card['format']}); upgrade leanify"
-            )
+        check_format({"format": card["format"]}, directory)
         origin = Origin(**card["origin"])
+        # models that once came with the package are named by their recipes' code now
+        if origin.library == "leanify":  # of an older leanify, which had these models inside
+            origin = replace(modules.origin_of_code(current_source(str(origin))), options=origin.options)
         if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
             raise TypeError("origin must have a name (string) and options (object)")
+        if not isinstance(origin.pictures, dict):
+            raise TypeError("origin must have pictures (object)")
         return Card(origin, Architecture.from_json(card["architecture"]), dict(card.get("tied") or {}))
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise DirectoryError(f"{file} is damaged: {error}") from error

@@ -10,45 +10,52 @@ from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import SourceError
-from leanify.upstream.libraries import import_transformers, nearest, without_type
+from leanify.core.errors import SourceError
+from leanify.core.recipe_code import SHIPPED_CODE
+from leanify.upstream.libraries import drop_type, import_transformers, nearest
 from leanify.upstream.origin import Origin
-from leanify.upstream.wall import wall
+from leanify.upstream.wall import reraise_as
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from leanify.sources.source import ModelSource
 
-PUBLISHED = tomllib.loads(resources.files("leanify.upstream").joinpath("published.toml").read_text("utf-8"))
+PUBLISHED_CONFIGS = tomllib.loads(resources.files("leanify.upstream").joinpath("published.toml").read_text("utf-8"))
 DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 
 
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     """Return the origin of a model type with a configuration.
 
-    The class is the first of the configuration's ``architectures`` that transformers has, else AutoModel's.
+    The class is the first of the configuration's ``architectures`` that transformers has, or AutoModel's.
     Warns in two cases: a quantised checkpoint is described by its shapes before quantisation, and a type
     whose default configuration does not build gets its published checkpoint's. Raises SourceError.
     """
-    known = import_transformers().CONFIG_MAPPING
+    config_mapping = import_transformers().CONFIG_MAPPING
     keys = dict(config)
-    if not keys and model_type in PUBLISHED:
-        keys = dict(PUBLISHED[model_type]["keys"])
-        name = PUBLISHED[model_type]["checkpoint"]
+    # a few types have defaults that build no model: use a published configuration
+    if not keys and model_type in PUBLISHED_CONFIGS:
+        keys = dict(PUBLISHED_CONFIGS[model_type]["keys"])
+        name = PUBLISHED_CONFIGS[model_type]["checkpoint"]
         warnings.warn(f"transformers cannot run {model_type}'s default configuration; using {name}'s", stacklevel=2)
     if not isinstance(model_type, str):
-        raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(list(known)[:3])}, …")
-    if model_type not in known and model_type.replace("_", "-") in known:
+        raise SourceError(
+            f"model_type {model_type!r} is not a name; transformers has {', '.join(list(config_mapping)[:3])}, …"
+        )
+    # names with a hyphen may be typed with an underscore
+    if model_type not in config_mapping and model_type.replace("_", "-") in config_mapping:
         model_type = model_type.replace("_", "-")
-    method = quantised_by(keys)
+    # quantised weights have other shapes, so the model before quantisation is counted
+    method = quantisation_method(keys)
     if method:
         keys.pop("quantization_config")
         what = keys.get("_name_or_path") or model_type
         warnings.warn(f"{what} is quantised ({method}); shapes and counts are those before quantisation", stacklevel=2)
+    # upstream's own class for the whole configuration, or the bare model
     full = full_config(model_type, keys)
-    named = keys.get("architectures")
-    classes = [name for name in named if is_model_class(name)] if isinstance(named, list) else []
+    architectures = keys.get("architectures")
+    classes = [name for name in architectures if is_model_class(name)] if isinstance(architectures, list) else []
     return Origin("hf", full.model_type, full.to_dict(), classes[0] if classes else class_name("AutoModel", full))
 
 
@@ -57,20 +64,20 @@ def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
     from leanify.upstream.build import check_sizes
 
     check_sizes(keys)
-    with wall(f"transformers rejects this configuration of {model_type!r}"):
-        return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(keys)))
+    with reraise_as(f"transformers rejects this configuration of {model_type!r}"):
+        return import_transformers().AutoConfig.for_model(model_type, **drop_type(dict(keys)))
 
 
-def quantised_by(keys: Mapping[str, Any]) -> str | None:
+def quantisation_method(keys: Mapping[str, Any]) -> str | None:
     """The quantisation method in a configuration (gptq, awq, bitsandbytes, …); None if the weights are plain."""
-    found = keys.get("quantization_config")
-    return str(found.get("quant_method", "of unknown kind")) if isinstance(found, Mapping) else None
+    config = keys.get("quantization_config")
+    return str(config.get("quant_method", "of unknown kind")) if isinstance(config, Mapping) else None
 
 
 def is_model_class(name: Any) -> bool:
     library = import_transformers()
-    found = getattr(library, name, None) if isinstance(name, str) else None
-    return isinstance(found, type) and issubclass(found, library.PreTrainedModel)
+    candidate = getattr(library, name, None) if isinstance(name, str) else None
+    return isinstance(candidate, type) and issubclass(candidate, library.PreTrainedModel)
 
 
 def class_name(auto: str, config: PretrainedConfig) -> str:
@@ -85,11 +92,12 @@ def class_name(auto: str, config: PretrainedConfig) -> str:
         if not is_model_class(auto):
             raise SourceError(f"transformers' {auto} is not a model class; try AutoModel, AutoModelForCausalLM, …")
         return auto
+    # the class that upstream maps this configuration to
     try:
-        found = getattr(library, auto)._model_mapping[type(config)]
+        model_class = getattr(library, auto)._model_mapping[type(config)]
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"transformers has no {auto} for the model type {config.model_type!r}") from error
-    return str((found[0] if isinstance(found, tuple) else found).__name__)
+    return str((model_class[0] if isinstance(model_class, tuple) else model_class).__name__)
 
 
 def type_of_class(name: str) -> str | None:
@@ -99,54 +107,67 @@ def type_of_class(name: str) -> str | None:
     return str(getattr(import_transformers(), name).config_class.model_type)
 
 
-def overridden(found: ModelSource, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
+def override_source(source: ModelSource, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
     """Apply overrides to a source: configuration keys (transformers), constructor arguments (timm), model class.
 
     Raises SourceError for an unknown key or a class that does not fit.
     """
-    origin = found.origin
+    origin = source.origin
     if cls is not None and origin.library != "hf":
         raise SourceError(f"class {cls!r} was asked for, and {origin} is not a transformers model")
+    # nothing to override
     if not overrides and cls is None:
-        return found
-    if overrides and found.architecture is not None and origin.library == "leanify":
+        return source
+    if overrides and source.architecture is not None and origin.library == "module" and origin.name in SHIPPED_CODE:
         raise SourceError("a lean directory's shape is fixed; apply the override to the model it was redesigned from")
+    # arguments of a constructor
     if origin.library != "hf":
-        return replace(found, origin=replace(origin, options={**origin.options, **overrides}))
+        return replace(source, origin=replace(origin, options={**origin.options, **overrides}))
+    # keys of a configuration, by upstream's own names for them
     names = import_transformers().CONFIG_MAPPING[origin.name].attribute_map
-    asked = {names.get(key, key): value for key, value in overrides.items()}
+    renamed_overrides = {names.get(key, key): value for key, value in overrides.items()}
     config = dict(origin.options)
-    for key, value in asked.items():
+    for key, value in renamed_overrides.items():
         config = _set(config, key, value, origin.name)
-    full = full_config(origin.name, _derived_again(origin.options, config, asked, names))
+    # sizes that upstream derives from these follow them
+    full = full_config(origin.name, _rederive_keys(origin.options, config, renamed_overrides, names))
     name = origin.cls if cls is None else class_name(cls, full)
-    return replace(found, origin=Origin("hf", origin.name, full.to_dict(), name))
+    return replace(source, origin=Origin("hf", origin.name, full.to_dict(), name))
 
 
-def _derived_again(
-    old: Mapping[str, Any], new: dict[str, Any], asked: Mapping[str, Any], names: Mapping[str, str]
+def _rederive_keys(
+    old: Mapping[str, Any], new: dict[str, Any], overrides: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
     """Recompute sizes that upstream derives from others, unless the user set them too.
 
-    head_dim follows width / heads, and the key/value heads follow the heads, where that held before; ``layer_types`` is
+    head_dim follows width / heads, and the key/value heads follow the heads, if that held before; ``layer_types`` is
     dropped when the number of layers changes. The order of the overrides makes no difference.
     """
     width, heads, kv, layers = (names.get(name, name) for name in DERIVE)
-    derived = dict(new)
-    if "head_dim" not in asked and {width, heads} & set(asked):
+    config = dict(new)
+    # head_dim follows width and heads, if it was their quotient before
+    if "head_dim" not in overrides and {width, heads} & set(overrides):
         head_dim, *sizes = (old.get(key) for key in ("head_dim", width, heads))
         are_known = all(isinstance(size, int) and size > 0 for size in (head_dim, *sizes))
         if are_known and head_dim == sizes[0] // sizes[1]:  # type: ignore[operator]
-            derived.pop("head_dim")
-    if kv not in asked and heads in asked and old.get(kv) is not None and old[kv] == old.get(heads):
-        derived[kv] = new[heads]
-    if "layer_types" not in asked and layers in asked and isinstance(old.get("layer_types"), list):
-        derived.pop("layer_types")
-    return derived
+            config.pop("head_dim")
+    # key and value heads follow the heads, if they were equal before
+    if kv not in overrides and heads in overrides and old.get(kv) is not None and old[kv] == old.get(heads):
+        config[kv] = new[heads]
+    # the kinds of layers are made again for another number of them
+    if "layer_types" not in overrides and layers in overrides and isinstance(old.get("layer_types"), list):
+        config.pop("layer_types")
+    return config
 
 
 def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
-    """Return ``config`` with one key changed. Raises SourceError for an unknown key."""
+    """Return ``config`` with one key changed. Raises SourceError for an unknown key.
+
+    Keys that begin with an underscore are transformers' notes on where a model came from. A tokenizer is copied
+    from the folder that ``_name_or_path`` names, so a recipe could pass on a foreign one.
+    """
+    if key.startswith("_"):
+        raise SourceError(f"{key!r} is transformers' own note on where a model came from; it cannot be overridden")
     cls = import_transformers().CONFIG_MAPPING[model_type]
     if key == "num_labels":  # transformers stores the names of the classes, not their number
         from leanify.upstream.build import MOST_LABELS
@@ -156,13 +177,13 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
         labels = {index: f"LABEL_{index}" for index in range(value)}
         return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
     if key not in config and key not in cls().to_dict():
-        near = nearest(key, [*config, *cls.attribute_map])
-        raise SourceError(f"the configuration of {model_type!r} has no {key!r}{near}")
+        similar = nearest(key, [*config, *cls.attribute_map])
+        raise SourceError(f"the configuration of {model_type!r} has no {key!r}{similar}")
     return {**config, key: value}
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``key=value`` pairs; what is not JSON is a string. Raises SourceError for a malformed pair."""
+    """Parse ``key=value`` pairs; a value that is not JSON is a string. Raises SourceError for a malformed pair."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Pooling of a text's hidden states into one vector, as sentence-transformers stores it beside a checkpoint.
+"""Pooling of a text's hidden states into one vector, as sentence-transformers stores it with a checkpoint.
 
 ``modules.json`` lists a Transformer, a Pooling and perhaps more (Normalize, Dense). Modules after the pooling
 are ignored: they do not change whether two embeddings point the same way, as long as both models share them.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leanify.errors import SourceError
-from leanify.runs.files import read_json
+from leanify.core.errors import SourceError
+from leanify.core.files.reading import read_json
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -36,35 +36,38 @@ def is_encoder(folder: Path) -> bool:
     return isinstance(first, dict) and str(first.get("type", "")).rpartition(".")[2] == "Transformer"
 
 
-def pooling_of(folder: Path) -> tuple[str, ...]:
+def read_pooling(folder: Path) -> tuple[str, ...]:
     """Return the pooling modes whose vectors are concatenated; the mean if the folder does not specify any.
 
     Raises SourceError for a damaged file or an unknown mode.
     """
+    # a folder of transformers alone has no pooling: the mean is sentence-transformers' default
     if not has_modules(folder):
         return ("mean",)
     modules = read_json(folder / MODULES)
+    # the first module of type Pooling, and its own configuration inside the folder
     entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
-    found = next((entry for entry in entries if str(entry.get("type", "")).endswith("Pooling")), None)
-    if found is None:
+    pooling_entry = next((entry for entry in entries if str(entry.get("type", "")).endswith("Pooling")), None)
+    if pooling_entry is None:
         raise SourceError(f"{folder / MODULES} has no Pooling module, so it yields no embedding of a whole text")
-    file = folder / str(found.get("path", "")) / "config.json"
+    file = folder / str(pooling_entry.get("path", "")) / "config.json"
     place = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
     if folder.resolve() not in (place, *place.parents):
-        raise SourceError(f"{folder / MODULES} names {found.get('path')!r}, which is outside its folder")
+        raise SourceError(f"{folder / MODULES} names {pooling_entry.get('path')!r}, which is outside its folder")
     config = read_json(file)
     if not isinstance(config, dict):
         raise SourceError(f"{file} is damaged: expected a JSON object")
-    named = config.get("pooling_mode")
+    # the mode's name (newer), or a flag for each mode (older)
+    mode_name = config.get("pooling_mode")
     modes = tuple(mode for key, mode in MODES.items() if config.get(key))
-    if named:
-        modes = tuple(named) if isinstance(named, list) else (named,)
+    if mode_name:
+        modes = tuple(mode_name) if isinstance(mode_name, list) else (mode_name,)
     if not modes or any(mode not in MODES.values() for mode in modes):
         raise SourceError(f"{file} has the pooling mode {list(modes)}; supported: {', '.join(MODES.values())}")
     return modes
 
 
-def longest_of(folder: Path) -> int | None:
+def read_max_length(folder: Path) -> int | None:
     """The length in tokens to which sentence-transformers truncates a text; None if not specified."""
     file = folder / "sentence_bert_config.json"
     config = read_json(file) if file.is_file() else {}

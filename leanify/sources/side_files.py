@@ -12,9 +12,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from leanify.errors import SourceError
-from leanify.runs import writing
-from leanify.runs.files import inside, opened, read_json
+from leanify.core.errors import SourceError
+from leanify.core.files import writing
+from leanify.core.files.reading import open_file, read_json, resolve_inside
 from leanify.sources import hub
 from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
@@ -28,32 +28,36 @@ TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
 NO_TOKENIZER = {"version": "the source of this model had no tokenizer; save one here: tokenizer.save_pretrained(DIR)"}
 
 
-def carry(model: Any, folder: Path) -> None:
+def copy_side_files(model: Any, folder: Path) -> None:
     """Copy a transformers model's side files from its source into ``folder``, with the folders that
     sentence-transformers' modules.json names (1_Pooling, 2_Normalize, 3_Dense).
 
     A text model without a tokenizer gets a tokenizer.json that refuses to load. Raises SourceError if the
     tokenizer has ids beyond the model's embedding.
     """
-    source = source_of(model)
+    source = side_file_folder(model)
     if source is not None:
+        # the checkpoint's other files, by name; links that leave the folder are refused
         for path in sorted(source.iterdir()):
             if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
                 _copy(path, folder / path.name, _home(source))
+        # folders of sentence-transformers' modules, such as 1_Pooling
         if (folder / "modules.json").is_file():
             for module in read_json(source / "modules.json"):
                 name = str(module.get("path", "")) if isinstance(module, dict) else ""
-                found = inside(source, name) if name else None
-                if found is not None and found.is_dir():
+                target = resolve_inside(source, name) if name else None
+                if target is not None and target.is_dir():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    _copy(found, folder / name, _home(source))
+                    _copy(target, folder / name, _home(source))
     _check_vocabulary(model, folder)
+    # without one, transformers would look the tokenizer up elsewhere
     if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
         writing.write(folder / "tokenizer.json", json.dumps(NO_TOKENIZER, indent=2) + "\n")
 
 
-def source_of(model: Any) -> Path | None:
+def side_file_folder(model: Any) -> Path | None:
     """The directory that the model was loaded from, for a hub id its cached snapshot; None if there is none."""
+    # the folder or hub id that transformers noted when it loaded the model
     name = getattr(model.config, "_name_or_path", "") or ""
     path = Path(name).expanduser()
     if not name or path.is_dir():
@@ -63,8 +67,8 @@ def source_of(model: Any) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # folders of modules.json: 0_…, 1_Pooling, …
-        return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=not hub.answers()))
+        patterns = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # folders of modules.json: 0_…, 1_Pooling, …
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub.answers()))
     except Exception:  # the hub client raises from several libraries; `carry` handles a missing tokenizer
         return None
 
@@ -72,24 +76,24 @@ def source_of(model: Any) -> Path | None:
 def _copy(path: Path, target: Path, home: Path) -> None:
     """Copy a file or a folder, but no linked folder: that could be the whole disk.
 
-    Raises SourceError for a link to a file outside ``home``: what somebody else's folder leads to is not passed on.
+    Raises SourceError for a link to a file outside ``home``, which must not be passed on.
     """
     if path.is_dir() and not path.is_symlink():
         target.mkdir(exist_ok=True)
-        for below in sorted(path.iterdir()):
-            _copy(below, target / below.name, home)
+        for entry in sorted(path.iterdir()):
+            _copy(entry, target / entry.name, home)
     elif path.is_file():
         if home not in path.resolve().parents:
             raise SourceError(
                 f"{path} is a link to {path.resolve()}, outside the model's folder; put the file itself there "
                 "(cp -rL copies a folder without its links)"
             )
-        with opened(path) as file:
+        with open_file(path) as file:
             writing.copy(file, target)
 
 
 def _home(source: Path) -> Path:
-    """The folder that links may lead to: the model's own, or what the hub's client keeps of a repository."""
+    """The folder that links may lead to: the model's own, or the hub client's copy of a repository."""
     source = source.resolve()
     return source.parent.parent if source.parent.name == "snapshots" else source
 
@@ -100,12 +104,14 @@ def _takes_text(model: Any) -> bool:
 
 def _check_vocabulary(model: Any, folder: Path) -> None:
     """Refuse a tokenizer with ids beyond the embedding's rows: it would fail at the first such token."""
+    # only vocabularies that transformers would use with these weights
     file = folder / "tokenizer.json"
     if not file.is_file() or not _takes_text(model):
         return
     content = read_json(file)
     vocabulary = (content.get("model") or {}).get("vocab") if isinstance(content, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
+    # the embedding has one row for each id
     rows = model.get_input_embeddings().weight.shape[0]
     if ids and all(isinstance(number, int) for number in ids) and max(ids) >= rows:
         raise SourceError(

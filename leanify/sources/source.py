@@ -1,4 +1,4 @@
-"""A resolved SOURCE: what is known of a model before anything is built."""
+"""A resolved SOURCE: a model that is known but not built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from leanify.architecture import Architecture
+from leanify.core.architecture import Architecture
 from leanify.lens import surgery
 from leanify.upstream import modules
 from leanify.upstream.build import build_model
@@ -31,15 +31,15 @@ class ModelSource:
     tied: Mapping[str, str] = field(default_factory=dict)
 
 
-def build_on_meta(found: ModelSource) -> nn.Module:
+def build_on_meta(source: ModelSource) -> nn.Module:
     """Build the model on torch's meta device: shapes, no memory for weights.
 
-    A user's own module is read before it goes there, where it can be tried.
+    A user's own module is read while it can still be run.
     """
-    if found.origin.library in (modules.LIBRARY, modules.LIVE):
-        real = build_model(found.origin)
+    if modules.is_user_module(source.origin):
+        real = build_model(source.origin)
         surgery.read(real)
-        model = modules.on_meta(real)
+        model = modules.copy_to_meta(real)
     else:
-        model = build_model(found.origin, "meta")
-    return model if found.architecture is None else surgery.write(model, found.architecture)
+        model = build_model(source.origin, "meta")
+    return model if source.architecture is None else surgery.write(model, source.architecture)

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from leanify.errors import SourceError
-from leanify.lens.located import name_of
-from leanify.runs import sums
-from leanify.runs.files import few as few
-from leanify.runs.files import read_json
-from leanify.runs.places import WEIGHTS
-from leanify.runs.unpickling import unpickled
+from leanify.core.errors import SourceError
+from leanify.core.files import tensor_files
+from leanify.core.files.reading import checksum, read_json
+from leanify.core.files.reading import preview as preview
+from leanify.core.files.unpickling import load_pickle
+from leanify.core.path_kinds import WEIGHTS
+from leanify.lens.located import model_name
 from leanify.upstream.origin import is_hf
 
-NESTED = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
+STATE_KEYS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
 CHECKPOINTS = WEIGHTS
 # The files that upstream's loaders look for in a directory, in order; an index names the shards.
 UPSTREAM = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -37,37 +35,33 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise SourceError(f"the checkpoint {path} {'is not a regular file' if path.exists() else 'does not exist'}")
     check_sum(path)
     if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
-    return _state_dict(path, unpickled(path))
+        return tensor_files.load_tensors(path)
+    return _state_dict(path, load_pickle(path))
 
 
-def names_in(where: Path) -> list[str]:
+def tensor_names(where: Path) -> list[str]:
     """The names of the tensors in a checkpoint, or in the one that upstream would open in a directory, unread.
 
-    [] where there is no such file. Raises SourceError for a damaged or unsafe one.
+    [] if the file does not exist. Raises SourceError for a damaged or unsafe one.
     """
+    # a folder's checkpoint, in the order in which upstream looks for one
     file = next((where / name for name in UPSTREAM if (where / name).is_file()), None) if where.is_dir() else where
     if file is None:
         return []
+    # of an index or a pickle the names alone; safetensors' header has them
     if file.name.endswith(".index.json"):
         return list(weight_map(file) or ())
     if file.suffix != ".safetensors":
-        return list(_state_dict(file, unpickled(file)))
-    try:
-        with safe_open(file, "pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError, ValueError) as error:
-        raise SourceError(f"the checkpoint {file} is truncated or not a safetensors file: {error}") from error
+        return list(_state_dict(file, load_pickle(file)))
+    with tensor_files.open_tensors(file) as checkpoint:
+        return list(checkpoint.keys())
 
 
 def weight_map(index: Path) -> dict[str, Any] | None:
     """Tensor name → file name, of a checkpoint in shards; None where its index has none."""
     content = read_json(index)
-    named = content.get("weight_map") if isinstance(content, dict) else None
-    return named if isinstance(named, dict) else None
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    return names if isinstance(names, dict) else None
 
 
 def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
@@ -76,7 +70,7 @@ def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
             break
         if data and all(isinstance(value, Tensor) for value in data.values()):
             return dict(data)
-        inner = next((key for key in NESTED if isinstance(data.get(key), dict)), None)
+        inner = next((key for key in STATE_KEYS if isinstance(data.get(key), dict)), None)
         if inner is None:
             break
         data = data[inner]
@@ -87,14 +81,14 @@ CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's c
 
 
 def check_sum(path: Path) -> None:
-    """Raise SourceError if a card beside the file lists another checksum. Unreadable cards are skipped."""
+    """Raise SourceError if a card in the same folder lists another checksum. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
-            known = read_json(card).get("sums", {}) if card.is_file() else {}
+            sums = read_json(card).get("sums", {}) if card.is_file() else {}
         except (SourceError, AttributeError):
             continue
-        wanted = known.get(path.name) if isinstance(known, dict) else None
-        if isinstance(wanted, str) and sums.of(path, wanted) != wanted:
+        expected_sum = sums.get(path.name) if isinstance(sums, dict) else None
+        if isinstance(expected_sum, str) and checksum(path, expected_sum) != expected_sum:
             raise SourceError(
                 f"{path} has changed since it was written: its checksum differs from the one in {card.name}. It is "
                 f"damaged, or another program overwrote it; if you trust that program, remove {card.name}"
@@ -104,22 +98,24 @@ def check_sum(path: Path) -> None:
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def misfits(wanted: Shapes, given: Shapes) -> str:
+def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
     """Describe why tensors do not fit a model, as missing, unknown and of another shape; ``""`` if they fit.
 
     Names the first three of each kind.
     """
-    missing = [name for name in wanted if name not in given]
-    surplus = [name for name in given if name not in wanted]
+    missing = [name for name in model_shapes if name not in file_shapes]
+    surplus = [name for name in file_shapes if name not in model_shapes]
     odd = [
-        f"{name} {given[name]} for {wanted[name]}" for name in wanted if name in given and given[name] != wanted[name]
+        f"{name} {file_shapes[name]} for {model_shapes[name]}"
+        for name in model_shapes
+        if name in file_shapes and file_shapes[name] != model_shapes[name]
     ]
     kinds = (("missing", missing), ("unknown", surplus), ("of another shape", odd))
-    return "; ".join(f"{len(names)} {what} ({few(names)})" for what, names in kinds if names)
+    return "; ".join(f"{len(names)} {what} ({preview(names)})" for what, names in kinds if names)
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
@@ -127,9 +123,9 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -
 
     Raises SourceError that names the first few tensors that do not fit.
     """
-    problems = misfits(shapes_of(model.state_dict()), shapes_of(tensors))
+    problems = describe_misfits(tensor_shapes(model.state_dict()), tensor_shapes(tensors))
     if problems:
-        raise SourceError(f"{where} does not fit {name_of(model)}: {problems}")
+        raise SourceError(f"{where} does not fit {model_name(model)}: {problems}")
     model.load_state_dict(tensors, assign=True)
     if is_hf(model):  # assign=True breaks tying: each name now has its own tensor
         model.tie_weights()  # type: ignore[operator]

@@ -12,7 +12,7 @@ import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leanify.architecture import Architecture
+from leanify.core.architecture import Architecture
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from leanify.sources.source import ModelSource
 
 NAME = "leanify"
-SHOWN = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "first_conv", "classifier")
+PRETRAINED_KEYS = ("input_size", "fixed_input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode",
+                   "first_conv", "classifier")  # fmt: skip
 
 
 def leanify(
@@ -41,11 +42,14 @@ def leanify(
     from leanify.upstream.build import build_model
     from leanify.upstream.origin import Origin
 
+    # the base model as timm builds it, with its settings
     config = resolve_pretrained_cfg(NAME, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay)
     options.setdefault("num_classes", config.num_classes)
     model: Any = build_model(Origin("timm", base, options))
+    # the lean shape, drawn afresh
     model = surgery.write(model, Architecture.from_json(shape), "fresh").train()
     model.pretrained_cfg = model.default_cfg = config.to_dict()
+    # timm's own loader adapts channels and classes
     if pretrained:
         channels = model.pretrained_cfg["input_size"][0]
         load_pretrained(model, model.pretrained_cfg, model.num_classes, options.get("in_chans", channels))
@@ -53,20 +57,24 @@ def leanify(
     return built
 
 
-def arguments_of(found: ModelSource) -> tuple[str, dict[str, Any]]:
+def timm_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
     """timm's ``architecture`` and ``model_args`` for a described model."""
-    if found.architecture is None:
-        return found.origin.name.partition(".")[0], dict(found.origin.options)
-    shape = found.architecture.to_json()
-    return NAME, {**found.origin.options, "base": found.origin.name.partition(".")[0], "shape": shape}
+    if source.architecture is None:
+        return source.origin.name.partition(".")[0], dict(source.origin.options)
+    shape = source.architecture.to_json()
+    return NAME, {**source.origin.options, "base": source.origin.name.partition(".")[0], "shape": shape}
 
 
-def config_of(model: Any, found: ModelSource) -> dict[str, Any]:
+def timm_config(model: Any, source: ModelSource) -> dict[str, Any]:
     """The contents of config.json for ``timm.create_model("local-dir:…")``."""
-    architecture, arguments = arguments_of(found)
-    known = getattr(model, "pretrained_cfg", None) or {}
+    architecture, arguments = timm_arguments(source)
+    pretrained_cfg = getattr(model, "pretrained_cfg", None) or {}
     classes = getattr(model, "num_classes", None)
-    pretrained = {key: value for key, value in known.items() if key in SHOWN}
+    pretrained = {key: value for key, value in pretrained_cfg.items() if key in PRETRAINED_KEYS}
+    # the image settings of the source's folder stay; names of other classes are dropped
+    pretrained |= source.origin.pictures
+    if len(pretrained.get("label_names") or ()) != classes:
+        pretrained.pop("label_names", None)
     return {
         "architecture": architecture,
         "num_classes": classes,
@@ -90,16 +98,18 @@ def describe_when_saving(module: ModuleType) -> None:
         from leanify.sources.describe import describe
         from leanify.upstream.origin import is_stamped
 
+        # a model that leanify did not build is timm's to describe
         if not is_stamped(model):
             save(model, config_path, *positional, **named)
             return
-        architecture, arguments = arguments_of(describe(model))
-        kept = model.pretrained_cfg, getattr(model, "_model_args", {})
+        # for the time of the call, the name and arguments that build this shape
+        architecture, arguments = timm_arguments(describe(model))
+        attributes = model.pretrained_cfg, getattr(model, "_model_args", {})
         model.pretrained_cfg = {**model.pretrained_cfg, "architecture": architecture}
         model._model_args = arguments
         try:
             save(model, config_path, *positional, **named)
         finally:
-            model.pretrained_cfg, model._model_args = kept
+            model.pretrained_cfg, model._model_args = attributes
 
     module.save_config_for_hf = save_config_for_hf  # type: ignore[attr-defined]

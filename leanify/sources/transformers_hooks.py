@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leanify.upstream.lean_config import buildable, drop, from_file, shape_in, to_file
+from leanify.upstream.lean_config import buildable, drop, from_file, stored_shape, to_file
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,17 +42,18 @@ def convert_configurations(module: ModuleType) -> None:
 
     @functools.wraps(save)
     def save_pretrained(self: Any, *positional: Any, **named: Any) -> Any:
-        return save(buildable(self) if shape_in(self) is not None else self, *positional, **named)
+        return save(buildable(self) if stored_shape(self) is not None else self, *positional, **named)
 
     @functools.wraps(write)
     def to_json_file(self: Any, json_file_path: Any, use_diff: bool = True) -> None:
-        if shape_in(self) is None:
+        if stored_shape(self) is None:
             write(self, json_file_path, use_diff)
             return
         import json
 
-        from leanify.runs import writing
+        from leanify.core.files import writing
 
+        # on disk: a configuration that upstream can build, and the lean shape under a key of ours
         plain = buildable(self)
         config = plain.to_diff_dict() if use_diff else plain.to_dict()
         text = json.dumps(to_file(plain._encode_special_floats(config)), indent=2, sort_keys=True)
@@ -69,14 +70,15 @@ def build_and_save_lean(module: ModuleType) -> None:
 
     @functools.wraps(save)
     def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
-        if shape_in(self.config) is not None:
-            bring_in_line(self)
+        if stored_shape(self.config) is not None:
+            sync_config(self)
         card = Path(save_directory) / "leanify.json"
         stale = card.is_file()
-        done = save(self, save_directory, *positional, **named)
+        # transformers saves weights and configuration
+        result = save(self, save_directory, *positional, **named)
         if stale:  # it described the model saved here before
             card.unlink(missing_ok=True)
-        return done
+        return result
 
     def __init_subclass__(sub: Any, /, **named: Any) -> None:
         subclass(sub, **named)
@@ -84,13 +86,13 @@ def build_and_save_lean(module: ModuleType) -> None:
 
     cls.save_pretrained = save_pretrained
     cls.__init_subclass__ = classmethod(__init_subclass__)
-    _wrap_below(cls)
+    _wrap_subclasses(cls)
 
 
-def _wrap_below(cls: Any) -> None:
+def _wrap_subclasses(cls: Any) -> None:
     for sub in cls.__subclasses__():
         _wrap(sub)
-        _wrap_below(sub)
+        _wrap_subclasses(sub)
 
 
 def _wrap(cls: Any) -> None:
@@ -101,11 +103,13 @@ def _wrap(cls: Any) -> None:
     @functools.wraps(init)
     def __init__(self: Any, *positional: Any, **named: Any) -> None:
         config = positional[0] if positional else named.get("config")
-        if _BUILDING.get() or shape_in(config) is None:
+        # an ordinary model, or one that is being built inside a lean one
+        if _BUILDING.get() or stored_shape(config) is None:
             init(self, *positional, **named)
             return
         outermost = _BUILDING.set(True)
         try:
+            # upstream builds the base, then surgery gives it the shape
             plain = buildable(config)
             init(self, plain, *positional[1:], **{key: value for key, value in named.items() if key != "config"})
             _reshape(self, config)
@@ -122,48 +126,49 @@ def _reshape(model: Any, config: PretrainedConfig) -> None:
 
     from leanify.lens import surgery
 
-    shape, own = shape_in(config), surgery.read(model)
+    shape, model_shape = stored_shape(config), surgery.read(model)
     assert shape is not None
     on_meta = next(model.parameters()).is_meta
     with torch.device("cpu"):  # upstream builds on meta before it loads; the indices of surgery are real
-        lean = surgery.write(model, aligned(shape, own), "keep" if on_meta else "fresh")
+        lean = surgery.write(model, align_stages(shape, model_shape), "keep" if on_meta else "fresh")
     vars(model).update(vars(lean))
 
 
-def aligned(shape: Any, own: Any) -> Any:
+def align_stages(shape: Any, model_shape: Any) -> Any:
     """Rename a shape's stages for another class of the same model: ``encoder.layer`` → ``bert.encoder.layer``.
 
     Stages that the shape lacks keep the model's own (say, only the encoder of an encoder–decoder is lean).
     Raises SourceError if they have no stage in common.
     """
-    from leanify.errors import SourceError
+    from leanify.core.errors import SourceError
 
     stages, is_found = [], False
-    for stage in own.stages:
+    for stage in model_shape.stages:
+        # the stage of the same name, or the only one whose name ends alike
         exact = [o for o in shape.stages if o.name == stage.name]
-        near = [o for o in shape.stages if o.name.endswith(f".{stage.name}") or stage.name.endswith(f".{o.name}")]
-        partners = exact or near
+        matches = [o for o in shape.stages if o.name.endswith(f".{stage.name}") or stage.name.endswith(f".{o.name}")]
+        partners = exact or matches
         if len(partners) == 1:
             is_found = True
             stage = replace(partners[0], name=stage.name)
         stages.append(stage)
     if not is_found:
-        wanted = ", ".join(stage.name for stage in shape.stages)
-        there = ", ".join(stage.name for stage in own.stages)
-        raise SourceError(f"the lean shape has the stages {wanted}, but this model class has {there}")
-    return replace(own, stages=tuple(stages))
+        stored_names = ", ".join(stage.name for stage in shape.stages)
+        model_names = ", ".join(stage.name for stage in model_shape.stages)
+        raise SourceError(f"the lean shape has the stages {stored_names}, but this model class has {model_names}")
+    return replace(model_shape, stages=tuple(stages))
 
 
-def bring_in_line(model: Any) -> None:
+def sync_config(model: Any) -> None:
     """Update the lean shape in a configuration from the tensors; remove it if upstream's keys suffice."""
     from contextlib import suppress
 
-    from leanify.errors import LeanifyError
+    from leanify.core.errors import LeanifyError
     from leanify.sources.describe import describe
 
     with suppress(LeanifyError):  # PEFT's wrappers hide the maps from `describe`; the shape is then unchanged
-        found = describe(model)
-        if found.architecture is None:
+        source = describe(model)
+        if source.architecture is None:
             drop(model.config)
         else:
-            model.config.leanify["architecture"] = found.architecture.to_json()
+            model.config.leanify["architecture"] = source.architecture.to_json()

@@ -10,20 +10,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.errors import SourceError
+from leanify.core.errors import SourceError
+from leanify.core.files.reading import read_json
+from leanify.core.files.tensor_files import check_header
 from leanify.lens import surgery
-from leanify.runs.files import read_json
-from leanify.sources import adapters, hub
-from leanify.sources.describe import expressed
-from leanify.sources.overrides import full_config, quantised_by
+from leanify.sources import hub
+from leanify.sources.describe import find_expression
+from leanify.sources.overrides import full_config, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, few, load_into, read_tensors, weight_map
+from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, load_into, preview, read_tensors, weight_map
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
-from leanify.upstream.wall import wall
+from leanify.upstream.wall import reraise_as
 
-# Prefixes of what trainers leave beside the weights: pickles of their own state, which are never opened.
+# File name prefixes that trainers leave next to the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
 
 
@@ -46,7 +47,7 @@ def is_headless(model: nn.Module) -> bool:
     return base is not model and any(not name.startswith(prefix) for name in new)
 
 
-def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
+def require_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
     """Return ``load()``, but raise SourceError if tensors of its layers were missing and therefore initialised.
 
     A new head or pooler is acceptable; a layer with random weights is not part of the trained model.
@@ -54,89 +55,91 @@ def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Mod
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load()
+    # warnings of upstream's loader pass through; of layers that it had to draw one is an error
     for warning in caught:
         names = warning.message.names if isinstance(warning.message, NewTensors) else []
         lost = [name for name in names if re.search(r"\.\d+\.", name)]
         if lost:
             raise SourceError(
-                f"{source} lacks {len(lost)} tensors of layers in its configuration ({few(lost)}), which would be "
+                f"{source} lacks {len(lost)} tensors of layers in its configuration ({preview(lost)}), which would be "
                 "random; check that the checkpoint is complete"
             )
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return model
 
 
-@wall("the model does not load")
-def load(found: ModelSource) -> nn.Module:
+@reraise_as("the model does not load")
+def load(source: ModelSource) -> nn.Module:
     """Return the found model in eval mode, with its weights or freshly initialised. Raises SourceError."""
-    where, origin = found.weights, found.origin
+    where, origin = source.weights, source.origin
+    # no weights: drawn by upstream's initialiser
     if where is None:
-        return fresh(found)
+        return build_fresh(source)
     if isinstance(where, Path):
         check_memory(where, _size(where))
-        if (where / adapters.CONFIG).is_file():
-            return _adapted(found)
-    if origin.library == "hf" and found.architecture is None:
-        return _by_transformers(origin, where)
+    # transformers opens its own folders, whatever their files
+    if origin.library == "hf" and source.architecture is None:
+        return _load_transformers(origin, where)
+    # timm fetches its pretrained weights by name
     if isinstance(where, str):
         could_not = f"the pretrained weights of {origin} could not be fetched"
         if not hub.answers():
             raise SourceError(f"{could_not}: the Hugging Face hub cannot be reached")
-        with wall(could_not):
+        with reraise_as(could_not):
             model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
+    # a file of weights into the model of the card or the configuration, tied tensors under all their names
     else:
-        file = where if where.is_file() else file_in(where)
-        model = shell(found)
+        file = where if where.is_file() else find_weights(where)
+        model = shell(source)
         tensors = read_tensors(file)
-        load_into(model, {**tensors, **{a: tensors[b] for a, b in found.tied.items() if b in tensors}}, file)
+        load_into(model, {**tensors, **{a: tensors[b] for a, b in source.tied.items() if b in tensors}}, file)
     set_origin(model, origin)
     return model.eval()
 
 
-def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Module:
-    """Return the found model with the donor's weights; ``what`` names the donor in messages.
+def load_teacher_weights(source: ModelSource, teacher: ModelSource, what: str | Path) -> nn.Module:
+    """Return the found model with the teacher's weights; ``what`` names the teacher in messages.
 
     transformers matches models with and without a head by its own rules; newly initialised tensors raise a
     warning. For timm and leanify every tensor must fit. Raises SourceError.
     """
-    if donor.weights is None:
+    if teacher.weights is None:
         raise SourceError(f"{what} has no weights; name a checkpoint, a directory with weights or a hub id")
-    if found.origin.library == "hf" and found.architecture is None:
-        is_adapter = isinstance(donor.weights, Path) and (donor.weights / adapters.CONFIG).is_file()
-        if donor.origin.library == "hf" and donor.architecture is None and not is_adapter:
-            return _by_transformers(found.origin, donor.weights)
-        return _by_transformers(found.origin, what, dict(load(donor).state_dict()))
-    model = shell(found)
-    load_into(model, dict(load(donor).state_dict()), what)
+    if source.origin.library == "hf" and source.architecture is None:
+        if teacher.origin.library == "hf" and teacher.architecture is None:
+            return _load_transformers(source.origin, teacher.weights)
+        return _load_transformers(source.origin, what, dict(load(teacher).state_dict()))
+    model = shell(source)
+    load_into(model, dict(load(teacher).state_dict()), what)
     return model.eval()
 
 
-def fresh(found: ModelSource) -> nn.Module:
+def build_fresh(source: ModelSource) -> nn.Module:
     """Return the found model in its shape, freshly initialised by upstream's rules.
 
     Upstream's constructor builds the shapes that it can express, surgery and upstream's initialiser the others. This is
     the only place where models are initialised, so one seed gives the same model in a plan, a recipe and a training.
     """
-    if found.architecture is None:
-        return build_model(found.origin)
-    native = expressed(build_on_meta(found), found.origin, found.architecture)
+    if source.architecture is None:
+        return build_model(source.origin)
+    native = find_expression(build_on_meta(source), source.origin, source.architecture)
     if native is None:
-        return surgery.write(build_model(found.origin), found.architecture, "fresh")
+        return surgery.write(build_model(source.origin), source.architecture, "fresh")
     model = build_model(native)
-    set_origin(model, found.origin)
+    set_origin(model, source.origin)
     return model
 
 
-def shell(found: ModelSource) -> nn.Module:
+def shell(source: ModelSource) -> nn.Module:
     """Build a model to load weights into: parameters on meta, buffers real."""
-    model = build_shell(found.origin)
-    return model if found.architecture is None else surgery.write(model, found.architecture)
+    model = build_shell(source.origin)
+    return model if source.architecture is None else surgery.write(model, source.architecture)
 
 
 # -- files -------------
 
 
-def lie_in(directory: Path) -> bool:
+def has_weights(directory: Path) -> bool:
     """Whether a directory has weights; a trainer's own state does not count."""
     return any((directory / name).is_file() for name in UPSTREAM) or bool(_others(directory))
 
@@ -155,28 +158,29 @@ def _size(where: Path) -> int:
     if where.is_file():
         return where.stat().st_size if where.suffix == ".safetensors" else 0
     shards = where.glob("model-*.safetensors") if (where / "model.safetensors.index.json").is_file() else ()
-    whole = where / "model.safetensors"
-    return sum(file.stat().st_size for file in ([whole] if whole.is_file() else shards))
+    single_file = where / "model.safetensors"
+    return sum(file.stat().st_size for file in ([single_file] if single_file.is_file() else shards))
 
 
-def file_in(directory: Path) -> Path:
-    """The weights file in a directory: by upstream's name, else the only one. Raises SourceError if unclear."""
+def find_weights(directory: Path) -> Path:
+    """The weights file in a directory: by upstream's name, or the only one. Raises SourceError if unclear."""
     for name in ("model.safetensors", "leanify.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
             return directory / name
     others = _others(directory)
     if len(others) != 1:
-        found = few([p.name for p in others]) or "no weights"
-        raise SourceError(f"{directory} has {found}; name the file to load")
+        listing = preview([p.name for p in others]) or "no weights"
+        raise SourceError(f"{directory} has {listing}; name the file to load")
     return others[0]
 
 
 def _check_files(directory: Path) -> None:
     """Check the files that transformers would open. Raises SourceError for a damaged or unsafe one."""
+    # the file that transformers would choose, and the shards that its index names
     name = next((name for name in UPSTREAM if (directory / name).is_file()), None)
     if name is None:
-        found = few([p.name for p in _others(directory)])
-        raise SourceError(f"{directory} has no weights that transformers opens; found {found}: name the file to load")
+        listing = preview([p.name for p in _others(directory)])
+        raise SourceError(f"{directory} has no weights that transformers opens; found {listing}: name the file to load")
     files = [directory / name]
     if name.endswith(".index.json"):
         shards = weight_map(directory / name)
@@ -186,8 +190,10 @@ def _check_files(directory: Path) -> None:
             if Path(shard).name != shard or Path(shard).suffix not in CHECKPOINTS or not _is_file(directory / shard):
                 raise SourceError(f"{directory / name} names {shard[:80]!r}, which is not a file of weights beside it")
         files = [directory / shard for shard in sorted(set(shards.values()))]
+    # checksums of safetensors, and no pickle that would run code
     for file in files:
         if file.suffix == ".safetensors":
+            check_header(file)
             check_sum(file)
         else:
             read_tensors(file)  # refuses a pickle that would run code, with leanify's own message
@@ -204,16 +210,17 @@ def _is_file(path: Path) -> bool:
 # -- upstream -------------
 
 
-def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
     """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors.
 
     Raises SourceError if a tensor has another shape; one of the head may where another number of classes is asked for.
     """
+    # given tensors, a file of them, or a folder that transformers reads itself
     where: Path | str | None = weights
     if isinstance(weights, Path) and weights.is_file():
         tensors = read_tensors(weights)
     elif isinstance(weights, Path) and tensors is None:
-        method = quantised_by(_config_in(weights) or {})
+        method = quantisation_method(_read_config(weights) or {})
         if method:
             raise SourceError(
                 f"{weights} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be "
@@ -222,57 +229,50 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
         _check_files(weights)
     if tensors is not None:
         where = None
+    # the whole model by upstream's loader, which reports missing tensors
     config = full_config(origin.name, origin.options)
     cls: Any = getattr(import_transformers(), origin.cls)
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
-    with wall(f"{weights} does not load as {origin.cls}"):
+    with reraise_as(f"{weights} does not load as {origin.cls}"):
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
-    odd = sorted((str(name), tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
-    saved = _config_in(Path(weights))
-    labels = saved.get("id2label") if isinstance(saved, dict) else None  # transformers' default is two
-    if saved is not None and len(labels or (0, 1)) != config.num_labels and model.base_model is not model:
+    # tensors of another shape are errors, except in a head with another number of classes
+    odd = sorted(
+        (str(name), tuple(file_shape), tuple(model_shape)) for name, file_shape, model_shape in info["mismatched_keys"]
+    )
+    saved_config = _read_config(Path(weights))
+    labels = saved_config.get("id2label") if isinstance(saved_config, dict) else None  # transformers' default is two
+    if saved_config is not None and len(labels or (0, 1)) != config.num_labels and model.base_model is not model:
         odd = [entry for entry in odd if entry[0].startswith(f"{model.base_model_prefix}.")]
     if odd:
-        told = few([f"{name} {found} instead of {wanted}" for name, found, wanted in odd])
-        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({told})")
-    _warn_of_new(model, info, weights)
+        mismatches = preview([f"{name} {shape} instead of {expected_shape}" for name, shape, expected_shape in odd])
+        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({mismatches})")
+    _warn_about_names(model, info, weights)
     set_origin(model, origin)
-    loaded: nn.Module = model.eval()
-    return loaded
+    result: nn.Module = model.eval()
+    return result
 
 
-def _config_in(directory: Path) -> Any:
-    """The content of a directory's config.json; None where there is none."""
+def _read_config(directory: Path) -> Any:
+    """The content of a directory's config.json, or None."""
     file = directory / "config.json"
     return read_json(file) if file.is_file() else None
 
 
-def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
-    wanted = list(model.state_dict())
-    new, left = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> None:
+    # names of new tensors, and of tensors that were not used
+    model_names = list(model.state_dict())
+    new, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     new = sorted({*new, *(str(entry[0]) for entry in info["mismatched_keys"])})
     name = type(model).__name__
-    if len(new) == len(wanted):
-        raise SourceError(f"{weights} has no tensor of {name}; the first missing ones: {few(new)}")
+    if len(new) == len(model_names):
+        raise SourceError(f"{weights} has no tensor of {name}; the first missing ones: {preview(new)}")
     if new:
-        rest = f", {len(left)} unused ({few(left)})" if left else ""
+        rest = f", {len(unexpected)} unused ({preview(unexpected)})" if unexpected else ""
         message = (
-            f"{weights} as {name}: {len(wanted) - len(new)} tensors carried over, {len(new)} re-initialised "
-            f"({few(new)}){rest}"
+            f"{weights} as {name}: {len(model_names) - len(new)} tensors carried over, {len(new)} re-initialised "
+            f"({preview(new)}){rest}"
         )
         warnings.warn(NewTensors(message, new), stacklevel=4)
     model.__dict__["_leanify_new"] = new
-
-
-def _adapted(found: ModelSource) -> nn.Module:
-    """Merge a PEFT adapter into its base model; the base's weights are checked like any others."""
-    assert isinstance(found.weights, Path)
-    keys = adapters.read(found.weights)
-    base = keys["base_model_name_or_path"]
-    where = Path(base).expanduser()
-    model = _by_transformers(found.origin, where if where.is_dir() else base)
-    merged = adapters.merged(model, found.weights, keys)
-    set_origin(merged, found.origin)
-    return merged.requires_grad_(True).eval()  # PEFT freezes the base model

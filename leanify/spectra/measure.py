@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import SourceError, UnsupportedModel
-from leanify.lens.families import reading_of
+from leanify.core.errors import SourceError, UnsupportedModel
+from leanify.lens.families import find_row
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer
 from leanify.lens.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
-from leanify.upstream.given import given_to, named
-from leanify.upstream.hooked import hooked
+from leanify.upstream.given import get_example, inputs_by_name
+from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import knows_input
-from leanify.upstream.wall import wall
+from leanify.upstream.wall import reraise_as
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 
@@ -41,7 +41,6 @@ OBJECTS = {
     "timm.models.davit.ChannelAttentionV2": CHANNELS,
     "timm.models.coat.FactorAttnConvRelPosEnc": "A_i = Q_i·softmax(K_i)ᵀ·V_i plus a convolution, no softmax(q kᵀ)",
     "timm.models.volo.OutlookAttention": "A_i sums windows of V_i under weights of a linear map, no softmax(q kᵀ)",
-    "leanify.paper.models.nystromformer.NystromAttention": "A_i approximates softmax(q kᵀ) v by landmarks",
 }
 """What A_i is where it is not softmax(q kᵀ) v over tokens; theory is not compared with these."""
 
@@ -63,7 +62,7 @@ def condition(
     ``weights`` add κ of single heads and of their weights. ``on_batch`` is called with the number of samples
     done. The model is unchanged afterwards, including its training mode.
 
-    Raises UnsupportedModel if there is no attention, and SourceError without samples or if weights or heads
+    Raises UnsupportedModel without attention, and SourceError without samples or if weights or heads
     are not finite.
 
     >>> import leanify, torch
@@ -72,24 +71,27 @@ def condition(
     >>> [layer.rank for layer in probe.layers]  # of 5 tokens
     [5, 5]
     """
-    own: Any = None  # one batch by argument, of a module of the user's own
-    if isinstance(inputs, (Tensor, Mapping, tuple)) and (given_to(model) is not None or not knows_input(model)):
-        own = inputs = named(model, inputs)
-    recorders = [_Recorder(layer, per_head) for layer in locate(model, own).layers]
+    module_inputs: Any = None  # one batch by argument, of a module of the user's own
+    if isinstance(inputs, (Tensor, Mapping, tuple)) and (get_example(model) is not None or not knows_input(model)):
+        module_inputs = inputs = inputs_by_name(model, inputs)
+    # a recorder for each layer, on the input of its output projection: A, the concatenated heads
+    recorders = [_Recorder(layer, per_head) for layer in locate(model, module_inputs).layers]
     check_finite(model)
-    done = 0
+    sample_count = 0
     handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
-    with hooked(handles), _evaluating(model), calling_projections(model), torch.inference_mode():
+    with remove_on_exit(handles), _evaluating(model), calling_projections(model), torch.inference_mode():
+        # forward passes, batch by batch
         for batch in _cut(inputs, batch_size):
             for recorder in recorders:
                 recorder.begin(batch)
-            with wall(f"{type(model).__name__} does not run on this input"):
+            with reraise_as(f"{type(model).__name__} does not run on this input"):
                 model(**batch) if isinstance(batch, Mapping) else model(batch)
-            done += _length(batch)
+            sample_count += _length(batch)
             if on_batch is not None:
-                on_batch(done)
-    if not done:
+                on_batch(sample_count)
+    if not sample_count:
         raise SourceError("condition was given no samples; it needs at least one")
+    # layers that no pass called, and the results of the others
     unseen = tuple(recorder.layer.attention.path for recorder in recorders if not recorder.calls)
     layers = tuple(layer for recorder in recorders for layer in recorder.layers(weights))
     if not layers:
@@ -103,29 +105,36 @@ def calling_projections(model: nn.Module) -> Iterator[None]:
 
     Its forward hands the projection's weights to a kernel; here it computes the same by our forward.
     """
-    changed = [(m, type(m)) for m in model.modules() if type(m) is nn.MultiheadAttention and reading_of(m) is not None]
+    original_classes = []
+    # torch's own attention multiplies by the output's weight itself; a subclass calls the projection
+    for module in model.modules():
+        if type(module) is nn.MultiheadAttention and find_row(module) is not None:
+            original_classes.append((module, type(module)))
+    # its fast path would skip the projection, too
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        for module, _ in changed:
+        for module, _ in original_classes:
             free(module)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for module, kind in changed:
+        for module, kind in original_classes:
             module.__class__ = kind
 
 
 def check_finite(model: nn.Module) -> None:
     """Raise SourceError for NaN or infinite weights, naming the first few."""
-    broken = []
+    parameters = []
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         if not math.isfinite(weight.sum()) and not bool(weight.isfinite().all()):  # the fast sum may overflow
-            broken.append(name)
-    if broken:
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        raise SourceError(f"weights are NaN or infinite in {', '.join(broken[:3])}{more}: no spectrum is defined")
+            parameters.append(name)
+    if parameters:
+        remainder = f" and {len(parameters) - 3} more" if len(parameters) > 3 else ""
+        raise SourceError(
+            f"weights are NaN or infinite in {', '.join(parameters[:3])}{remainder}: no spectrum is defined"
+        )
 
 
 def _length(batch: ModelInputs) -> int:
@@ -167,7 +176,7 @@ class _Recorder:
 
     def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
         self.layer, self.per_head = layer, per_head
-        self.output = layer.output  # raises where it is no module
+        self.output = layer.output  # raises for anything but a module
         self.columns = output_columns(layer.attention)  # (heads, head_dim) in A
         self.calls: list[_Record] = []
 
@@ -178,22 +187,26 @@ class _Recorder:
         self.mask = mask.bool() if mask is not None and mask.dim() == 2 and not mask.all() else None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        # the record of this call: a module may be called several times in one pass
         if self.call == len(self.calls):
             self.calls.append(_Record())
         record = self.calls[self.call]
         self.call += 1
+        # A as (samples, windows, tokens, inner)
         a = self._windows(args[0].detach())
         several = [a.flatten(0, 1)]  # (matrices, tokens, inner)
+        # padding is left out, sample by sample
         if self.mask is not None and a.shape[1:3] == (1, self.mask.shape[1]):  # one per sample, without padding
             several = [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
         for matrices in several:
-            found = spectra(matrices)
-            if found.values.isnan().any():
+            batch_spectra = spectra(matrices)
+            if batch_spectra.values.isnan().any():
                 raise SourceError(
                     f"{self.layer.attention.path}: its concatenated heads hold NaN or infinite values, so they have no "
                     "spectrum; all weights are finite: look at the input, or at the precision"
                 )
-            record.add(found, matrices.shape[1], windows=a.shape[1])
+            # one spectrum for each matrix (tokens × inner)
+            record.add(batch_spectra, matrices.shape[1], windows=a.shape[1])
             if self.per_head:  # κ of each A_i (tokens × head_dim): (matrices, heads)
                 split = matrices[..., (self.columns - self.columns.min()).to(matrices.device)].movedim(-2, 1)
                 record.heads.append(spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns)))
@@ -214,16 +227,17 @@ class _Recorder:
 
     def layers(self, weights: bool) -> Iterator[LayerProbe]:
         """Yield the results, one per call of the module in a forward pass."""
+        # heads and head_dim as the projection lays them out
         site = self.layer.attention
         heads, head_dim = self.columns.shape
-        other = OBJECTS.get(site.reading.name, "")
+        other = site.reading.object or OBJECTS.get(site.reading.name, "")
         for index, record in enumerate(self.calls):
             yield LayerProbe(
                 name=site.path + (f" (call {index + 1})" if index else ""),
                 inner=self.columns.numel(),
                 heads=heads,
                 head_dim=head_dim,
-                object=record.words(other),
+                object=record.describe(other),
                 mixes_tokens=not other,
                 samples=tuple(record.samples),
                 spectrum=tuple((record.total / record.count).tolist()),
@@ -242,22 +256,34 @@ class _Record:
         self.heads: list[Tensor] = []
         self.windows = 1
 
-    def add(self, found: Spectra, tokens: int, windows: int) -> None:
+    def add(self, spectra: Spectra, tokens: int, windows: int) -> None:
         """Add (samples · windows) spectra."""
-        values = found.values
-        ranks = (found.rank.double(), found.stable_rank, found.effective_rank)
+        # columns: κ, three ranks, extreme singular values, error, bounds
+        values = spectra.values
+        ranks = (spectra.rank.double(), spectra.stable_rank, spectra.effective_rank)
         table = torch.stack(
-            [found.kappa, *ranks, values[:, 0], values[:, -1], found.error, found.low, found.high], dim=1
+            [
+                spectra.kappa,
+                *ranks,
+                values[:, 0],
+                values[:, -1],
+                spectra.error,
+                spectra.low,
+                spectra.high,
+            ],
+            dim=1,
         )
+        # a sample with several windows has the mean over them
         self.samples += [Sample(tokens, *row) for row in table.view(-1, windows, 9).mean(1).tolist()]
         self.windows = windows
+        # the mean spectrum, as long as the longest
         k = values.shape[1]
         longer = (0, max(0, k - len(self.total)))
         self.total, self.count = nn.functional.pad(self.total, longer), nn.functional.pad(self.count, longer)
         self.total[:k] += values.sum(0)
         self.count[:k] += len(values)
 
-    def words(self, other: str) -> str:
+    def describe(self, other: str) -> str:
         """Describe what kind of matrix A is."""
         if max(sample.tokens for sample in self.samples) == 1:
             return "one token × inner: a vector, so there is no κ"

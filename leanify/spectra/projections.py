@@ -14,28 +14,28 @@ from leanify.spectra.spectrum import spectra
 
 def head_weights(site: Site) -> dict[str, Tensor]:
     """The weights of heads: "q", "k", "v" (heads, head_dim, width), "o" (heads, width, head_dim)."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for part, how in site.reading.rows.items():
         module = _module(site.module, part)
         if module is None or not {"h", "g"} & notation.symbols(how):
             continue
         maps = list(_maps(how, site.sizes))
         for role, rows in zip(_roles(part, len(maps)), maps, strict=True):
-            found[role] = _matrix(module)[rows]
-    found["o"] = _matrix(_output(site)[1])[:, output_columns(site)].movedim(0, 1)
-    return {role: found[role] for role in "qkvo" if role in found}
+            weights[role] = _matrix(module)[rows]
+    weights["o"] = _matrix(_output(site)[1])[:, output_columns(site)].movedim(0, 1)
+    return {role: weights[role] for role in "qkvo" if role in weights}
 
 
 def output_columns(site: Site) -> Tensor:
     """The columns of each head's channels in A, the input of the output projection: (heads, head_dim)."""
-    (columns,) = _maps(_output(site)[0], site.sizes, stacked=False)
+    (columns,) = _maps(_output(site)[0], site.sizes, is_stacked=False)
     return columns
 
 
 def _output(site: Site) -> tuple[str, nn.Module]:
     """The layout and the module of the output projection; other maps with heads may follow it."""
-    found = ((how, _module(site.module, part)) for part, how in site.reading.columns.items())
-    return next((how, module) for how, module in found if module is not None and "h" in notation.symbols(how))
+    layouts = ((how, _module(site.module, part)) for part, how in site.reading.columns.items())
+    return next((how, module) for how, module in layouts if module is not None and "h" in notation.symbols(how))
 
 
 def head_kappas(site: Site) -> dict[str, tuple[float, ...]]:
@@ -52,7 +52,7 @@ def _module(owner: nn.Module, path: str) -> nn.Module | None:
 
 
 def _roles(part: str, count: int) -> str:
-    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), else all three, or none."""
+    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), or all three, or none."""
     name = part.rpartition(".")[2]
     letters = name.split("_")[0]
     if count == 3:
@@ -62,24 +62,28 @@ def _roles(part: str, count: int) -> str:
     return name[0] if count == 1 and name[0] in "qkv" else "-" * count
 
 
-def _maps(how: str, sizes: notation.Sizes, stacked: bool = True) -> Iterator[Tensor]:
+def _maps(how: str, sizes: notation.Sizes, is_stacked: bool = True) -> Iterator[Tensor]:
     """Index grids (heads, channels) of the maps in a layout: three in "3 h d", "h (d+d+v)", "h d | g d | g d".
 
     With ``stacked=False`` a number belongs to the channels: "h 2 d" is one map with heads of 2 d channels.
     """
     start = 0
     for factors in notation.parse(how):
+        # lengths of the parts of each factor: "(d+d+v)" has three
         lengths = [[_length(part, sizes) for part in factor.strip("()").split("+")] for factor in factors]
         shape = [sum(parts) for parts in lengths]
+        # the channels of this map, as an index grid of the layout's axes
         grid = torch.arange(start, start + torch.Size(shape).numel()).view(shape)
         start += grid.numel()
         heads = next((axis for axis, factor in enumerate(factors) if factor in "hg"), None)
         if heads is None:  # the hidden units of a parallel block
             continue
-        numbers = [axis for axis, factor in enumerate(factors) if factor.isdigit() and stacked]
+        # axes of numbers ("3" stacked maps), of heads, and of channels
+        numbers = [axis for axis, factor in enumerate(factors) if factor.isdigit() and is_stacked]
         channels = [axis for axis in range(len(factors)) if axis not in (heads, *numbers)]
-        together = next((axis for axis, parts in enumerate(lengths) if len(parts) > 1), heads)
-        for piece in torch.split(grid, lengths[together], together):
+        fused_axis = next((axis for axis, parts in enumerate(lengths) if len(parts) > 1), heads)
+        # one grid (heads, channels) for each fused part and each stacked map
+        for piece in torch.split(grid, lengths[fused_axis], fused_axis):
             width = torch.Size(piece.shape[axis] for axis in channels).numel()
             yield from piece.permute(*numbers, heads, *channels).reshape(-1, shape[heads], width)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from leanify.runs.files import few
+from leanify.core.files.reading import preview
 from leanify.spectra.results import LayerProbe, Point, Probe
 
 WIDE = 1.1  # upper bound / lower bound of κ, above which both are shown
@@ -37,7 +37,7 @@ def model_json(source: str, probe: Probe, data: str) -> dict[str, Any]:
 
 
 def _layer_json(layer: LayerProbe) -> dict[str, Any]:
-    defined = not layer.is_vector
+    has_kappa = not layer.is_vector
     return {
         "name": layer.name,
         "object": layer.object,
@@ -45,11 +45,11 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
         "inner": layer.inner,
         "heads": layer.heads,
         "head_dim": layer.head_dim,
-        "kappa": _number(layer.kappa) if defined else None,
-        "kappa_quartiles": _numbers_json(layer.quartiles) if defined else None,
-        "kappas": _numbers_json(layer.kappas) if defined else None,
+        "kappa": _number(layer.kappa) if has_kappa else None,
+        "kappa_quartiles": _numbers_json(layer.quartiles) if has_kappa else None,
+        "kappas": _numbers_json(layer.kappas) if has_kappa else None,
         "kappa_error": _number(max(sample.error for sample in layer.samples)),
-        "kappa_bounds": _numbers_json(layer.bounds) if defined else None,
+        "kappa_bounds": _numbers_json(layer.bounds) if has_kappa else None,
         "kappa_theory": _number(layer.kappa_theory),
         "rank": layer.rank,
         "full_rank": layer.full_rank,
@@ -82,13 +82,13 @@ def point_json(point: Point) -> dict[str, Any]:
 
 
 def layer_row(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's rounded scalars for the HTML page."""
+    """A layer's rounded scalars, a row of CSV and Markdown."""
     keys = ("name", "tokens", "inner", "heads", "kappa", "kappa_theory", "rank", "stable_rank", "effective_rank")
     return {key: figures(layer[key]) for key in (*keys, "sigma_max", "sigma_min")}
 
 
 def point_row(point: Point) -> dict[str, Any]:
-    """A point's rounded scalars for the HTML page."""
+    """A point's rounded scalars, a row of CSV and Markdown."""
     return {key: figures(value) for key, value in point_json(point).items() if not isinstance(value, list)}
 
 
@@ -126,8 +126,8 @@ def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
     parts = [layer.name.split(".") for layer in layers]
     if len(parts) < 2:
         return [layer.name for layer in layers], ""
-    before = _shared(parts)
-    after = _shared([part[before:][::-1] for part in parts])
+    before = _shared_prefix(parts)
+    after = _shared_prefix([part[before:][::-1] for part in parts])
     short = [".".join(part[before : len(part) - after]) for part in parts]
     return short, ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]])
 
@@ -141,18 +141,21 @@ CAPTION = (
 def layer_tables(
     source: str, probe: Probe, data: str, *, theory: bool = False, per_head: bool = False, weights: bool = False
 ) -> list[Any]:
-    """The table of layers, optionally followed by those of single heads and of their weights."""
+    """The table of layers, optionally followed by tables of single heads and of their weights."""
+    # a row for each layer
     tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
     names = _short_names(probe.layers)[0]
+    # a row for each layer with κ of its heads
     if per_head:
         columns = ("lowest", "median", "highest", "heads, in order")
         table = _table("κ of single heads A_i, tokens × head_dim", "layer", *columns)
         for name, layer in zip(names, probe.layers, strict=True):
-            ordered = sorted(layer.per_head)
-            ends = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
-            shown = " ".join(map(figures, layer.per_head[:8])) + " …" * (layer.heads > 8)
-            table.add_row(name, *map(figures, ends), shown)
+            ascending = sorted(layer.per_head)
+            ends = (ascending[0], ascending[len(ascending) // 2], ascending[-1])
+            cell = " ".join(map(figures, layer.per_head[:8])) + " …" * (layer.heads > 8)
+            table.add_row(name, *map(figures, ends), cell)
         tables.append(table)
+    # a row for each layer with κ of each head's projections
     if weights:
         table = _table("κ of single heads' weights: mean (lowest–highest)", "layer", "W_q", "W_k", "W_v", "W_o")
         for name, layer in zip(names, probe.layers, strict=True):
@@ -167,16 +170,17 @@ def layer_tables(
     return tables
 
 
-def _shared(parts: Sequence[Sequence[str]]) -> int:
+def _shared_prefix(parts: Sequence[Sequence[str]]) -> int:
     """The length of the longest common prefix."""
     columns = zip(*parts, strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
+    # the names without their common part, which is in the title
     names, pattern = _short_names(probe.layers)
-    predicted = ("theory",) if theory else ()
-    columns = ("tokens", "heads", "κ mean", "25–75%", *predicted, "rank", "stable", "eff.", "σ max", "σ min")
+    theory_column = ("theory",) if theory else ()
+    columns = ("tokens", "heads", "κ mean", "25–75%", *theory_column, "rank", "stable", "eff.", "σ max", "σ min")
     table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
     for name, layer in zip(names, probe.layers, strict=True):
         low, _, high = layer.quartiles
@@ -184,19 +188,19 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
             name,
             str(layer.tokens),
             f"{layer.heads}×{layer.head_dim}",
-            "–" if layer.is_vector else known(layer.kappa, layer.bounds),
+            "–" if layer.is_vector else format_kappa(layer.kappa, layer.bounds),
             "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
-            *(figures(layer.kappa_theory) for _ in predicted),
+            *(figures(layer.kappa_theory) for _ in theory_column),
             str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
             *(figures(layer.mean(what)) for what in ("stable_rank", "effective_rank", "largest", "smallest")),
         )
     if len(probe.layers) > 1:
         table.add_section()
-        table.add_row("mean", "", "", known(probe.kappa, probe.bounds))
+        table.add_row("mean", "", "", format_kappa(probe.kappa, probe.bounds))
     return table
 
 
-def known(kappa: float | None, bounds: tuple[float, float] | None) -> str:
+def format_kappa(kappa: float | None, bounds: tuple[float, float] | None) -> str:
     """κ; its bounds if they are a tenth apart; the lower one alone if rounding leaves κ unbounded above."""
     if kappa is None or bounds is None:
         return figures(kappa)
@@ -226,40 +230,46 @@ def heads_table(source: str, points: Sequence[Point], data: str) -> Any:
 
 def training_table(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Any:
     first = steps[0][1].layers
-    shown = [0, len(first) // 2, len(first) - 1] if len(first) > 3 else list(range(len(first)))
+    row_indices = [0, len(first) // 2, len(first) - 1] if len(first) > 3 else list(range(len(first)))
     title = f"{source} over training · {steps[0][1].samples} samples · {data}"
-    table = _table(title, "step", "κ mean over layers", *(first[index].name for index in shown))
+    table = _table(title, "step", "κ mean over layers", *(first[index].name for index in row_indices))
     for step, probe in steps:
-        table.add_row(f"{step:,}", figures(probe.kappa), *(figures(probe.layers[index].kappa) for index in shown))
+        table.add_row(f"{step:,}", figures(probe.kappa), *(figures(probe.layers[index].kappa) for index in row_indices))
     return table
 
 
 # -- warnings ----------
 
 
-def cautions(probe: Probe, asked: int) -> list[str]:
+def cautions(probe: Probe, requested_samples: int) -> list[str]:
     """Warnings that are needed to interpret the numbers."""
-    found = [f"only {probe.samples} of {asked} samples were found"] if probe.samples < asked else []
+    notes = []
+    # layers that were not measured
+    if probe.samples < requested_samples:
+        notes.append(f"only {probe.samples} of {requested_samples} samples were found")
     if probe.unseen:
-        found.append(
+        notes.append(
             f"not measured, because the forward pass never calls their output projection: {', '.join(probe.unseen[:3])}"
         )
-    broken = [layer for layer in probe.matrices if math.isinf(layer.bounds[1])]
-    if broken:
-        ranks = [f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken]
-        found.append(
-            f"{len(broken)} layers are rank-deficient, or nearly, in at least one sample: to the precision of their "
-            f"entries κ has no upper bound, and the least it can be is shown: {few(ranks)}"
+    # layers whose κ is unbounded above: a singular value that rounding cannot tell from zero
+    unbounded_layers = [layer for layer in probe.matrices if math.isinf(layer.bounds[1])]
+    if unbounded_layers:
+        ranks = [f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in unbounded_layers]
+        notes.append(
+            f"{len(unbounded_layers)} layers are rank-deficient, or nearly, in at least one sample: to the precision "
+            f"of their entries κ has no upper bound, and the least it can be is shown: {preview(ranks)}"
         )
+    # layers whose κ is not known to 1e-6
     doubtful = []
     for layer in probe.layers:
-        if layer not in broken and max(sample.error for sample in layer.samples) > 1e-6:
+        if layer not in unbounded_layers and max(sample.error for sample in layer.samples) > 1e-6:
             doubtful.append(layer.name)
     if doubtful:
-        found.append(f"float64 does not resolve κ to 1e-6 in {', '.join(doubtful[:3])}")
+        notes.append(f"float64 does not resolve κ to 1e-6 in {', '.join(doubtful[:3])}")
+    # layers of which something else than tokens × inner was measured
     objects = {layer.object for layer in probe.layers if layer.object != "tokens × inner"}
     for kind in sorted(objects):
         names = [layer.name for layer in probe.layers if layer.object == kind]
         names = names if len(names) <= 3 else [names[0], "…", names[-1]]
-        found.append(f"{kind}: {', '.join(names)}")
-    return found
+        notes.append(f"{kind}: {', '.join(names)}")
+    return notes

@@ -8,25 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from leanify.core.tabular import Tabular
+from leanify.core.units import format_digits
 from leanify.spectra.theory import gaussian_kappa
-from leanify.tabular import Tabular
-from leanify.units import digits
 
 Mode = Literal["grow", "split"]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The 25, 50 and 75% quantiles, linearly interpolated; infinite only where an infinite value counts."""
-    ordered = sorted(values)
-    found = []
+    sorted_values = sorted(values)
+    result = []
     for share in (0.25, 0.5, 0.75):
-        place = share * (len(ordered) - 1)
-        below = math.floor(place)
-        value, rest = ordered[below], place - below
-        if rest and value != ordered[below + 1]:  # inf − inf would be NaN
-            value += rest * (ordered[below + 1] - value)
-        found.append(value)
-    return found[0], found[1], found[2]
+        place = share * (len(sorted_values) - 1)
+        lower_index = math.floor(place)
+        value, rest = sorted_values[lower_index], place - lower_index
+        if rest and value != sorted_values[lower_index + 1]:  # inf − inf would be NaN
+            value += rest * (sorted_values[lower_index + 1] - value)
+        result.append(value)
+    return result[0], result[1], result[2]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LayerProbe:
     inner: int
     heads: int
     head_dim: int
-    object: str  # what kind of matrix A is, in words
+    object: str  # the kind of matrix that A is
     mixes_tokens: bool
     samples: tuple[Sample, ...]
     spectrum: tuple[float, ...]  # singular values, descending: means over samples long enough to have them
@@ -128,17 +128,17 @@ class Probe(Tabular):
         return len(self.layers[0].samples)
 
     def headline(self) -> str:
-        return f"{len(self.layers)} layers · {self.samples} samples · mean κ {digits(self.kappa)}"
+        return f"{len(self.layers)} layers · {self.samples} samples · mean κ {format_digits(self.kappa)}"
 
     def rows(self) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for layer in self.layers:
             row = {
                 key: getattr(layer, key) for key in ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa")
             }
             row["kappa_low"], row["kappa_high"] = layer.bounds
-            found.append({**row, "kappa_theory": layer.kappa_theory})
-        return found
+            rows.append({**row, "kappa_theory": layer.kappa_theory})
+        return rows
 
     def cells(self) -> list[dict[str, str]]:
         return [
@@ -147,8 +147,8 @@ class Probe(Tabular):
                 "heads": f"{layer.heads} × {layer.head_dim}",
                 "tokens": str(layer.tokens),
                 "rank": f"{layer.rank} of {layer.full_rank}",
-                "κ": "–" if layer.is_vector else digits(layer.kappa),
-                "κ random": "–" if layer.kappa_theory is None else digits(layer.kappa_theory),
+                "κ": "–" if layer.is_vector else format_digits(layer.kappa),
+                "κ random": "–" if layer.kappa_theory is None else format_digits(layer.kappa_theory),
             }
             for layer in self.layers
         ]

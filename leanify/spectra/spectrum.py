@@ -53,19 +53,19 @@ class Spectra:
     @property
     def low(self) -> Tensor:
         """(B,) the smallest κ of any matrix within the noise: by Weyl, no σ moves by more than the noise."""
-        moved = self._moved
-        low: Tensor = (self.values[:, 0] - moved) / (self.values[:, -1] + moved)
-        return torch.where(self.values[:, 0] > moved, low.clamp_min(1), 1.0)
+        error = self._error
+        low: Tensor = (self.values[:, 0] - error) / (self.values[:, -1] + error)
+        return torch.where(self.values[:, 0] > error, low.clamp_min(1), 1.0)
 
     @property
     def high(self) -> Tensor:
         """(B,) the largest κ of any matrix within the noise; infinite if one of them is singular."""
-        moved = self._moved
-        high: Tensor = (self.values[:, 0] + moved) / (self.values[:, -1] - moved)
-        return torch.where(self.values[:, -1] > moved, high, torch.inf)
+        error = self._error
+        high: Tensor = (self.values[:, 0] + error) / (self.values[:, -1] - error)
+        return torch.where(self.values[:, -1] > error, high, torch.inf)
 
     @property
-    def _moved(self) -> Tensor:
+    def _error(self) -> Tensor:
         """(B,) the possible error of σ_1 and σ_k: the entries' noise plus the arithmetic error of σ_k."""
         return self.noise + torch.where(self.error.isinf(), 0.0, self.error * self.values[:, -1])
 
@@ -88,12 +88,12 @@ def spectra(matrices: Tensor) -> Spectra:
     on_cpu = matrices.device.type == "cpu"
     size = max(1, (CHUNK if on_cpu else ACCELERATOR_CHUNK) // matrices[0].numel())
     count = -(-len(matrices) // size)
-    found = _on_threads(matrices, count) if on_cpu else [_solve(piece) for piece in matrices.tensor_split(count)]
-    values, error, noise = (torch.cat(parts) for parts in zip(*found, strict=True))
+    pieces = _solve_threaded(matrices, count) if on_cpu else [_solve(piece) for piece in matrices.tensor_split(count)]
+    values, error, noise = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Spectra(values, error, noise)
 
 
-def _on_threads(matrices: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _solve_threaded(matrices: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """One thread per piece, because at these sizes the threads of LAPACK and BLAS gain nothing."""
     threads = torch.get_num_threads()
     pieces = matrices.tensor_split(min(len(matrices), -(-count // threads) * threads))
@@ -117,14 +117,14 @@ def _workers(threads: int) -> ThreadPoolExecutor:
 def _solve(piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(values, error, noise) of one piece: by the Gram matrix, then by SVD where the bound is too large."""
     matrices = piece.double()
-    values, error = _by_gram(matrices)
+    values, error = _solve_gram(matrices)
     again = error > TOLERANCE
     if again.any():
-        values[again], error[again] = _by_svd(matrices[again])
+        values[again], error[again] = _solve_svd(matrices[again])
     return values.cpu(), error.cpu(), _noise(values, piece).cpu()
 
 
-def _by_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """(singular values, error of κ). Weyl: no eigenvalue moves by more than ‖δG‖₂ when G is rounded to G + δG.
 
     ‖δG‖₂ ≤ 2·√(rows + columns)·eps·λ_max is the statistical form of the rounding bounds of the product and of
@@ -135,17 +135,17 @@ def _by_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = matrices.shape[-2:]
     smaller = matrices if rows <= columns else matrices.mT
     squares = _squares_by_numpy(smaller) if matrices.device.type == "cpu" else _squares(smaller @ smaller.mT)
-    moved = 2 * (rows + columns) ** 0.5 * _EPS * squares[:, 0]
-    error = moved / (2 * (squares[:, -1] - moved).clamp_min(0))
+    gram_error = 2 * (rows + columns) ** 0.5 * _EPS * squares[:, 0]
+    error = gram_error / (2 * (squares[:, -1] - gram_error).clamp_min(0))
     return squares.clamp_min(0).sqrt(), error
 
 
 def _squares(gram: Tensor) -> Tensor:
     """(B, n) eigenvalues, descending; NaN for a matrix that contains NaN, for which LAPACK would raise."""
-    broken = ~gram.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
-    gram[broken] = 0
+    not_finite = ~gram.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
+    gram[not_finite] = 0
     squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
-    squares[broken] = torch.nan
+    squares[not_finite] = torch.nan
     return squares
 
 
@@ -153,18 +153,18 @@ def _squares_by_numpy(matrices: Tensor) -> Tensor:
     """`_squares` on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and reduces it faster."""
     m = matrices.numpy()
     gram = m @ m.swapaxes(-1, -2)
-    broken = ~np.isfinite(gram.diagonal(axis1=-2, axis2=-1)).all(-1)
-    gram[broken] = 0
+    not_finite = ~np.isfinite(gram.diagonal(axis1=-2, axis2=-1)).all(-1)
+    gram[not_finite] = 0
     squares = np.linalg.eigvalsh(gram)[:, ::-1].copy()
-    squares[broken] = np.nan
+    squares[not_finite] = np.nan
     return torch.from_numpy(squares)
 
 
-def _by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """(singular values, error of κ): here the singular values themselves move by ‖δA‖₂, not their squares."""
     values = torch.linalg.svdvals(matrices)
-    moved = 2 * sum(matrices.shape[-2:]) ** 0.5 * _EPS * values[:, 0]
-    return values, moved / (values[:, -1] - moved).clamp_min(0)
+    error = 2 * sum(matrices.shape[-2:]) ** 0.5 * _EPS * values[:, 0]
+    return values, error / (values[:, -1] - error).clamp_min(0)
 
 
 def _noise(values: Tensor, batch: Tensor) -> Tensor:

@@ -10,19 +10,19 @@ from operator import attrgetter
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from leanify.architecture import primary_of
-from leanify.errors import LeanifyError, ShapeError, SourceError
+from leanify.core.architecture import primary_layer
+from leanify.core.errors import LeanifyError, ShapeError, SourceError
+from leanify.core.files.tensor_files import open_tensors
 from leanify.lens import surgery
-from leanify.sources.tensors import misfits
+from leanify.sources.tensors import describe_misfits
 from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures
 from leanify.spectra.results import Mode, Point, Probe, quartiles
 
-MOST_HEADS = 256  # twice those of the widest model in use; memory and time grow with them
-FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
+MOST_HEADS = 256  # twice the heads of the widest model in use; memory and time grow with them
+MIN_HEADS = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
 
 
 def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int, int]], list[str]]:
@@ -32,24 +32,25 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     ShapeError for heads that neither mode allows.
     """
     arch = surgery.read(model)
-    primary = primary_of(arch.stages[arch.varied[0]])
-    found: list[tuple[Mode, int, int]] = []
+    primary = primary_layer(arch.stages[arch.variable_stages[0]])
+    head_shapes: list[tuple[Mode, int, int]] = []
     left_out = []
     rotary = any("Rotary" in type(module).__name__ for module in model.modules())
+    # each number of heads both ways: of the same head_dim (grow), and of the same inner width (split)
     for count in sorted(set(heads)):
         if count < 1:
             raise ShapeError(f"the number of heads is {count}; it must be at least 1")
         if count > MOST_HEADS:
             raise ShapeError(f"the number of heads is {count:,}; at most {MOST_HEADS} are initialised")
-        primary.with_heads(count)  # refuses broken key/value groups
-        found.append(("grow", count, primary.head_dim))
+        primary.set_heads(count)  # refuses broken key/value groups
+        head_shapes.append(("grow", count, primary.head_dim))
         if primary.inner % count:
             left_out.append(f"split into {count} heads: they do not divide the inner width of {primary.inner}")
         elif rotary and primary.inner // count % 2:
             left_out.append(f"split into {count} heads: rotary positions need an even head_dim")
         else:
-            found.append(("split", count, primary.inner // count))
-    return found, left_out
+            head_shapes.append(("split", count, primary.inner // count))
+    return head_shapes, left_out
 
 
 def over_heads(
@@ -65,9 +66,11 @@ def over_heads(
     points: list[Point] = []
     arch = surgery.read(model)
     for mode, heads, head_dim in shapes:
+        # every stage that may change gets the same heads
         probes, stages = [], list(arch.stages)
-        for index in arch.varied:
+        for index in arch.variable_stages:
             stages[index] = stages[index].reshape(heads=heads, head_dim=head_dim)
+        # upstream's initialiser, with other random numbers each time
         for again in range(seeds):
             torch.manual_seed(seed + again)
             new = surgery.write(model, replace(arch, stages=tuple(stages)), weights="fresh")
@@ -80,18 +83,18 @@ def over_heads(
 
 def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
     layers = []  # those that were re-initialised, of each probe
-    every: list[float] = []
+    kappas: list[float] = []
     for probe in probes:
         layers.append([layer for layer in probe.matrices if layer.heads == heads])
         for layer in layers[-1]:
-            every += layer.kappas
+            kappas += layer.kappas
     return Point(
         mode,
         heads,
         head_dim,
         layers[0][0].tokens,
-        statistics.fmean(every),
-        quartiles(every),
+        statistics.fmean(kappas),
+        quartiles(kappas),
         tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True)),
         len(probes),
     )
@@ -101,12 +104,13 @@ def verdict(points: Sequence[Point]) -> list[str]:
     """Sentences that compare the points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown = [point for point in points if point.mode == "grow"]
     split = [point for point in points if point.mode == "split"]
-    sentences = [_of_growth(grown)] if len(grown) > 1 else []
-    return sentences + ([_of_splits(split)] if len(split) > 1 else [])
+    sentences = [_growth_sentence(grown)] if len(grown) > 1 else []
+    return sentences + ([_split_sentence(split)] if len(split) > 1 else [])
 
 
-def _of_growth(grown: list[Point]) -> str:
-    first, last, peak = grown[0], grown[-1], max(grown, key=attrgetter("median"))
+def _growth_sentence(points: list[Point]) -> str:
+    # the first, the last and the highest median, which tell a rise and fall from a monotone curve
+    first, last, peak = points[0], points[-1], max(points, key=attrgetter("median"))
     start, end, top = (figures(point.median) for point in (first, last, peak))
     span = f"Grow (head_dim {peak.head_dim}, {peak.tokens} tokens): median κ "
     if peak in (first, last):
@@ -122,14 +126,15 @@ def _of_growth(grown: list[Point]) -> str:
     )
 
 
-def _of_splits(split: list[Point]) -> str:
+def _split_sentence(split: list[Point]) -> str:
     low, high = min(split, key=attrgetter("median")), max(split, key=attrgetter("median"))
     sentence = (
         f"Split (inner {low.inner} throughout): A has the same shape whatever the number of heads, so the theorem "
         f"predicts a flat line. Measured, median κ lies between {figures(low.median)} at {low.heads} heads and "
         f"{figures(high.median)} at {high.heads}"
     )
-    tail = [point for point in split if point.heads >= FEW]
+    # the part of the curve in which no single attention map dominates
+    tail = [point for point in split if point.heads >= MIN_HEADS]
     if len(tail) in (0, 1, len(split)):
         return sentence + "."
     medians = [point.median for point in tail]
@@ -144,15 +149,15 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     """(step, file) of .safetensors files with a number in their path, sorted. Raises SourceError if none."""
     if not run.is_dir():
         raise SourceError(f"{run} is not a directory; --checkpoints needs the directory of a run")
-    named = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
-    found = sorted((step, path) for path, step in named if step is not None)
-    if not found:
+    step_paths = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
+    sorted_steps = sorted((step, path) for path, step in step_paths if step is not None)
+    if not sorted_steps:
         raise SourceError(f"{run} has no checkpoints: looked for .safetensors files with a step in their path")
-    return found
+    return sorted_steps
 
 
 def _step(path: Path) -> int | None:
-    """The last number in the file's name, else in a parent folder's, innermost first."""
+    """The last number in the file's name, or in a parent folder's, innermost first."""
     for part in (path.stem, *reversed(path.parts[:-1])):
         if numbers := re.findall(r"\d+", part):
             return int(numbers[-1])
@@ -160,10 +165,10 @@ def _step(path: Path) -> int | None:
 
 
 def over_training(
-    model: nn.Module, inputs: Sequence[ModelInputs], found: Sequence[tuple[int, Path]], *, weights: bool = False
+    model: nn.Module, inputs: Sequence[ModelInputs], steps: Sequence[tuple[int, Path]], *, weights: bool = False
 ) -> Iterator[tuple[int, Probe]]:
     """Probe every checkpoint, read one tensor at a time into ``model``, in place."""
-    for step, path in found:
+    for step, path in steps:
         read_into(model, path)
         try:
             yield step, condition(model, inputs, weights=weights)
@@ -174,15 +179,16 @@ def over_training(
 @torch.no_grad()
 def read_into(model: nn.Module, path: Path) -> None:
     """Copy a safetensors file into a model, tensor by tensor. Raises SourceError for what does not fit."""
-    wanted = model.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            held = {wanted[name].data_ptr() for name in shapes if name in wanted}  # tied tensors are stored once
-            needed = {n: tuple(t.shape) for n, t in wanted.items() if n in shapes or t.data_ptr() not in held}
-            if problems := misfits(needed, shapes):
-                raise SourceError(f"the checkpoint {path} does not fit the model: {problems}")
-            for name in shapes:
-                wanted[name].copy_(file.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
+    targets = model.state_dict()
+    with open_tensors(path) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        # tied tensors are stored once, under one of their names
+        read_addresses = {targets[name].data_ptr() for name in shapes if name in targets}
+        expected_shapes = {}
+        for name, tensor in targets.items():
+            if name in shapes or tensor.data_ptr() not in read_addresses:
+                expected_shapes[name] = tuple(tensor.shape)
+        if problems := describe_misfits(expected_shapes, shapes):
+            raise SourceError(f"the checkpoint {path} does not fit the model: {problems}")
+        for name in shapes:
+            targets[name].copy_(file.get_tensor(name))

@@ -4,7 +4,7 @@ A file has ``task(recipe, splits)``, and ``USUAL`` if a recipe that leanify make
 
 A task computes the summed loss of a training step and the tally of an evaluation batch: vectors with one
 entry per sample, which are concatenated over batches and processes. Metrics are computed once at the end,
-over exactly the evaluated samples; `outcomes` says what each sample adds to the metric.
+over exactly the evaluated samples; `outcomes` gives each sample's contribution to the metric.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import TrainingRecipe
+from leanify.core.task_names import TASKS
 from leanify.data.samples import Inputs, Splits
-from leanify.errors import DataError, RecipeError
-from leanify.runs.recipe import TrainingRecipe
-from leanify.runs.task_names import TASKS
 from leanify.tasks.references import Reference
-from leanify.upstream.origin import is_hf, is_own
+from leanify.upstream.origin import is_hf
 
 Tally = Mapping[str, Tensor]
 
@@ -30,9 +30,9 @@ Tally = Mapping[str, Tensor]
 class Task(Protocol):
     """``metric`` selects the best checkpoint; ``sign`` is 1 if higher is better, −1 if lower is.
 
-    best     the metric of a perfect model; how far it is away is what is left to lose
-    unit     of the metric, as in "0.5 points of top1"
-    summed   the column of a tally that the metric is the mean of, and its factor; None for other metrics, such as F1
+    best         the metric of a perfect model; the distance to it is the remaining loss
+    unit         of the metric, as in "0.5 points of top1"
+    mean_column  the column of a tally whose mean is the metric, and its factor; None for other metrics, such as F1
     reference    a trivial model that a trained one must beat to have learnt, not yet fitted; None if none fits
     """
 
@@ -45,7 +45,7 @@ class Task(Protocol):
     @property
     def unit(self) -> str: ...
     @property
-    def summed(self) -> tuple[str, float] | None: ...
+    def mean_column(self) -> tuple[str, float] | None: ...
     @property
     def reference(self) -> Reference | None: ...
 
@@ -55,45 +55,45 @@ class Task(Protocol):
     def count(self, targets: Tensor) -> Tensor | int:
         """The number of targets, by which the summed loss is divided."""
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
         """The tally of an evaluation batch: one entry per sample, (B, …)."""
 
-    def metrics(self, found: Tally) -> dict[str, float]:
+    def metrics(self, tally: Tally) -> dict[str, float]:
         """The metrics of an evaluation from its merged tally, including ``loss``."""
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What the recipe has that leanify makes for a model and the user's own data."""
+class UsualSettings:
+    """Settings of the recipe that leanify makes for a model and the user's own data."""
 
-    layout: str = ""  # how the data lies on the disk, for the message that asks for it
+    layout: str = ""  # the layout of the data on the disk, for the message that asks for it
     batch_size: int = 32
-    distill: tuple[float, float] = (0.5, 1.0)  # with a teacher: its weight beside the targets, the temperature
+    distill: tuple[float, float] = (0.5, 1.0)  # with a teacher: its weight relative to the targets, the temperature
 
 
-def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
+def merge_tallies(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """Merge the tallies of several batches or processes, on the CPU."""
     names = next((list(part) for part in parts if part), [])
     return {name: torch.cat([part[name] for part in parts if part]).cpu() for name in names}
 
 
-def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
+def make_task(recipe: TrainingRecipe, splits: Splits) -> Task:
     """Return the task of a recipe. Raises RecipeError for settings that do not fit the data."""
     data = recipe.data
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
             raise RecipeError(f"{key} mixes images, but {splits.description} are not images")
-    made: Task = _file_of(data.task).task(recipe, splits)
-    return made
+    task: Task = _task_module(data.task).task(recipe, splits)
+    return task
 
 
-def usual_of(task: str) -> Usual:
-    """What a recipe of this task usually has."""
-    found: Usual = getattr(_file_of(task), "USUAL", Usual())
-    return found
+def usual_settings(task: str) -> UsualSettings:
+    """The usual settings of a recipe of this task."""
+    settings: UsualSettings = getattr(_task_module(task), "USUAL", UsualSettings())
+    return settings
 
 
-def _file_of(task: str) -> Any:
+def _task_module(task: str) -> Any:
     return importlib.import_module(f"leanify.tasks.{TASKS[task].loss}")
 
 
@@ -101,12 +101,13 @@ def check_fit(model: nn.Module, splits: Splits) -> None:
     """Raise DataError if the data has more classes than the model has outputs."""
     if splits.classes is None:
         return
-    config = getattr(model, "config", None)
-    classes = config.num_labels if is_hf(model) and config is not None else getattr(model, "num_classes", None)
-    if is_own(model):
-        classes = getattr(model, "classes", 0)
-    if classes is not None and splits.classes > classes:
-        key = "num_labels" if is_hf(model) else "classes" if is_own(model) else "num_classes"
+    # the model's number of classes: an attribute in timm and own modules, or a key of transformers' configuration
+    key = "classes" if hasattr(model, "classes") else "num_classes"
+    classes: Any = getattr(model, key, None)
+    if is_hf(model):
+        key = "num_labels"
+        classes = getattr(getattr(model, "config", None), key, None)
+    if isinstance(classes, int) and splits.classes > classes:
         raise DataError(
             f"{splits.description} has {splits.classes} classes, but the model has only {classes} outputs; "
             f"--set model.override.{key}={splits.classes}"

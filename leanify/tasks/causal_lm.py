@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks import Usual
+from leanify.tasks import UsualSettings
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Grams
 
-USUAL = Usual(  # a teacher's distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
+USUAL = UsualSettings(  # a teacher's distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
     "a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0)
 )
 
@@ -27,11 +27,11 @@ class CausalLm:
     """Next-token prediction: cross-entropy, perplexity, bits per byte."""
 
     metric, sign, best, unit = "loss", -1, 0.0, "nats per token"
-    summed = ("loss", 1.0)
+    mean_column = ("loss", 1.0)
 
     def __init__(self, smoothing: float, bytes_per_target: float | None) -> None:
         self.smoothing, self.bytes_per_target = smoothing, bytes_per_target
-        self.reference = Grams(masked=False)
+        self.reference = Grams(is_masked=False)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""
@@ -48,11 +48,13 @@ class CausalLm:
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         return {"loss": self._nats(model, inputs, targets).sum(1), "count": (targets != IGNORED).sum(1)}
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats per token, perplexity, and bits per byte (by the split's bytes per token)."""
-        loss = mean(found, "loss")
+        loss = mean(tally, "loss")
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
-        return report | ({"bits_per_byte": loss / math.log(2) / self.bytes_per_target} if self.bytes_per_target else {})
+        if self.bytes_per_target:
+            report["bits_per_byte"] = loss / math.log(2) / self.bytes_per_target
+        return report

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks import Usual
+from leanify.tasks import UsualSettings
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
 
-USUAL = Usual("a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…", batch_size=128, distill=(0.5, 2.0))
+USUAL = UsualSettings(
+    "a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…", batch_size=128, distill=(0.5, 2.0)
+)
 
 
 def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
@@ -28,7 +30,7 @@ class Classification:
     """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class to compare with."""
 
     metric, sign, best, unit = "top1", 1, 100.0, "points of top1"
-    summed = ("top1", 100.0)
+    mean_column = ("top1", 100.0)
 
     def __init__(
         self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
@@ -46,13 +48,15 @@ class Classification:
         if self.mixup is None:
             logits = answer(model, inputs)
             return F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
+
+        # mixed: cross-entropy with class probabilities (B, outputs); the head may have more outputs than classes
         assert isinstance(inputs, Tensor)
-        inputs, soft = self._mixed(inputs, targets)
+        inputs, soft = self._mix_samples(inputs, targets)
         logits = answer(model, inputs)
-        soft = F.pad(soft, (0, logits.shape[-1] - soft.shape[-1]))  # the head may have more outputs than classes
+        soft = F.pad(soft, (0, logits.shape[-1] - soft.shape[-1]))
         return -(soft * F.log_softmax(logits, dim=-1)).sum()
 
-    def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _mix_samples(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix neighbouring samples with timm's Mixup, so that the pairs do not depend on passes and processes.
 
         The last of an odd number is not mixed. → (B, C, H, W) and (B, classes), in the order of mixing
@@ -64,15 +68,15 @@ class Classification:
         if not even:
             return inputs, rest
         # timm mixes the first sample with the last; slices, unlike indexing by a CPU tensor, need no GPU sync
-        mixed, soft = self.mixup(*(torch.cat([x[0:even:2], x[1:even:2].flip(0)]) for x in (inputs, targets)))
+        mixed_inputs, soft = self.mixup(*(torch.cat([x[0:even:2], x[1:even:2].flip(0)]) for x in (inputs, targets)))
         if even == len(inputs):
-            return mixed, soft
-        return torch.cat([mixed, inputs[even:]]), torch.cat([soft, rest])
+            return mixed_inputs, soft
+        return torch.cat([mixed_inputs, inputs[even:]]), torch.cat([soft, rest])
 
     def count(self, targets: Tensor) -> int:
         return len(targets)
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         logits = answer(model, inputs)
         best = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
         return {
@@ -83,13 +87,15 @@ class Classification:
             "count": torch.ones_like(targets),
         }
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats, and in per cent top-1, and top-5 if there are more than five classes.
 
         With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and the constant's, ``majority``.
         """
-        share = {name: mean(found, name) for name in ("loss", "top1", "top5", "majority")}
+        share = {name: mean(tally, name) for name in ("loss", "top1", "top5", "majority")}
         report = {"loss": share["loss"], "top1": 100 * share["top1"]}
         if self.constant is not None:
-            return report | {"accuracy": report["top1"], "majority": 100 * share["majority"]}
-        return report | ({"top5": 100 * share["top5"]} if self.classes > 5 else {})
+            report |= {"accuracy": report["top1"], "majority": 100 * share["majority"]}
+        elif self.classes > 5:
+            report["top5"] = 100 * share["top5"]
+        return report

@@ -10,38 +10,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
-from leanify.errors import RecipeError
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks import Usual
-from leanify.tasks.outputs import logits_of, mean
+from leanify.tasks import UsualSettings
+from leanify.tasks.outputs import get_logits, mean
 from leanify.tasks.references import Grams
-from leanify.upstream import own_models
+from leanify.upstream.inputs import takes_chosen
 
-USUAL = Usual("a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0))
+USUAL = UsualSettings("a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0))
 
 
 def task(recipe: TrainingRecipe, splits: Splits) -> MaskedLm:
-    return MaskedLm(recipe.optim.label_smoothing, _most_targets(splits))
+    return MaskedLm(recipe.optim.label_smoothing, _max_targets(splits))
 
 
-def _most_targets(splits: Splits) -> int | None:
-    """The largest number of targets in a sample; None where that is not known in advance."""
+def _max_targets(splits: Splits) -> int | None:
+    """The largest number of targets in a sample, or None if it is not known in advance."""
     parts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
-    known = [int(part.max()) for part in parts if part is not None]
-    return max(known) if len(known) == len(parts) else None
+    counts = [int(part.max()) for part in parts if part is not None]
+    return max(counts) if len(counts) == len(parts) else None
 
 
 class MaskedLm:
     """Prediction of masked tokens (Devlin et al. 2019): cross-entropy, perplexity and accuracy."""
 
     metric, sign, best, unit = "loss", -1, 0.0, "nats per masked token"
-    summed = ("loss", 1.0)
+    mean_column = ("loss", 1.0)
 
-    def __init__(self, smoothing: float, most: int | None = None) -> None:
-        """``most`` is the largest number of masked tokens in a sample, where it is known."""
-        self.smoothing, self.most = smoothing, most
-        self.reference = Grams(masked=True)
+    def __init__(self, smoothing: float, max_targets: int | None = None) -> None:
+        """``max_targets`` is the largest number of masked tokens in a sample, if it is known."""
+        self.smoothing, self.max_targets = smoothing, max_targets
+        self.reference = Grams(is_masked=True)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""
@@ -52,24 +52,31 @@ class MaskedLm:
     def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (K, V) in float32, true tokens (K,) and samples (K,) of the masked positions."""
         assert isinstance(inputs, dict)
-        chosen = masked(targets) if targets.device.type == "cpu" else at_most(targets, self.most)
+        # places (K,) of the masked tokens in the flattened batch (B · N,), and their samples
+        chosen = is_target(targets) if targets.device.type == "cpu" else target_positions(targets, self.max_targets)
         rows = chosen // targets.shape[1]
         bare: Any = getattr(model, "module", model)  # unwrap DistributedDataParallel
-        if own_models.name_of(type(bare)) == "crammed-bert" and bare.classifier is None:
-            return model(**inputs, chosen=chosen).float(), targets.flatten()[chosen], rows
-        logits = logits_of(model(**inputs))
+        # a model that computes logits for these places alone saves the rest of the vocabulary's product
+        if takes_chosen(bare):
+            logits = model(**inputs, chosen=chosen)
+            if logits.shape[:-1] == chosen.shape:
+                return logits.float(), targets.flatten()[chosen], rows
+        else:
+            logits = get_logits(model(**inputs))
+
+        # another model gives logits (B, N, V), of which the places are taken
         if logits.shape[:2] != targets.shape:
-            gives, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
+            outputs, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
             raise RecipeError(
-                f"this model outputs {gives} numbers for {tokens} tokens, so it has no masked-language-modelling head: "
-                'set class = "AutoModelForMaskedLM" in [model]'
+                f"this model outputs {outputs} numbers for {tokens} tokens, so it has no masked-language-modelling "
+                'head: set class = "AutoModelForMaskedLM" in [model]'
             )
         return logits.flatten(0, 1)[chosen].float(), targets.flatten()[chosen], rows
 
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         logits, tokens, rows = self._predictions(model, inputs, targets)
         losses = F.cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
         none = torch.zeros(len(targets), device=losses.device)
@@ -79,22 +86,22 @@ class MaskedLm:
             "count": (targets != IGNORED).sum(1),
         }
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats per masked token, perplexity, and accuracy in per cent."""
-        loss, right = (mean(found, name) for name in ("loss", "right"))
+        loss, right = (mean(tally, name) for name in ("loss", "right"))
         return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": 100 * right}
 
 
-def masked(targets: Tensor) -> Tensor:
+def is_target(targets: Tensor) -> Tensor:
     """targets (B, N) → (K,) the positions of B · N that have one"""
     return (targets != IGNORED).flatten().nonzero()[:, 0]
 
 
-def at_most(targets: Tensor, most: int | None) -> Tensor:
-    """targets (B, N) → (B · most,) positions, those with a target among them; the others add nothing to a loss
+def target_positions(targets: Tensor, limit: int | None) -> Tensor:
+    """targets (B, N) → (B · limit,) positions that include all targets; the others add nothing to a loss
 
-    How many there are is a question that an accelerator has to be waited for.
+    Their exact number would cost a synchronisation with the accelerator.
     """
-    first = (targets == IGNORED).int().argsort(dim=1, stable=True)[:, :most]
+    first = (targets == IGNORED).int().argsort(dim=1, stable=True)[:, :limit]
     rows = torch.arange(len(targets), device=targets.device)[:, None]
     return (rows * targets.shape[1] + first).flatten()

@@ -7,22 +7,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from leanify.core.errors import RecipeError
 from leanify.data.samples import Inputs
-from leanify.errors import RecipeError
 
 
 def answer(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the model's logits in float32 for images (a tensor) or text (tensors by argument name)."""
     output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    return logits_of(output).float()
+    return get_logits(output).float()
 
 
-def logits_of(output: Any) -> Tensor:
+def get_logits(output: Any) -> Tensor:
     """The logits in a model's output: the tensor, its ``logits``, or the first of several."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token comes first
-        return logits_of(output[0])
+        return get_logits(output[0])
     if getattr(output, "logits", None) is None:
         raise RecipeError(
             "this model outputs no logits: it has no head for the task. Name a transformers class that has one: "
@@ -32,6 +32,6 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-def mean(found: Mapping[str, Tensor], name: str) -> float:
+def mean(tally: Mapping[str, Tensor], name: str) -> float:
     """The mean of a tally's column over all targets."""
-    return (found[name].sum() / found["count"].sum()).item()
+    return (tally[name].sum() / tally["count"].sum()).item()

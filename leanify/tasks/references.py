@@ -1,4 +1,4 @@
-"""Trivial models beside which a trained one must show that it has learnt: linear models, counts and means.
+"""Trivial models that a trained model must beat to have learnt: linear models, counts and means.
 
 A reference is fitted to batches of the training split and then called like a model, so that the task
 evaluates it as it evaluates any other. The linear models and TF-IDF are scikit-learn's.
@@ -7,7 +7,6 @@ majority the most frequent class
 linear   logistic regression (or ridge regression) on small pixels, or on the TF-IDF of a text's tokens
 n-gram   the next token by how often it followed the last one (Witten and Bell 1991), or a masked one by its left
          neighbour; by its frequency alone for large vocabularies
-tags     the most frequent tag of a token
 mean     the mean of all targets
 """
 
@@ -30,7 +29,7 @@ NEVER = -30.0  # the logit of a class that training lacks
 
 
 class Reference(Protocol):
-    """A trivial model; ``name`` says in words what it is."""
+    """A trivial model; ``name`` describes it."""
 
     name: str
 
@@ -40,33 +39,35 @@ class Reference(Protocol):
 
 
 class Linear:
-    """Linear regression of classes, of several labels, or of a number, on pixels or on words.
+    """Linear regression of classes, or of a number, on pixels or on words.
 
     ``classes`` is their number, 0 for a number; larger targets are taken modulo it (MNLI numbers its two sets
     so).
     """
 
-    def __init__(self, classes: int = 0, labels: bool = False) -> None:
-        self.classes, self.labels = classes, labels
+    def __init__(self, classes: int = 0) -> None:
+        self.classes = classes
         self.name = "linear regression"
         self.scaler: Any = None
 
     def fit(self, batches: Sequence[Batch]) -> None:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression, Ridge
-        from sklearn.multiclass import OneVsRestClassifier
 
-        pictures = isinstance(batches[0][0], Tensor)
-        kind = "logistic regression" if self.classes or self.labels else "ridge regression"
+        # the name tells the features: small pictures or counts of words
         first = batches[0][0]
-        small = " × ".join(map(str, sides_of(first))) if isinstance(first, Tensor) else ""
-        self.name = f"{kind} on {f'{small} pixels' if pictures else 'words (TF-IDF)'}"
-        features = self._scaled([inputs for inputs, _ in batches], pictures)
+        pictures = isinstance(first, Tensor)
+        kind = "logistic regression" if self.classes else "ridge regression"
+        self.name = f"{kind} on words (TF-IDF)"
+        if isinstance(first, Tensor):
+            self.name = f"{kind} on {' × '.join(map(str, picture_sides(first)))} pixels"
+
+        # features (samples, D) of the training set, which also fit the scaler
+        features = self._scale([inputs for inputs, _ in batches], pictures)
         targets = torch.cat([targets for _, targets in batches]).numpy()
-        if self.labels:
-            self.model: Any = OneVsRestClassifier(LogisticRegression(C=10.0, max_iter=200))
-        elif self.classes:
-            self.model = LogisticRegression(C=0.1 if pictures else 10.0, max_iter=200)
+        # a linear model: classes by their number, or one number a sample
+        if self.classes:
+            self.model: Any = LogisticRegression(C=0.1 if pictures else 10.0, max_iter=200)
             targets = targets % self.classes
         else:
             self.model = Ridge()
@@ -74,20 +75,26 @@ class Linear:
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.model.fit(features, targets)
 
-    def _scaled(self, inputs: Sequence[Inputs], pictures: bool) -> Any:
-        """Features of all samples, standardised or weighted as those of training."""
+    def _scale(self, inputs: Sequence[Inputs], pictures: bool) -> Any:
+        """Features of all samples, standardised or weighted by the statistics of the training set."""
+        # pictures (B, C, H, W) become their mean in a few cells, flattened
         if pictures:
             small = []
-            for some in inputs:
-                assert isinstance(some, Tensor)
-                small.append(F.adaptive_avg_pool2d(some.float(), sides_of(some)).flatten(1).numpy())
+            for batch in inputs:
+                assert isinstance(batch, Tensor)
+                small.append(F.adaptive_avg_pool2d(batch.float(), picture_sides(batch)).flatten(1).numpy())
             table: Any = np.concatenate(small)
+
+        # texts become counts (samples, vocabulary), sparse
         else:
             from scipy.sparse import vstack
 
+            texts = [batch for batch in inputs if isinstance(batch, dict)]
             if self.scaler is None:
-                self.words = 1 + max(int(some["input_ids"].max()) for some in inputs if isinstance(some, dict))
-            table = vstack([counts_of(some, self.words) for some in inputs if isinstance(some, dict)])
+                self.vocabulary_size = 1 + max(int(batch["input_ids"].max()) for batch in texts)
+            table = vstack([count_words(batch, self.vocabulary_size) for batch in texts])
+
+        # the first call is training: its means and document frequencies hold for validation, too
         if self.scaler is None:
             from sklearn.feature_extraction.text import TfidfTransformer
             from sklearn.preprocessing import StandardScaler
@@ -96,10 +103,8 @@ class Linear:
         return self.scaler.transform(table)
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        given: Inputs = args[0] if args else inputs
-        features = self._scaled([given], isinstance(given, Tensor))
-        if self.labels:
-            return torch.from_numpy(np.asarray(self.model.decision_function(features), np.float32))
+        batch: Inputs = args[0] if args else inputs
+        features = self._scale([batch], isinstance(batch, Tensor))
         if not self.classes:
             return torch.from_numpy(self.model.predict(features).astype(np.float32))[:, None]
         logits = np.full((features.shape[0], self.classes), NEVER, np.float32)
@@ -108,88 +113,68 @@ class Linear:
 
 
 def trivial(reference: Reference) -> list[Reference]:
-    """The models of which the best counts: a linear one can be worse than naming the most frequent class."""
+    """The trivial models, of which the best one counts: a linear model can be worse than the most frequent class."""
     if isinstance(reference, Linear) and reference.classes:
         return [reference, Majority(reference.classes)]
     return [reference]
 
 
-def sides_of(pictures: Tensor) -> tuple[int, int]:
+def picture_sides(pictures: Tensor) -> tuple[int, int]:
     height, width = (max(1, min(SIDE, size // 2)) for size in pictures.shape[2:])
     return height, width
 
 
-def counts_of(inputs: dict[str, Tensor], words: int) -> Any:
+def count_words(inputs: dict[str, Tensor], vocabulary_size: int) -> Any:
     """How often each token occurs in each text: a sparse matrix (B, words); unknown ids are left out."""
     from scipy.sparse import coo_matrix
 
     ids = inputs["input_ids"]
-    there = inputs.get("attention_mask", torch.ones_like(ids)).bool() & (ids < words)
-    rows = torch.arange(len(ids))[:, None].expand_as(ids)[there].numpy()
-    columns = ids[there].numpy()
-    return coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(ids), words)).tocsr()
+    is_known = inputs.get("attention_mask", torch.ones_like(ids)).bool() & (ids < vocabulary_size)
+    rows = torch.arange(len(ids))[:, None].expand_as(ids)[is_known].numpy()
+    columns = ids[is_known].numpy()
+    return coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(ids), vocabulary_size)).tocsr()
 
 
 class Grams:
     """The next token, or a masked one, by how often it follows the token before it."""
 
-    def __init__(self, masked: bool) -> None:
-        self.masked, self.name = masked, "bigram counts"
+    def __init__(self, is_masked: bool) -> None:
+        self.is_masked, self.name = is_masked, "bigram counts"
 
     def fit(self, batches: Sequence[Batch]) -> None:
+        # neighbouring tokens (pairs,), first and second
         pairs = [self._pairs(inputs["input_ids"], targets) for inputs, targets in batches if isinstance(inputs, dict)]
         before, after = (torch.cat(column) for column in zip(*pairs, strict=True))
         self.size = 1 + int(max(before.max(), after.max()))
+        # unigrams with one added to each count, as log-probabilities (vocabulary,)
         counts = torch.bincount(after, minlength=self.size).double() + 1
         self.single = (counts / counts.sum()).log().float()
         self.double: Tensor | None = None
+        # a table of pairs of a large vocabulary would not fit
         if self.size > BIGRAMS:
             self.name = "unigram counts"
             return
+        # bigrams (vocabulary, vocabulary), smoothed with the unigrams (Witten and Bell 1991)
         table = torch.bincount(before * self.size + after, minlength=self.size**2).view(self.size, self.size).float()
         kinds = (table > 0).sum(1, keepdim=True).float().clamp(min=1)
         self.double = ((table + kinds * self.single.exp()) / (table.sum(1, keepdim=True) + kinds)).log()
 
     def _pairs(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and those that follow them."""
-        if self.masked:
-            whole = torch.where(targets != IGNORED, targets, ids)
-            return ids[:, :-1].flatten(), whole[:, 1:].flatten()
-        there = targets != IGNORED
-        return ids[there], targets[there]
+        """Tokens and their successors, both (pairs,)."""
+        if self.is_masked:
+            filled_ids = torch.where(targets != IGNORED, targets, ids)
+            return ids[:, :-1].flatten(), filled_ids[:, 1:].flatten()
+        is_target = targets != IGNORED
+        return ids[is_target], targets[is_target]
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
         ids = inputs["input_ids"].clamp(max=self.size - 1)
         if self.double is None:
             return self.single.expand(*ids.shape, -1)
-        if not self.masked:
+        if not self.is_masked:
             return self.double[ids]
         first = self.single.expand(len(ids), 1, -1)
         return torch.cat([first, self.double[ids[:, :-1]]], 1)
-
-
-class Tags:
-    """The most frequent tag of a token."""
-
-    def __init__(self, tags: int) -> None:
-        self.tags, self.name = tags, "the most frequent tag of a word"
-
-    def fit(self, batches: Sequence[Batch]) -> None:
-        pairs = [
-            (inputs["input_ids"][targets != IGNORED], targets[targets != IGNORED])
-            for inputs, targets in batches
-            if isinstance(inputs, dict)
-        ]
-        ids, tags = (torch.cat(column) for column in zip(*pairs, strict=True))
-        self.size = 1 + int(ids.max())
-        counts = torch.bincount(ids * self.tags + tags, minlength=self.size * self.tags).view(self.size, self.tags)
-        everywhere = counts.sum(0).double()
-        self.logits = (counts + 0.01 * everywhere / everywhere.sum()).log().float()
-
-    def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        ids = inputs["input_ids"]
-        unknown = self.logits.exp().sum(0).log()
-        return torch.where((ids < self.size)[..., None], self.logits[ids.clamp(max=self.size - 1)], unknown)
 
 
 class Majority:
@@ -203,8 +188,8 @@ class Majority:
         self.logits = ((counts + 1) / (counts + 1).sum()).log()
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        given = args[0] if args else next(iter(inputs.values()))
-        return self.logits.expand(len(given), -1)
+        batch = args[0] if args else next(iter(inputs.values()))
+        return self.logits.expand(len(batch), -1)
 
 
 class Mean:
@@ -217,5 +202,5 @@ class Mean:
         self.mean = torch.cat([targets.flatten(0, -2) for _, targets in batches]).mean(0)
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        given = args[0] if args else next(iter(inputs.values()))
-        return self.mean.expand(*given.shape[:2], -1)
+        batch = args[0] if args else next(iter(inputs.values()))
+        return self.mean.expand(*batch.shape[:2], -1)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Mean
 
@@ -21,7 +21,7 @@ class Regression:
     """Regression to one vector per point of a sequence, by the squared error ‖ŷ − y‖² per point."""
 
     metric, sign, best, unit = "loss", -1, 0.0, "squared error"
-    summed = ("loss", 1.0)
+    mean_column = ("loss", 1.0)
 
     def __init__(self) -> None:
         self.reference = Mean()
@@ -33,10 +33,10 @@ class Regression:
     def count(self, targets: Tensor) -> Tensor:
         return targets.new_tensor(targets[..., 0].numel())
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         errors = (answer(model, inputs) - targets).square().flatten(1).sum(1)
         return {"loss": errors, "count": torch.full((len(targets),), targets[0, ..., 0].numel())}
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean squared error per point."""
-        return {"loss": mean(found, "loss")}
+        return {"loss": mean(tally, "loss")}

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Batch, Inputs, Splits
-from leanify.errors import RecipeError
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks import Usual
+from leanify.tasks import UsualSettings
 from leanify.tasks.outputs import mean
 
-USUAL = Usual(
+USUAL = UsualSettings(
     "a table with a column of text, a file with a sentence a line, or a folder with train.csv", distill=(1.0, 1.0)
 )
 
@@ -40,11 +40,11 @@ class SentenceEmbedding:
     """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding."""
 
     metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
-    summed = ("cosine", 1.0)
+    mean_column = ("cosine", 1.0)
 
     def __init__(self, pooling: Sequence[str]) -> None:
         self.pooling = tuple(pooling)
-        self.reference = MeanEmbedding() if pooling else None  # without a teacher there are no targets to fit it to
+        self.reference = MeanEmbedding() if pooling else None  # without a teacher it has no targets
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, width) → the loss summed over B"""
@@ -53,12 +53,12 @@ class SentenceEmbedding:
     def count(self, targets: Tensor) -> int:
         return len(targets)
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         return {"cosine": self._cosines(model, inputs, targets), "count": torch.ones(len(targets))}
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean loss and the mean cosine similarity."""
-        cosine = mean(found, "cosine")
+        cosine = mean(tally, "cosine")
         return {"loss": 1 - cosine, "cosine": cosine}
 
     def _cosines(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
@@ -71,27 +71,29 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
     output = model(**inputs)
     if isinstance(output, Tensor):  # a reference gives embeddings
         return output
+    # hidden states (B, N, width) of a bare encoder
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         raise RecipeError(
             f"{type(model).__name__} has a head and returns no hidden states for embeddings; use the bare encoder: "
             'class = "AutoModel" in [model]'
         )
+    # without a mask every position counts
     mask = inputs.get("attention_mask")
-    there = torch.ones_like(inputs["input_ids"]) if mask is None else mask
-    return torch.cat([pooled(hidden.float(), there, mode) for mode in pooling], -1)
+    token_mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
+    return torch.cat([pool(hidden.float(), token_mask, mode) for mode in pooling], -1)
 
 
-def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
+def pool(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
     """Hidden states (B, N, width), mask (B, N) → (B, width), by sentence-transformers' modes."""
-    there = mask[..., None].to(hidden.dtype)
+    token_mask = mask[..., None].to(hidden.dtype)
     if mode in ("cls", "lasttoken"):
         last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
         first = mask.argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), first if mode == "cls" else last]
     if mode == "max":
-        return hidden.masked_fill(there == 0, -torch.inf).amax(1)
+        return hidden.masked_fill(token_mask == 0, -torch.inf).amax(1)
     if mode == "weightedmean":
-        there = there * torch.arange(1, mask.shape[1] + 1, device=hidden.device, dtype=hidden.dtype)[:, None]
-    total, count = (hidden * there).sum(1), there.sum(1).clamp(min=1e-9)
+        token_mask = token_mask * torch.arange(1, mask.shape[1] + 1, device=hidden.device, dtype=hidden.dtype)[:, None]
+    total, count = (hidden * token_mask).sum(1), token_mask.sum(1).clamp(min=1e-9)
     return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)

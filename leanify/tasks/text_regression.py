@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks.glue import pearson, spearman
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
+
+
+def correlation(name: str, labels: np.ndarray, guesses: np.ndarray) -> float:
+    """SciPy's correlation of this name, from −1 to 1; 0 where a constant column leaves it undefined."""
+    from scipy import stats
+
+    if len(labels) < 2 or not (np.ptp(labels) > 0 and np.ptp(guesses) > 0):
+        return 0.0
+    value = float(getattr(stats, name)(labels, guesses).statistic)
+    return value if np.isfinite(value) else 0.0
 
 
 def task(recipe: TrainingRecipe, splits: Splits) -> TextRegression:
@@ -23,7 +33,7 @@ class TextRegression:
     """One number per text, by squared error; evaluated by Spearman's and Pearson's correlation."""
 
     metric, sign, best, unit = "spearman", 1, 100.0, "points of Spearman's correlation"
-    summed = None
+    mean_column = None
 
     def __init__(self) -> None:
         self.reference = Linear()
@@ -35,13 +45,14 @@ class TextRegression:
     def count(self, targets: Tensor) -> int:
         return len(targets)
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         guess = answer(model, inputs)[:, 0]
         loss = F.mse_loss(guess, targets, reduction="none")
         return {"loss": loss, "count": torch.ones(len(targets)), "guess": guess, "label": targets}
 
-    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean squared error, and the correlations times 100."""
-        label, guess = found["label"].numpy(), found["guess"].numpy()
-        loss = mean(found, "loss")
-        return {"loss": loss, "spearman": 100 * spearman(label, guess), "pearson": 100 * pearson(label, guess)}
+        label, guess = tally["label"].numpy(), tally["guess"].numpy()
+        loss = mean(tally, "loss")
+        correlations = {name: 100 * correlation(f"{name}r", label, guess) for name in ("spearman", "pearson")}
+        return {"loss": loss, **correlations}

@@ -1,7 +1,9 @@
 """Train a recipe: start a run, resume one, or rehearse it.
 
-`start` is what is called, `loop` the training loop, to be read from top to bottom. `defaults` and
-`preparation` build the model and the data of a recipe, `engine` and `memory` handle the device, `schedule`
-and `distillation` define a step, `saver` writes checkpoints, and `window`, `watcher` and `interrupts` are the
-log, its reader and signals. What a run keeps on the disk is `leanify.runs.run_directory`.
+`start` has the functions that others call, `loop` the training loop, to be read from top to bottom. A trainer
+is built by `build_model` and `build_data` (`preparation`), `build_teacher` (`teachers`), `build_schedule`
+(`schedule`), `build_task` (`distillation`) and `build_optimizer` (`engine`), each from the values that the
+others returned; `memory` predicts the bytes of a step. `saver` writes checkpoints of a `state`, and `window`,
+`callbacks` and `interrupts` are the log, its readers and signals. The files of a run are in
+`leanify.runs.run_directory`.
 """

@@ -2,11 +2,11 @@
 
     loss = (1 − weight) · task + weight · T² · KL(teacher ‖ student, both at temperature T) + hidden_weight · hidden
 
-KL is that of Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over targets. ``hidden`` is the
-mean squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged
-over a sample and over the pairs. Where the widths differ, a linear map from the student's to the teacher's is
-trained too (TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not
-in its weights.
+KL follows Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over targets. A model of one output, a
+regression, has no distribution: (student − teacher)² stands in for T² · KL. ``hidden`` is the mean
+squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a
+sample and over the pairs. If the widths differ, a linear map from the student's to the teacher's is trained too
+(TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import IGNORED, Inputs
+from leanify.core.errors import RecipeError, ShapeError
+from leanify.core.recipe import DistillSection, TrainingRecipe
+from leanify.data.samples import IGNORED, Inputs, Reader, Splits
 from leanify.data.sampling import MODEL, seed_everything
-from leanify.errors import RecipeError, ShapeError
-from leanify.lens.located import outputs_of
+from leanify.lens.located import record_outputs
 from leanify.lens.sites import locate
-from leanify.runs.recipe import DistillSection
-from leanify.tasks import Task
-from leanify.tasks.outputs import logits_of
+from leanify.tasks import Task, make_task
+from leanify.tasks.outputs import get_logits
+from leanify.training.teachers import Teacher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,21 +38,21 @@ Pair = tuple[int, int]  # (student's layer, teacher's layer), both counted from 
 class Learner(nn.Module):
     """The student and its linear maps. A call returns the student's output and records inputs and layers."""
 
-    seen: tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor]]
+    last_call: tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor]]
 
     def __init__(self, student: nn.Module, blocks: Sequence[nn.Module], maps: Sequence[nn.Module]) -> None:
         super().__init__()
         self.student, self.blocks, self.maps = student, tuple(blocks), nn.ModuleList(maps)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with outputs_of(self.blocks) as hidden:
+        with record_outputs(self.blocks) as hidden:
             output = self.student(*args, **kwargs)
-        self.seen = args, kwargs, output, [each(x) for each, x in zip(self.maps, hidden, strict=True)]
+        self.last_call = args, kwargs, output, [linear(x) for linear, x in zip(self.maps, hidden, strict=True)]
         return output
 
 
 class Distilled:
-    """A task whose loss is the sum above. Its metrics, and everything else, are those of the task."""
+    """A task whose loss is the sum above. Its metrics and other attributes are the task's."""
 
     def __init__(
         self,
@@ -71,19 +72,32 @@ class Distilled:
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """The summed loss of a batch. ``model`` is the learner, possibly wrapped (DDP, FSDP, compiled)."""
-        own, section = self.task.loss(model, inputs, targets), self.section
-        args, kwargs, output, hidden = self.learner.seen  # after the task's mixing, so the teacher sees the same
-        with torch.no_grad(), self.place.autocast(), outputs_of(self.blocks) as wanted:
-            answer = self.teacher(*args, **kwargs)
-        total = (1 - section.weight) * own
-        kept = (targets[..., 0] if targets.ndim > 1 and targets.is_floating_point() else targets) != IGNORED
+        # the task's own loss; the teacher then gets the student's inputs, which the task may have mixed
+        section = self.section
+        total = (1 - section.weight) * self.task.loss(model, inputs, targets)
+        args, kwargs, output, hidden = self.learner.last_call
+        with torch.no_grad(), self.place.autocast(), record_outputs(self.blocks) as teacher_hidden:
+            teacher_output = self.teacher(*args, **kwargs)
+
+        # (B,) or (B, N): which targets count; mixed images have vectors of class probabilities
+        if targets.ndim > 1 and targets.is_floating_point():
+            targets = targets[..., 0]
+        is_target = targets != IGNORED
+
+        # the logits' term, summed over targets: in nats
         if section.weight:
-            kl = divergence(logits_of(output).float(), logits_of(answer).float(), section.temperature)
-            total = total + section.weight * section.temperature**2 * (kl * kept).sum()
+            student, teacher = get_logits(output).float(), get_logits(teacher_output).float()
+            if student.shape[-1] == 1:  # a regression, in squares of its unit
+                distance = (student - teacher).square()[..., 0]
+            else:
+                distance = section.temperature**2 * divergence(student, teacher, section.temperature)
+            total = total + section.weight * (distance * is_target).sum()
+
+        # the layers' term: a mean a sample, as often as the sample has targets
         if section.hidden_weight:
-            counts = kept.flatten(1).sum(1) if kept.ndim > 1 else kept  # targets of each sample
+            counts = is_target.flatten(1).sum(1) if is_target.ndim > 1 else is_target  # targets of each sample
             mask = kwargs.get("attention_mask")
-            means = [difference(x, y, mask) for x, y in zip(hidden, wanted, strict=True)]
+            means = [difference(x, y, mask) for x, y in zip(hidden, teacher_hidden, strict=True)]
             total = total + section.hidden_weight * (torch.stack(means).mean(0) * counts).sum()
         return total
 
@@ -95,14 +109,25 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared difference of each sample, (B, …, width) → (B,), without padding (mask (B, N))."""
+    """Mean squared difference of each sample, (B, …, width) → (B,), over the positions that ``mask`` (B, N) keeps."""
     squares = (student.float() - teacher.float()).square()
     if mask is None or squares.shape[:2] != mask.shape:
         return squares.flatten(1).mean(1)
     return (squares.mean(-1) * mask).sum(1) / mask.sum(1)
 
 
-def begin(
+def build_task(
+    recipe: TrainingRecipe, splits: Splits, model: nn.Module, teacher: Teacher | None, place: Accelerator
+) -> Task:
+    """The recipe's task over its data; a teacher that steps call adds its terms to the loss. Raises LeanifyError."""
+    task = make_task(recipe, splits)
+    if teacher is None or not teacher.is_called:
+        return task
+    [(inputs, _)] = Reader(splits.validation, [[(0, 0)]], seed=0, workers=0)
+    return distill(teacher.section, task, model, teacher.model, splits.scale_inputs(inputs), recipe.run.seed, place)
+
+
+def distill(
     section: DistillSection,
     task: Task,
     student: nn.Module,
@@ -112,32 +137,42 @@ def begin(
     place: Accelerator,
 ) -> Distilled:
     """Check the two models on one sample, and return the task with its teacher. Raises LeanifyError."""
-    own, others = (locate(model).blocks if section.hidden_weight else [] for model in (student, teacher))
-    pairs = pairs_of(section, len(own), len(others)) if section.hidden_weight else []
-    learning, taught = [own[i] for i, _ in pairs], [others[i] for _, i in pairs]
+    # the layers that learn, and those that they learn from
+    pairs: list[Pair] = []
+    learning: list[nn.Module] = []
+    teaching: list[nn.Module] = []
+    if section.hidden_weight:
+        student_blocks, teacher_blocks = locate(student).blocks, locate(teacher).blocks
+        pairs = pair_layers(section, len(student_blocks), len(teacher_blocks))
+        learning = [student_blocks[i] for i, _ in pairs]
+        teaching = [teacher_blocks[i] for _, i in pairs]
+
+    # what both return for the sample
     hidden: list[list[Tensor]] = []
     logits: list[Tensor] = []
-    for model, blocks in ((student, learning), (teacher, taught)):
+    for model, blocks in ((student, learning), (teacher, teaching)):
         training = model.training
-        with torch.no_grad(), outputs_of(blocks) as outputs:
+        with torch.no_grad(), record_outputs(blocks) as outputs:
             output = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
         if section.weight:
-            logits.append(logits_of(output).float())
+            logits.append(get_logits(output).float())
         model.train(training)
         hidden.append(outputs)
-    if section.weight and (logits[0].shape != logits[1].shape or logits[0].shape[-1] == 1):
+
+    # logits of the same classes, and a linear map for each pair of layers
+    if section.weight and logits[0].shape != logits[1].shape:
         shapes = " and ".join(" × ".join(map(str, x.shape[1:])) for x in logits)
         raise RecipeError(
-            f"student and teacher give {shapes} logits a sample; distilling logits needs the same classes in both, at "
-            "least two. To distil from the teacher's layers alone, set distill.weight=0 and a distill.hidden_weight"
+            f"student and teacher give {shapes} logits a sample; distilling logits needs the same classes in both. "
+            "To distil from the teacher's layers alone, set distill.weight=0 and a distill.hidden_weight"
         )
     seed_everything(MODEL, seed, 1)
     maps = [_map(pair, x, y) for pair, x, y in zip(pairs, *hidden, strict=True)]
-    return Distilled(task, section, Learner(student, learning, maps), teacher, taught, place)
+    return Distilled(task, section, Learner(student, learning, maps), teacher, teaching, place)
 
 
-def pairs_of(section: DistillSection, depth: int, teacher_depth: int) -> list[Pair]:
-    """Which layer learns from which: as the recipe lists them, or spread evenly, the last from the last."""
+def pair_layers(section: DistillSection, depth: int, teacher_depth: int) -> list[Pair]:
+    """Pairs of a student's layer and its teacher's, as the recipe lists them or evenly, the last with the last."""
     if section.layers == "even":
         return [(i, math.ceil((i + 1) * teacher_depth / depth) - 1) for i in range(depth)]
     for pair in section.layers:
@@ -150,13 +185,13 @@ def pairs_of(section: DistillSection, depth: int, teacher_depth: int) -> list[Pa
 
 
 def _map(pair: Pair, student: Tensor, teacher: Tensor) -> nn.Module:
-    """From the student's width to the teacher's: the identity where they are equal, else a linear map."""
+    """A module from the student's width to the teacher's: the identity if they are equal, otherwise a linear map."""
     if student.shape == teacher.shape:
         return nn.Identity()
     if student.shape[:-1] != teacher.shape[:-1]:
-        own, other = (" × ".join(map(str, x.shape[1:])) for x in (student, teacher))
+        student_shape, teacher_shape = (" × ".join(map(str, x.shape[1:])) for x in (student, teacher))
         raise ShapeError(
-            f"layer {pair[0]} of the student gives {own} and layer {pair[1]} of the teacher {other}: only the "
-            "width, the last number, may differ"
+            f"layer {pair[0]} of the student gives {student_shape} and layer {pair[1]} of the teacher {teacher_shape}: "
+            "only the width, the last number, may differ"
         )
     return nn.Linear(student.shape[-1], teacher.shape[-1], bias=False)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from leanify import machine
-from leanify.errors import RecipeError
-from leanify.runs.recipe import Recipe, TrainingRecipe
+from leanify.core import machine
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import Recipe, TrainingRecipe
+from leanify.data.samples import Splits
 from leanify.runs.run_directory import RunDirectory, leaves
+from leanify.tasks import Task
 from leanify.training import memory, sharding
+from leanify.training.distillation import Distilled
+from leanify.training.master_weights import to_master_weights
+from leanify.training.preparation import model_on_meta
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,30 +31,37 @@ if TYPE_CHECKING:
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers what mallopt sets
 
 
-def accelerator_of(recipe: Recipe) -> Any:
+def build_accelerator(recipe: Recipe) -> Any:
     """The Accelerator for this device, in the recipe's precision or the best one that the device has."""
     import accelerate
     from accelerate.state import AcceleratorState
     from accelerate.tracking import get_available_trackers
 
+    # refuse settings that this machine or its installation cannot fulfil
     gpu = torch.cuda.is_available()
     machine.check_local_rank()
-    precision = precision_of(recipe.run.precision, gpu, gpu and torch.cuda.is_bf16_supported())
-    if sharding.asked(recipe):
+    precision = choose_precision(recipe.run.precision, gpu, gpu and torch.cuda.is_bf16_supported())
+    if sharding.is_requested(recipe):
         sharding.check(recipe, precision)
-    known = [str(name) for name in get_available_trackers()]
+    installed_trackers = [str(name) for name in get_available_trackers()]
     for name in recipe.run.trackers:
-        if name not in known:
+        if name not in installed_trackers:
             extra = "pip install 'leanify[tensorboard]'" if name == "tensorboard" else f"pip install {name}"
-            raise RecipeError(f"run.trackers names {name!r}, and installed are {', '.join(known) or 'none'}: {extra}")
-    AcceleratorState._reset_state()  # one process may train twice, in another precision
+            raise RecipeError(
+                f"run.trackers names {name!r}, and installed are {', '.join(installed_trackers) or 'none'}: {extra}"
+            )
+
+    # one process may train twice, in another precision
+    AcceleratorState._reset_state()
     ddp = accelerate.DistributedDataParallelKwargs(
         gradient_as_bucket_view=True,  # gradients are not copied into buckets: 4 bytes a parameter less
         static_graph=recipe.parallel.static_graph,
     )
-    mixed = "no" if precision == "fp32" else precision
-    with sharding.apart_from_accelerate():
-        engine = accelerate.Accelerator(mixed_precision=mixed, cpu=not gpu, kwargs_handlers=[ddp])
+    mixed_precision = "no" if precision == "fp32" else precision
+    with sharding.hidden_from_accelerate():
+        engine = accelerate.Accelerator(mixed_precision=mixed_precision, cpu=not gpu, kwargs_handlers=[ddp])
+
+    # other launchers' modes (DeepSpeed, Megatron) place the model in their own ways
     if str(engine.distributed_type).rpartition(".")[2] not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise RecipeError(
             f"the launcher asks for {engine.distributed_type}, and training runs in one process or in several that "
@@ -60,9 +73,9 @@ def accelerator_of(recipe: Recipe) -> Any:
     return engine
 
 
-def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
-    """The requested precision; by default bf16 on a GPU that supports it, else fp32. Raises RecipeError."""
-    precision = wanted or ("bf16" if gpu and bf16 else "fp32")
+def choose_precision(name: str | None, gpu: bool, bf16: bool) -> str:
+    """The precision of this name; by default bf16 on a GPU that supports it, and fp32 elsewhere. Raises RecipeError."""
+    precision = name or ("bf16" if gpu and bf16 else "fp32")
     if precision == "fp16" and not gpu:
         raise RecipeError("run.precision is fp16, which needs a GPU; here --set run.precision=fp32 or bf16")
     if precision == "bf16" and gpu and not bf16:
@@ -70,72 +83,98 @@ def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
     return precision
 
 
-def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Accelerator) -> None:
-    """Shard each model over the processes, in place."""
-    half = engine.mixed_precision == "bf16"
-    compiled = recipe.run.compile_mode if recipe.run.compile else None
-    for model in models:
-        if any(True for _ in model.parameters()):
-            sharding.shard(model, engine.device, half, compiled)
+@dataclass(frozen=True)
+class Optimization:
+    """The objects that training steps update."""
+
+    learner: nn.Module  # all that is trained: the model, or a learner that holds it and the maps
+    maps: nn.ModuleList | None  # between the layers of student and teacher
+    wrapped_learner: Any  # as a step calls it: with DDP, compiled
+    optimizer: Any
+    ema: Any  # timm's ModelEmaV3, or None
 
 
-def prepared(
-    model: nn.Module,
-    bare: nn.Module,
-    maps: nn.Module | None,
+def build_optimizer(
     recipe: TrainingRecipe,
+    model: nn.Module,
+    task: Task,
     engine: Accelerator,
-    sharded: bool,
-    loss: Callable[[nn.Module], Tensor],
-) -> tuple[Any, Any]:
-    """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` have no weight decay.
+    sample_loss: Callable[[nn.Module], Tensor],
+) -> Optimization:
+    """Place, shard or wrap the trained modules, and build their optimiser. Maps have no weight decay.
 
-    ``loss`` is that of any sample: it shows DDP which parameters have a gradient.
+    ``sample_loss`` is the loss of any sample: it shows DDP which parameters have a gradient.
     """
-    if recipe.run.channels_last and not sharded:  # FSDP flattens rows and wants them as they are
-        bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = optimizer_of(recipe, bare, engine.device)
-    if maps is not None and (learnt := list(maps.parameters())):
-        optimizer.add_param_group({"params": learnt, "weight_decay": 0.0})
-    if sharded:
-        return engine.prepare_model(model, device_placement=False, evaluation_mode=True), engine.prepare(optimizer)
+    # the modules: with a teacher, a learner that holds the model and the maps
+    learner, maps, teacher = model, None, None
+    if isinstance(task, Distilled):
+        learner, maps, teacher = task.learner, task.learner.maps, task.teacher
+    ema = None if recipe.optim.ema is None else build_ema(model, recipe.optim.ema)
+
+    # shard each of them; other layouts of memory are for models that are not sharded
+    is_sharded = sharding.is_requested(recipe)
+    if is_sharded:
+        for part in (model, *(maps or ()), teacher, None if ema is None else ema.module):
+            if part is not None and any(True for _ in part.parameters()):
+                compile_mode = recipe.run.compile_mode if recipe.run.compile else None
+                sharding.shard(part, engine.device, engine.mixed_precision == "bf16", compile_mode)
+    elif recipe.run.channels_last:  # FSDP flattens rows and wants them as they are
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    # the optimiser refers to the parameters as they are now, after sharding
+    optimizer = create_optimizer(recipe, model, engine.device)
+    if maps is not None and (weights := list(maps.parameters())):
+        optimizer.add_param_group({"params": weights, "weight_decay": 0.0})
+
+    # wrap for mixed precision alone, or for DDP, then compile
+    if is_sharded:
+        wrapped_learner = engine.prepare_model(learner, device_placement=False, evaluation_mode=True)
+        return Optimization(learner, maps, wrapped_learner, engine.prepare(optimizer), ema)
     if engine.num_processes > 1:
-        settle_unused(model, loss, engine)
-    called, optimizer = engine.prepare(model, optimizer)
-    # compiled after DDP has wrapped it, so that gradients are exchanged during the backward pass
-    return (torch.compile(called, mode=recipe.run.compile_mode) if recipe.run.compile else called), optimizer
+        freeze_unused(learner, sample_loss, engine)
+    wrapped_learner, optimizer = engine.prepare(learner, optimizer)
+    if recipe.run.compile:  # after DDP has wrapped it, so that gradients are exchanged during the backward pass
+        wrapped_learner = torch.compile(wrapped_learner, mode=recipe.run.compile_mode)
+    return Optimization(learner, maps, wrapped_learner, optimizer, None if ema is None else ema.to(engine.device))
 
 
-def settle_unused(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], engine: Accelerator) -> None:
-    """Prepare a model for DDP, which waits for every gradient: freeze what only an unused output depends on.
+def freeze_unused(model: nn.Module, sample_loss: Callable[[nn.Module], Tensor], engine: Accelerator) -> None:
+    """Prepare a model for DDP, which waits for every gradient: freeze weights that only an unused output depends on.
 
-    A pooler beside a loss of hidden states never has a gradient, and one process leaves it as it is; DDP
-    would take it as used. What no output depends on may have one for other samples, like an expert: DDP then
-    looks in every step.
+    A pooler never has a gradient when the loss uses hidden states, and one process leaves it as it is; DDP
+    would take it as used. A weight that no output depends on may have a gradient for other samples, like an
+    expert: DDP then looks in every step.
     """
+    # one forward pass, with the outputs recorded
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     outputs: list[Any] = []
     with model.register_forward_hook(lambda *call: outputs.append(call[-1])):
-        loss = loss_of(model)
+        loss = sample_loss(model)
+
+    # the weights that the loss does not depend on
     by_loss = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-    unreached = [weight for weight, gradient in zip(weights, by_loss, strict=True) if gradient is None]
+    without_gradient = [weight for weight, gradient in zip(weights, by_loss, strict=True) if gradient is None]
+
+    # of these, freeze those that some output depends on
     parts = []
     for part in tree_leaves(outputs):
         if isinstance(part, Tensor) and part.requires_grad:
             parts.append(part.float().sum())
-    if unreached and parts:
-        by_output = torch.autograd.grad(torch.stack(parts).sum(), unreached, allow_unused=True)
-        for weight, gradient in zip(unreached, by_output, strict=True):
+    if without_gradient and parts:
+        by_output = torch.autograd.grad(torch.stack(parts).sum(), without_gradient, allow_unused=True)
+        for weight, gradient in zip(without_gradient, by_output, strict=True):
             weight.requires_grad_(gradient is None)
+
+    # undo the pass's changes of batch norms; DDP looks in every step if unused weights may train later
     for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])  # the sums of batch norms
-    if engine.ddp_handler is not None and any(weight.requires_grad for weight in unreached):
+        buffer.copy_(buffers[name])
+    if engine.ddp_handler is not None and any(weight.requires_grad for weight in without_gradient):
         engine.ddp_handler.find_unused_parameters = not engine.ddp_handler.static_graph
 
 
 @contextmanager
-def heap_kept() -> Iterator[None]:
+def disable_malloc_trim() -> Iterator[None]:
     """Keep freed memory in the C library's heap between steps; trim it on exit.
 
     By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which
@@ -157,7 +196,7 @@ def heap_kept() -> Iterator[None]:
 
 
 @contextmanager
-def tracked(engine: Accelerator, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
+def track_metrics(engine: Accelerator, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
     """Send metrics to the recipe's trackers while the run lasts."""
     if not recipe.run.trackers:
         yield
@@ -172,38 +211,77 @@ def tracked(engine: Accelerator, recipe: Recipe, run: RunDirectory) -> Iterator[
         engine.end_training()
 
 
-def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def create_optimizer(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """timm's optimiser of the recipe's name; AdamW uses the fused kernel where the device has one."""
     from timm.optim import create_optimizer_v2
 
     optim = recipe.optim
-    fused = {"fused": True} if device.type in ("cpu", "cuda") else {}
-    words = {"betas": optim.betas, "eps": optim.eps, **fused} if optim.name == "adamw" else {}
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **words)
+    fused_kernel = {"fused": True} if device.type in ("cpu", "cuda") else {}
+    options = {"betas": optim.betas, "eps": optim.eps, **fused_kernel} if optim.name == "adamw" else {}
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **options)
     return optimizer
 
 
-def average_of(model: nn.Module, decay: float) -> Any:
+def build_ema(model: nn.Module, decay: float) -> Any:
     """timm's exponential moving average of a model's weights; also works on ``meta``."""
     from timm.utils import ModelEmaV3
 
-    average = ModelEmaV3(nn.Linear(1, 1), decay=decay)
-    average.module = copy.deepcopy(model).eval()
-    return average
+    ema = ModelEmaV3(nn.Linear(1, 1), decay=decay)
+    ema.module = copy.deepcopy(model).eval()
+    return ema
 
 
-def memory_of(
-    recipe: TrainingRecipe, model: nn.Module, engine: Accelerator, teacher: nn.Module | None
-) -> memory.Need | None:
-    """The memory that this process needs to train the recipe."""
+def predict_memory(
+    recipe: TrainingRecipe, model: nn.Module, engine: Accelerator, teacher: nn.Module | None, tokens: int | None
+) -> memory.MemoryNeed | None:
+    """The memory that this process needs to train the recipe; ``tokens`` is the length of the longest text."""
     return memory.need(
         model,
-        recipe.data.length,
+        tokens,
         optimiser=recipe.optim.name,
         average=recipe.optim.ema is not None,
         teacher=teacher,
         half=engine.mixed_precision != "no",
-        fused=engine.device.type == "cuda",
-        kept=engine.num_processes > 1 or recipe.run.accumulate > 1,
-        parts=engine.num_processes if sharding.asked(recipe) else 1,
+        fused_attention=engine.device.type == "cuda",
+        keeps_gradients=engine.num_processes > 1 or recipe.run.accumulate > 1,
+        parts=engine.num_processes if sharding.is_requested(recipe) else 1,
     )
+
+
+def longest_sample(splits: Splits, length: int | None) -> int | None:
+    """The tokens of the longest training text: a batch is padded to its own longest, not to ``length``."""
+    lengths = getattr(splits.train, "lengths", None)
+    if lengths is None or not len(lengths):
+        return length
+    longest = max(2, int(lengths.max()))
+    return longest if length is None else min(length, longest)
+
+
+def split_batch(recipe: TrainingRecipe, splits: Splits) -> tuple[TrainingRecipe, memory.MemoryNeed | None]:
+    """The recipe with its batch in as many passes as fit into the free memory, and the memory of a step.
+
+    The model is built on meta, so that this takes seconds before any work. Where not even one sample fits, the
+    recipe stays as it is, and training refuses it.
+    """
+    engine = build_accelerator(recipe)
+    model = model_on_meta(recipe.model)
+    to_master_weights(model)
+    # a teacher called in each step is also in memory, and at most as large as the model
+    calls_teacher = recipe.distill is not None and recipe.data.task != "sentence-embedding"
+    tokens = longest_sample(splits, recipe.data.length)
+    step_need = predict_memory(recipe, model, engine, model if calls_teacher else None, tokens)
+    available = machine.available_memory(engine.device)
+    if step_need is None or available is None:
+        return recipe, step_need
+    # a fifth is reserved for objects still in memory when healing begins
+    limit, accumulate = int(0.8 * available), recipe.run.accumulate
+    batch = -(-recipe.schedule.batch_size // engine.num_processes)
+    if step_need.of(-(-batch // accumulate)) <= limit:
+        return recipe, step_need
+    # with several passes gradients stay from one to the next, which takes more memory
+    several = replace(recipe, run=replace(recipe.run, accumulate=max(2, accumulate)))
+    step_need = predict_memory(several, model, engine, model if calls_teacher else None, tokens)
+    largest = 0 if step_need is None else step_need.largest(limit)
+    if largest == 0:
+        return recipe, step_need
+    return replace(recipe, run=replace(recipe.run, accumulate=-(-batch // largest))), step_need

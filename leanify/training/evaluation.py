@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from leanify.data.common import chosen
+from leanify.core.errors import DataError
+from leanify.core.recipe import TrainingRecipe
+from leanify.data.common import choose_indices
 from leanify.data.samples import Batch, Reader, Samples, Splits
-from leanify.data.sampling import in_turn
-from leanify.errors import DataError
-from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks import Tally, Task, merged
+from leanify.data.sampling import evaluation_batches
+from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
-from leanify.upstream.wall import wall
+from leanify.upstream.wall import reraise_as
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,65 +37,73 @@ class Evaluator:
         splits: Splits,
         task: Task,
         accelerator: Accelerator,
-        sharded: bool,
-        skipped: set[str],
+        is_sharded: bool,
+        skipped_names: set[str],
     ) -> None:
         self.recipe, self.splits, self.task, self.accelerator = recipe, splits, task, accelerator
-        self.sharded, self.skipped, self.first = sharded, skipped, first_sample(splits)
+        self.is_sharded, self.skipped_names, self.first = is_sharded, skipped_names, first_sample(splits)
         self.validation: Reader | None = None  # kept between evaluations, with its workers
         self.tally: Tally | None = None  # of the last evaluation
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: Samples | None = None) -> dict[str, float]:
-        """Metrics over a split, else over ``run.eval_batches`` of validation. Ends in training mode."""
+        """Metrics over a split, by default over ``run.eval_batches`` of validation. Ends in training mode."""
         from accelerate.utils import gather_object
 
-        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
+        # this process's share of the samples: each in one process and once
+        samples, limit = split, None
+        if samples is None:
+            samples, limit = self.splits.validation, self.recipe.run.eval_batches
         size = self.recipe.schedule.batch_size
         number = min(len(samples), size * (limit or len(samples)))
-        keys = in_turn(
-            chosen(samples, number, self.recipe.data.subset),
+        keys = evaluation_batches(
+            choose_indices(samples, number, self.recipe.data.subset),
             size,
             self.accelerator.process_index,
             self.accelerator.num_processes,
         )
-        began, parts = time.perf_counter(), []
+        start_time, parts = time.perf_counter(), []
         model.eval()
         for batch in self._reader(samples, keys, again=split is None):
             with self.accelerator.autocast():
-                found = self.task.found(model, *self.moved(batch))
-            parts.append({name: value.double() for name, value in found.items()})
-        if self.sharded and len(keys) < -(-number // size):  # the others gather weights once more, and this one helps
+                tally = self.task.tally_batch(model, *self.to_device(batch))
+            parts.append({name: value.double() for name, value in tally.items()})
+
+        # a process without a last batch runs one all the same: the others need its rows of a sharded model
+        most_batches = -(-number // size)
+        if self.is_sharded and len(keys) < most_batches:
             with self.accelerator.autocast():
-                self.task.found(model, *self.moved(self.first))
-        sharding.drop(model.train())
-        self.tally = merged(parts)
-        if self.accelerator.num_processes > 1:  # the sum over all; one without samples adds nothing
-            self.tally = merged(gather_object([self.tally]))
-        seconds = max(time.perf_counter() - began, 1e-9)
+                self.task.tally_batch(model, *self.to_device(self.first))
+        sharding.reshard(model.train())
+
+        # the sum over all processes; a process without samples adds nothing
+        self.tally = merge_tallies(parts)
+        if self.accelerator.num_processes > 1:
+            self.tally = merge_tallies(gather_object([self.tally]))
+        seconds = max(time.perf_counter() - start_time, 1e-9)
         return self.task.metrics(self.tally) | {"samples_per_s": round(number / seconds, 1)}
 
     @torch.no_grad()
-    def try_one(self, model: nn.Module) -> None:
-        """Run one validation sample through the model, to find what does not fit before writing anything."""
-        with wall(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
-            self.task.found(model.eval(), *self.moved(self.first))
-        sharding.drop(model.train())
+    def try_sample(self, model: nn.Module) -> None:
+        """Run one validation sample through the model. Raises DataError if they do not fit."""
+        with reraise_as(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
+            self.task.tally_batch(model.eval(), *self.to_device(self.first))
+        sharding.reshard(model.train())
 
-    def loss_of_one(self, model: nn.Module) -> Tensor:
-        """The training loss of one sample, twice: a batch norm refuses a single number."""
+    def sample_loss(self, model: nn.Module) -> Tensor:
+        """The training loss of the first sample, repeated: a batch norm refuses a single number."""
         inputs, targets = tree_map_only(Tensor, lambda x: torch.cat([x, x]), self.first)
-        return self.task.loss(model.to(self.accelerator.device).train(), *self.moved((inputs, targets)))
+        return self.task.loss(model.to(self.accelerator.device).train(), *self.to_device((inputs, targets)))
 
-    def moved(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """The batch on the device, its inputs scaled as the model takes them."""
         from accelerate.utils import send_to_device
 
         inputs, targets = send_to_device(batch, self.accelerator.device, non_blocking=True)
-        scaled = self.splits.scaled(inputs)
-        if self.recipe.run.channels_last and isinstance(scaled, Tensor) and scaled.dim() == 4:
-            scaled = scaled.contiguous(memory_format=torch.channels_last)
-        return scaled, targets
+        on_device = self.splits.scale_inputs(inputs)
+        if self.recipe.run.channels_last and isinstance(on_device, Tensor) and on_device.dim() == 4:
+            on_device = on_device.contiguous(memory_format=torch.channels_last)
+        return on_device, targets
 
     def _reader(self, samples: Samples, keys: list[list[tuple[int, int]]], again: bool) -> Reader:
         if again and self.validation is not None:
@@ -103,7 +111,7 @@ class Evaluator:
         seed, data = self.recipe.run.seed, self.recipe.data
         pin = self.accelerator.device.type == "cuda"
         reader = Reader(
-            samples, keys, seed, data.workers, pin, again=again, skipped=self.skipped, prefetch=data.prefetch
+            samples, keys, seed, data.workers, pin, again=again, skipped=self.skipped_names, prefetch=data.prefetch
         )
         if again:
             self.validation = reader

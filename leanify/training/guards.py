@@ -1,22 +1,23 @@
-"""Checks around a run: that its data has not changed, that it fits into memory, what was skipped."""
+"""Checks before and after a run: unchanged data, enough memory, skipped samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from leanify import machine
+from leanify.core import machine
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection, TrainingRecipe
 from leanify.data import fingerprint
 from leanify.data.samples import Splits
-from leanify.design.measure import profiling
-from leanify.errors import DataError, LeanifyError, RecipeError
-from leanify.runs.recipe import DataSection
+from leanify.profiling import profile as profiling
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import memory
+from leanify.training.preparation import trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -24,28 +25,18 @@ if TYPE_CHECKING:
 Warn = Callable[[str], None]
 
 
-@contextmanager
-def raised_by_all() -> Iterator[None]:
-    """Mark errors of what every process of a launch does alike."""
-    try:
-        yield
-    except LeanifyError as error:
-        error.shared = True
-        raise
-
-
 def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: bool, warn: Warn) -> None:
     """Raise DataError, naming what changed since the run was begun, unless changed data is accepted."""
-    before, now = run.data(), fingerprint.taken(data, splits)
-    words = fingerprint.changes(before, now)
-    if words is not None and not accept:
+    before, now = run.data(), fingerprint.take_fingerprint(data, splits)
+    difference = fingerprint.describe_changes(before, now)
+    if difference is not None and not accept:
         raise DataError(
-            f"the data changed since {run.path} was begun: {words}. Its numbers would mix two data sets; restore the "
-            "data, or go on all the same with --accept-changed-data"
+            f"the data changed since {run.path} was begun: {difference}. Its numbers would mix two data sets; restore "
+            "the data, or continue with --accept-changed-data"
         )
-    if words is not None:
-        warn(f"going on with changed data: {words}")
-    if words is not None or not before:
+    if difference is not None:
+        warn(f"continuing with changed data: {difference}")
+    if difference is not None or not before:
         run.note_data(now)
 
 
@@ -57,19 +48,22 @@ def check_arithmetic(engine: Accelerator, warn: Warn) -> None:
         warn("this processor has no bf16 arithmetic, so torch emulates it, slowly: run.precision=fp32 is faster here")
 
 
-def note_skipped(run: RunDirectory, skipped: Iterable[str], warn: Warn) -> None:
-    """Keep the names of skipped samples with the run, and report them."""
-    run.note_skipped(skipped)
-    if known := run.skipped():
-        words = "; ".join(known[:3]) + ("; …" if len(known) > 3 else "")
-        warn(f"{len(known):,} sample{'s were' if len(known) != 1 else ' was'} skipped (data.on_error = skip): {words}")
+def note_skipped(run: RunDirectory, names: Iterable[str], warn: Warn) -> None:
+    """Record the names of skipped samples in the run's folder, and report them."""
+    run.note_skipped(names)
+    if skipped_names := run.skipped_samples():
+        first = "; ".join(skipped_names[:3]) + ("; …" if len(skipped_names) > 3 else "")
+        samples = "1 sample was" if len(skipped_names) == 1 else f"{len(skipped_names):,} samples were"
+        warn(f"{samples} skipped (data.on_error = skip): {first}")
 
 
 def check_processes(world: int, samples: int, batch: int) -> None:
     """Raise RecipeError where processes would have nothing to do, in every step or in some."""
     if world > min(samples, batch):
-        what = f"{samples} samples to train" if samples < batch else f"a batch of {batch} samples"
-        raise RecipeError(f"{world} processes share {what}: at least one has none. Start at most {min(samples, batch)}")
+        share = f"{samples} samples to train" if samples < batch else f"a batch of {batch} samples"
+        raise RecipeError(
+            f"{world} processes share {share}: at least one has none. Start at most {min(samples, batch)}"
+        )
     if batch % world:
         lower, upper = batch // world * world, -(-batch // world) * world
         raise RecipeError(
@@ -78,11 +72,22 @@ def check_processes(world: int, samples: int, batch: int) -> None:
         )
 
 
-def check_memory(need: memory.Need | None, model: nn.Module, engine: Accelerator, batch: int, accumulate: int) -> None:
-    """Raise TrainingError, in every process, for what will not fit in one, before anything is written."""
-    mine = machine.available(engine.device)
-    available = int(engine.gather(torch.tensor([-1 if mine is None else mine], device=engine.device)).min())
+def split_to_fit(
+    need: memory.MemoryNeed | None, model: nn.Module, engine: Accelerator, recipe: TrainingRecipe
+) -> TrainingRecipe:
+    """The recipe with its batch in as many passes as fit into every process's memory: the same gradients.
+
+    Raises TrainingError, in every process, where not even one sample fits.
+    """
+    free_here = machine.available_memory(engine.device)
+    available = int(engine.gather(torch.tensor([-1 if free_here is None else free_here], device=engine.device)).min())
     if need is None or available < 0:
-        return
-    held = profiling.weights_bytes(model) if engine.device.type == "cpu" else 0
-    memory.check(need, available + held, batch, engine.num_processes, accumulate, str(engine.device))
+        return recipe
+    batch, accumulate = recipe.schedule.batch_size, recipe.run.accumulate
+    weights = profiling.weights_bytes(model) if engine.device.type == "cpu" else 0
+    passes = memory.fitting_passes(
+        need, available + weights, batch, engine.num_processes, accumulate, str(engine.device)
+    )
+    if passes == accumulate:
+        return recipe
+    return trainable(replace(recipe, run=replace(recipe.run, accumulate=passes)))

@@ -4,41 +4,65 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from leanify.data.samples import ENDING
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that a signal ended, once its checkpoint is written; the message says how to go on with it."""
+    """Raised when a signal has ended a run and its checkpoint is written; the message names the resuming command."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.code = 128 + number  # the exit code, as shells have it
 
 
-class Interrupts:
-    """The first signal asks for an end after the step; Ctrl-C after it ends the process at once.
+@contextmanager
+def raise_interrupts() -> Iterator[None]:
+    """Raise Interrupted for the signals that end a run, SIGTERM as Ctrl-C; those that repeat the first are ignored."""
 
-    `timeout` and a closing shell send theirs twice. SIGUSR1 is Slurm's warning that the time is nearly over.
+    def end(number: int, frame: Any) -> None:
+        for other in handlers:
+            if other != signal.SIGINT:
+                signal.signal(other, signal.SIG_IGN)
+        raise Interrupted("", number)
+
+    # a signal that the parent ignores stays ignored: nohup does so
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class Interrupts:
+    """Records the first signal, which ends the run after its step; Ctrl-C after it ends the process at once.
+
+    `timeout` and a closing shell send their signal twice. Slurm sends SIGUSR1 shortly before the time limit.
     """
 
     def __enter__(self) -> Interrupts:
-        self.asked: int | None = None
-        self.before: dict[int, Any] = {}
+        self.signal: int | None = None
+        self.handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                    self.before[number] = signal.signal(number, self._ask)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, and stays so
+                    self.handlers[number] = signal.signal(number, self._record)
         return self
 
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = self.asked or number
-        again = self.before if number == signal.SIGINT else {signal.SIGINT: self.before.get(signal.SIGINT)}
-        for one, handler in again.items():
-            if handler is not None:
-                signal.signal(one, handler)
+    def _record(self, number: int, frame: Any) -> None:
+        self.signal = self.signal or number
+        # after Ctrl-C every signal acts at once; after another one only Ctrl-C does
+        for other in self.handlers if number == signal.SIGINT else [signal.SIGINT]:
+            if self.handlers.get(other) is not None:
+                signal.signal(other, self.handlers[other])
 
     def __exit__(self, *error: Any) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)

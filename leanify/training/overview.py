@@ -1,4 +1,4 @@
-"""List the runs below a folder: what was trained, how far it got, and whether it is still running."""
+"""List the runs below a folder with their model, data, progress and state."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.errors import DirectoryError, LeanifyError
-from leanify.runs.files import folders_below, read_json
-from leanify.runs.places import is_run
-from leanify.runs.recipe import DataSection
+from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.core.files.reading import read_json, walk_folders
+from leanify.core.path_kinds import is_run
+from leanify.core.recipe import DataSection
+from leanify.core.recipe_code import is_code
 from leanify.runs.run_directory import ENVIRONMENT, RunDirectory
 
 State = Literal["running", "done", "interrupted", "broken"]
@@ -22,17 +23,17 @@ class RunOverview:
 
     path: Path
     source: str  # the model that its recipe names
-    data: str  # the name of the user's folder or file, else of the built-in set
+    data: str  # the name of the user's folder or file, or of the built-in set
     step: int | None  # the last completed checkpoint's; None before the first
     steps: int | None  # the length of the schedule; None for runs of leanify 0.1.0, which did not record it
-    metric: str  # what the evaluation reports first after the loss
+    metric: str  # the first that the evaluation reports after the loss
     best: float | None  # its best value
     state: State  # running: a process holds it · interrupted: ``--resume`` continues · broken: unreadable
     problem: str | None = None  # why a broken one cannot be read
 
     @property
-    def done(self) -> str:
-        """How far it is: "1,200 of 3,000"."""
+    def progress(self) -> str:
+        """Steps done and planned: "1,200 of 3,000"."""
         if self.step is None:
             return "–"
         return f"{self.step:,} of {self.steps:,}" if self.steps else f"{self.step:,}"
@@ -41,10 +42,10 @@ class RunOverview:
         return {**vars(self), "path": str(self.path)}
 
 
-def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: False) -> Iterator[RunOverview]:
-    """The runs in a folder and below it, by path; not those inside runs, or in folders that are ``apart``."""
-    for place in folders_below(folder, lambda place: is_run(place) or apart(place)):
-        if is_run(place) and not apart(place):
+def find_runs(folder: Path, skip: Callable[[Path], bool] = lambda folder: False) -> Iterator[RunOverview]:
+    """Yield the runs in a folder and below it, by path, except those inside runs or in folders to ``skip``."""
+    for place in walk_folders(folder, lambda place: is_run(place) or skip(place)):
+        if is_run(place) and not skip(place):
             yield overview(place)
 
 
@@ -53,25 +54,32 @@ def overview(place: Path) -> RunOverview:
     try:
         run = RunDirectory.open(place)
         recipe = run.recipe
+
+        # steps done and planned
         checkpoints = run.checkpoints()
         step = checkpoints[-1].step if checkpoints else None
         steps = _steps(run)
+
+        # the metric of the best checkpoint
         best = run.best()
         metrics = dict(best.metrics) if best is not None else {}
         metric = next((name for name in metrics if name != "loss"), "loss")
+
         state: State = "done" if step is not None and step == steps else "interrupted"
-        if run.is_held():
+        if run.is_locked():
             state = "running"
         data = data_name(recipe.data) if recipe.data else ""
         return RunOverview(place, recipe.model.source, data, step, steps, metric, metrics.get(metric), state)
-    except Exception as error:  # whatever is wrong with one folder, the others are listed
+    except Exception as error:  # one damaged folder must not hide the others
         problem = str(error) if isinstance(error, LeanifyError) else f"{place}: {type(error).__name__}: {error}"
         return RunOverview(place, "", "", None, None, "", None, "broken", " ".join(problem.split()))
 
 
 def data_name(data: DataSection) -> str:
-    """What the user calls the data: the name of their folder or file, else that of the built-in set."""
-    return data.name if data.path is None else Path(data.path).name or data.path
+    """The name of the user's folder or file, or of the built-in data set."""
+    if data.path is None:
+        return Path(data.name).name if is_code(data.name) else data.name
+    return Path(data.path).name or data.path
 
 
 def _steps(run: RunDirectory) -> int | None:

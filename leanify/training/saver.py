@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: tensors are copied to host memory, and a thread writes them."""
+"""Write checkpoints during training: tensors are copied to host memory, and a thread writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from leanify import machine
+from leanify.core import machine
 
 Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
 
@@ -27,15 +27,19 @@ class Saver:
         """Copy, and return while ``write`` writes the copy."""
         self.wait()
         values, structure = tree_flatten([dict(tensors), dict(state)])
+
+        # too little host memory for buffers: write in this thread, without a copy on a CPU
         size = sum(value.nbytes for value in values if isinstance(value, Tensor))
-        available = machine.available(torch.device("cpu"))
+        available = machine.available_memory(torch.device("cpu"))
         if not self.buffers and available is not None and 2 * size > available:
             write(*tree_unflatten(tree_map_only(Tensor, Tensor.cpu, values), structure))
             return
-        copied = [self._copied(place, value) for place, value in enumerate(values)]
+
+        # copy, so that training may change the tensors while the thread writes
+        copies = [self._copy_to_host(place, value) for place, value in enumerate(values)]
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies into pinned memory are asynchronous
-        self.thread = threading.Thread(target=self._run, args=(write, *tree_unflatten(copied, structure)))
+        self.thread = threading.Thread(target=self._run, args=(write, *tree_unflatten(copies, structure)))
         self.thread.start()
 
     def _run(self, write: Write, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -45,24 +49,24 @@ class Saver:
             self.error = error
 
     def wait(self) -> None:
-        """Until the last checkpoint is written. Raises TrainingError where it could not be."""
+        """Wait until the last checkpoint is written. Raises the error of the writing thread."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
         self.check()
 
     def check(self) -> None:
-        """Raise what went wrong, without waiting."""
+        """Raise the error of the writing thread, if any, without waiting."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
-    def _copied(self, place: int, value: Any) -> Any:
-        """A tensor copied into the host's memory, pinned for one from a GPU; other values as they are."""
+    def _copy_to_host(self, place: int, value: Any) -> Any:
+        """Copy a tensor into a buffer in host memory, pinned if it comes from a GPU; returns other values unchanged."""
         if not isinstance(value, Tensor):
             return value
-        held = self.buffers.get(place)
-        if held is None or held.shape != value.shape or held.dtype != value.dtype:
-            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            self.buffers[place] = held
-        return held.copy_(value.detach(), non_blocking=value.is_cuda)
+        buffer = self.buffers.get(place)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self.buffers[place] = buffer
+        return buffer.copy_(value.detach(), non_blocking=value.is_cuda)

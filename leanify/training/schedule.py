@@ -10,11 +10,12 @@ one-cycle   torch's OneCycleLR with lines: from lr/25 up to lr over the warm-up,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from leanify.errors import RecipeError
-from leanify.runs.recipe import OptimSection, ScheduleSection
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import OptimSection, ScheduleSection, TrainingRecipe
+from leanify.data.sampling import Order
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class Rate:
     cooldown: float
 
     def __call__(self, step: float) -> float:
-        """The learning rate of a step, from 0 on; between two steps where a batch is growing."""
+        """The learning rate of a step, counted from 0; fractions occur while the batch grows."""
+        # torch's OneCycleLR: up to lr over the warm-up, then down, never below the lowest rate
         if self.kind == "one-cycle":
             low, lowest, top = self.lr / 25, self.lr / 25e4, self.warmup - 1
             if step <= top:
                 return low + (self.lr - low) * step / top
             return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
+
+        # all others: a line up, then a fall from 1 to 0
         if step < self.warmup:
             return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup
         fall = 1.0
@@ -47,7 +51,7 @@ class Rate:
         return self.lr * fall
 
 
-def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
+def steps_per_unit(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
     """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token."""
     if schedule.epochs is not None:
         return steps_per_epoch
@@ -58,19 +62,20 @@ def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, toke
     return steps_per_epoch / (samples * tokens)
 
 
-def ramp_of(schedule: ScheduleSection, steps: int) -> int:
+def ramp_steps(schedule: ScheduleSection, steps: int) -> int:
     """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches.
 
-    They are the share ``batch_ramp`` of the run in the unit of its length. Where that counts samples there
-    are twice as many, because their batches are half as large on average.
+    The ramp takes the share ``batch_ramp`` of the run in the unit of its length. A share of samples takes twice as
+    many steps, because their batches are half as large on average.
     """
     if not 0 <= schedule.batch_ramp < 1:
         raise RecipeError(f"[schedule] batch_ramp is {schedule.batch_ramp:g}; it is a share of the run, 0 … 1")
     return round(schedule.batch_ramp * steps * (1 if schedule.steps is not None else 2))
 
 
-def rate_of(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate:
-    """The learning rate of a recipe; raises RecipeError where the parts do not fit into the whole."""
+def build_rate(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate:
+    """The learning rate of a recipe. Raises RecipeError if warm-up and cool-down do not fit into the run."""
+    # the three lengths in steps, which must fit together
     length = next(x for x in (schedule.epochs, schedule.steps, schedule.tokens) if x is not None)
     steps, warmup, cooldown = round(length * unit), schedule.warmup * unit, schedule.cooldown * unit
     if steps < 1:
@@ -82,3 +87,40 @@ def rate_of(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate
     if cooldown and schedule.kind != "triangular":
         raise RecipeError(f"[schedule] cooldown belongs to kind triangular; this is {schedule.kind}")
     return Rate(schedule.kind, optim.lr, steps, warmup, schedule.warmup_lr, cooldown)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The samples and the learning rate of every step of a run."""
+
+    order: Order
+    rate: Rate
+    steps: int
+    counts_samples: bool  # the run's length is in epochs or tokens, so the rate follows the samples seen
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.rate(self.order.position(step) if self.counts_samples else step)
+
+
+def build_schedule(recipe: TrainingRecipe, samples: Any, rank: int, world: int) -> Schedule:
+    """The schedule of a recipe over a training split, for one of ``world`` processes. Raises RecipeError."""
+    section, data = recipe.schedule, recipe.data
+
+    # the samples of each step; mixing takes them in pairs
+    order = Order(
+        len(samples),
+        section.batch_size,
+        recipe.run.seed,
+        rank,
+        world,
+        recipe.run.accumulate,
+        together=2 if data.mixup or data.cutmix else 1,
+        lengths=getattr(samples, "lengths", None),
+    )
+
+    # the rate in steps of full batches; smaller batches at the beginning make the run longer in steps
+    rate = build_rate(section, recipe.optim, steps_per_unit(section, order.steps_per_epoch, order.samples, data.length))
+    order = replace(order, ramp=ramp_steps(section, rate.steps))
+    counts_samples = section.steps is None
+    return Schedule(order, rate, order.step_at(rate.steps) if counts_samples else rate.steps, counts_samples)

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import machine
+from leanify.core import machine
+from leanify.core import recipe as recipes
+from leanify.core.errors import RecipeError, raised_by_all
+from leanify.core.files.writing import check_new_directory
+from leanify.core.recipe import Recipe
+from leanify.core.recipe_code import is_code
+from leanify.core.task_names import IMAGES, TASKS
+from leanify.core.terminal import note
+from leanify.data.look import look_at
 from leanify.data.samples import Splits
 from leanify.data.texts import vocabulary
-from leanify.errors import RecipeError
-from leanify.runs import recipe as recipes
-from leanify.runs.new_directory import check_new_directory
-from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
-from leanify.terminal import note
-from leanify.training import defaults, guards, rates
-from leanify.training.engine import heap_kept
-from leanify.training.loop import Trainer, Watcher
-from leanify.training.watcher import Bar
-from leanify.upstream.wall import wall
+from leanify.training import default_recipe, rates
+from leanify.training.callbacks import Callback, ProgressBar
+from leanify.training.engine import disable_malloc_trim
+from leanify.training.loop import Trainer
+from leanify.upstream import modules
+from leanify.upstream.wall import reraise_as
 
-TIMED, ENOUGH = 8, 2.0  # steps that a rehearsal times at most, and the seconds after which it stops
+MAX_TIMED_STEPS, MAX_SECONDS = 8, 2.0  # steps that a rehearsal times at most, and the seconds after which it stops
 
 
 def train(
@@ -35,70 +40,116 @@ def train(
     settings: tuple[str, ...] | list[str] = (),
     teacher: str | None = None,
     accept_changed_data: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
 ) -> Path:
-    """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``. Raises LeanifyError.
+    """Train a recipe and return the run's folder. Raises LeanifyError.
 
-    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of
-    the model's kind, on the data that ``settings`` name in ``data.path``. ``settings`` change the recipe:
-    ``["optim.lr=1e-3"]``. ``teacher`` is a SOURCE with weights that it learns from.
+    Ctrl-C, SIGTERM and SIGHUP end the run after its step, write a checkpoint and raise KeyboardInterrupt.
 
-    ``resume`` continues a run from its newest intact checkpoint. A recipe given with it must be the run's
-    own, and the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the
-    step, write a checkpoint and raise KeyboardInterrupt.
+    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: a model gets the usual recipe of
+    its kind, on the data that ``settings`` name in ``data.path``. ``settings`` change the recipe:
+    ``["optim.lr=1e-3"]``. ``output`` is the run's folder, by default ``runs/NAME``. ``teacher`` is a SOURCE with
+    weights that the model learns from. ``callback`` receives the progress, instead of a progress bar.
+
+    ``resume`` continues a run from its newest intact checkpoint. A recipe given with it must equal the run's own,
+    and the data must be unchanged unless ``accept_changed_data``.
     """
-    with nullcontext(watcher) if watcher is not None else Bar() as seen:
+    with nullcontext(callback) if callback is not None else ProgressBar() as listener:
+        # resume: the recipe, the tokenizer and the data are the run's own
         if resume is not None:
             run = RunDirectory.open(resume)
             run.check_unedited()
             value = run.recipe
             if recipe is not None or settings or teacher is not None:
-                run.check_recipe(resolve(value if recipe is None else recipe, settings, teacher))
-            with guards.raised_by_all():
-                trainer = Trainer(with_tokenizer_of(run), seen)
+                resumed = resolve(value if recipe is None else recipe, settings, teacher)
+                run.check_recipe(_with_recorded_decoding(resumed, value))
+            with raised_by_all():
+                trainer = Trainer(recorded_recipe(run), listener)
             return trainer.fit(run, accept_changed_data).path
         if recipe is None:
             raise RecipeError(
-                "a recipe is needed: a file, a name (leanify train --list) or a leanify.runs.recipe.Recipe"
+                "a recipe is needed: a file, a name (leanify train --list) or a leanify.core.recipe.Recipe"
             )
         value = resolve(recipe, settings, teacher)
-        if defaults.is_usual(recipe) and not any(each.startswith("optim.lr=") for each in settings):
-            tested = rates.range_test(value) if value.distill is not None else None
-            if tested is not None and value.optim is not None:  # the rate that a short test finds best
-                note(tested.words)
-                value = replace(value, optim=replace(value.optim, lr=tested.best))
+
+        # no rate was chosen: a short test finds a good one for weights that heal
+        if default_recipe.is_default(recipe) and not any(setting.startswith("optim.lr=") for setting in settings):
+            test = rates.range_test(value) if value.distill is not None else None
+            if test is not None and value.optim is not None:
+                note(test.summary)
+                value = replace(value, optim=replace(value.optim, lr=test.best))
+
+        # build everything before the run's folder is created
         folder = Path(output) if output is not None else new_folder(recipe)
         if folder.parent.is_dir():
             check_new_directory(folder)
-        with guards.raised_by_all():
-            trainer = Trainer(value, seen)
+        with raised_by_all():
+            trainer = Trainer(value, listener)
+            _report_look(trainer)
         return trainer.fit(trainer.new_run(folder)).path
 
 
-def with_tokenizer_of(run: RunDirectory) -> Recipe:
-    """The recipe of a run as it was begun: with the tokenizer that it keeps; an old run's first samples."""
+def _report_look(trainer: Trainer) -> None:
+    """Report the properties of the user's own data. Raises DataError for data from which nothing can be learnt."""
+    if trainer.recipe.data.path is None:
+        return
+    look = look_at(trainer.splits)
+    if trainer.main:
+        note(f"data: {look.line}")
+        for warning in look.warnings:
+            trainer.callback.on_warning(warning)
+
+
+def _with_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
+    """Return the recipe with the image decoding that its run chose from the data, unless the recipe sets it."""
+    if recipe.data is None or recorded.data is None:
+        return recipe
+    background = recipe.data.background or recorded.data.background
+    pixel_range = recipe.data.pixel_range or recorded.data.pixel_range
+    return replace(recipe, data=replace(recipe.data, background=background, pixel_range=pixel_range))
+
+
+def recorded_recipe(run: RunDirectory) -> Recipe:
+    """The recipe of a run as it began: with the tokenizer that it keeps, and an old run's samples and pixels."""
     value, data = run.recipe, run.recipe.data
-    if data is not None and vocabulary.lies_in(run.path):
+    if data is not None and vocabulary.has_tokenizer(run.path):
         data = replace(data, tokenizer=str(run.path))
     if data is not None and run.is_older:
         data = replace(data, subset="first")
+    if data is not None and data.background is None and TASKS[data.task].data == IMAGES:
+        data = replace(data, background="stored")  # runs before 0.2 did not record how they decoded pictures
     return replace(value, data=data)
 
 
-@wall("the recipe cannot be found", RecipeError)
+@raised_by_all()
+@reraise_as("the recipe cannot be found", RecipeError)
 def resolve(
     recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
 ) -> Recipe:
-    """The recipe of this name, of a run, or the usual one of a model; with its teacher and its settings."""
-    path = next((each.partition("=")[2].strip() for each in settings if each.startswith("data.path=")), None)
+    """The recipe of this name, of a run, or the usual one of a model, with a teacher and settings applied."""
+    # the recipe; the user's data decide which one a model gets
+    path = next((setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.path=")), None)
     if isinstance(recipe, Recipe):
-        value = defaults.with_teacher(recipe, teacher)
+        value = default_recipe.add_teacher(recipe, teacher)
     else:
-        value = defaults.recipe_of(recipe, path, teacher, defaults.named_in(settings))
-    value = recipes.with_settings(value, settings) if settings else value
+        value = default_recipe.find_recipe(recipe, path, teacher, default_recipe.parse_columns(settings))
+
+    # the settings, which may name code of the user's
+    _allow_code(settings)
+    value = recipes.apply_settings(value, settings) if settings else value
+    if value.data is not None and is_code(value.data.name):  # a run finds its data's code from anywhere
+        value = replace(value, data=replace(value.data, name=modules.origin_of_code(value.data.name).name))
     if not isinstance(recipe, Recipe):
-        defaults.check_data(recipe, value)
+        default_recipe.check_data(recipe, value)
     return value
+
+
+def _allow_code(settings: Sequence[str]) -> None:
+    """Allow the code that settings name to run, as the code of a SOURCE may. Raises SourceError."""
+    for key, text in map(recipes.split_setting, settings):
+        name = recipes.parse_value(text) if key in ("data.name", "model.source") and text else None
+        if isinstance(name, str) and is_code(name):
+            modules.parse_module_source(name)
 
 
 def new_folder(recipe: str | Path | Recipe) -> Path:
@@ -108,29 +159,45 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def rehearse(recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None) -> dict[str, Any]:
-    """Build everything and time a few steps: what the run would take. ``splits`` may be read already."""
-    trainer = Trainer(recipe, watcher, splits)
-    first = min(trainer.order.ramp, max(trainer.steps - TIMED, 0))  # the batch has grown to its size
+def rehearse(
+    recipe: Recipe,
+    callback: Callback | None = None,
+    splits: Splits | None = None,
+    evaluates: bool = False,
+    looks: bool = False,
+) -> dict[str, Any]:
+    """Build everything and time a few steps to predict the run's duration. ``splits`` may be read already.
+
+    ``evaluates`` times the validation split, too; ``looks`` reports the properties of the data.
+    """
+    trainer = Trainer(recipe, callback, splits)
+    if looks:
+        _report_look(trainer)
+    first = min(trainer.order.ramp, max(trainer.steps - MAX_TIMED_STEPS, 0))  # the batch has grown to its size
     batches, times = trainer.batches(first), list[float]()
-    with heap_kept():
-        for step in range(first, min(first + TIMED, trainer.steps)):
-            begun = time.perf_counter()
+    with disable_malloc_trim():
+        for step in range(first, min(first + MAX_TIMED_STEPS, trainer.steps)):
+            start_time = time.perf_counter()
             trainer.step(step, batches)
-            times.append(time.perf_counter() - begun)
-            if len(times) > 1 and sum(times) > ENOUGH:
+            times.append(time.perf_counter() - start_time)
+            if len(times) > 1 and sum(times) > MAX_SECONDS:
                 break
     seconds = statistics.median(times[1:] or times)  # the first step warms up
-    passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
-    available = machine.available(trainer.accelerator.device)
+    timings: dict[str, Any] = {"seconds_a_step": seconds}
+    if evaluates:
+        began = time.perf_counter()
+        trainer.evaluate(trainer.splits.validation)
+        timings |= {"evaluation_seconds": time.perf_counter() - began, "timed_steps": len(times)}
+    pass_size = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
+    available = machine.available_memory(trainer.accelerator.device)
     return {
         "model": recipe.model.source,
-        "parameters": sum(p.numel() for p in trainer.bare.parameters()),
+        "parameters": sum(p.numel() for p in trainer.unwrapped_model.parameters()),
         "data": trainer.splits.description,
         "validated": len(trainer.splits.validation),
         "steps": trainer.steps,
-        "seconds_a_step": seconds,
+        **timings,
         "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
-        "memory_predicted_bytes": None if trainer.need is None else trainer.need.of(passes),
+        "memory_predicted_bytes": None if trainer.need is None else trainer.need.of(pass_size),
         "memory_available_bytes": available,
     }

@@ -1,6 +1,6 @@
-"""What a checkpoint holds of a training: weights, the average over them, maps of layers, moments, and open sums.
+"""The tensors and sums of a training that its checkpoints hold.
 
-One process writes it all; processes with a sharded model write their rows side by side (`sources.shards`).
+One process writes all of them; processes with a sharded model write their rows in parallel (`runs.shards`).
 Either kind is read by any number of processes, sharded or not.
 """
 
@@ -14,113 +14,160 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import DirectoryError
+from leanify.core.errors import DirectoryError
+from leanify.core.files.reading import preview
+from leanify.core.files.tensor_files import open_tensors
 from leanify.runs import shards
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
-from leanify.runs.files import few
 from leanify.training import sharding
 
 
 @dataclass(frozen=True)
-class State:
-    """The parts of a training that a checkpoint holds."""
+class TrainingState:
+    """The objects whose tensors and sums a checkpoint holds."""
 
-    bare: nn.Module
-    average: nn.Module | None
-    learning: nn.Module  # with all that the optimiser learns: the model itself, or the learner around it
-    maps: nn.Module | None
+    model: nn.Module  # unwrapped
+    ema_model: nn.Module | None  # of averaged weights
+    learner: nn.Module  # all that the optimiser trains: the model, or a learner that holds it and the maps
+    maps: nn.Module | None  # between the layers of student and teacher
     optimizer: Any
     scaler: Any
     names: list[str]  # of the tensors that a checkpoint holds, tied ones once
 
     @property
-    def evaluated(self) -> nn.Module:
-        """The model of averaged weights if any, else the one that learns."""
-        return self.bare if self.average is None else self.average
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate and to load later: the averaged one, if there is one."""
+        return self.model if self.ema_model is None else self.ema_model
 
     def weights(self) -> dict[str, Tensor]:
-        """What is evaluated and loaded."""
-        return self._of(self.evaluated)
+        """The full tensors of `eval_model`; of a sharded one in the first process only."""
+        model = self.eval_model
+        return self._select(sharding.full_tensors(model) if sharding.is_sharded(model) else model.state_dict())
 
-    def _of(self, model: nn.Module) -> dict[str, Tensor]:
-        held = model.state_dict()
-        return {name: held[name].detach() for name in self.names}
+    def _select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensors[name].detach() for name in self.names if name in tensors}
 
     def rest(self, window: list[float]) -> dict[str, Any]:
-        """What training needs besides, of a model that is whole."""
+        """Everything else, of a model that is not sharded."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else {},
             "window": window,
-            "weights": {} if self.average is None else self._of(self.bare),
+            "weights": {} if self.ema_model is None else self._select(self.model.state_dict()),
             "maps": {} if self.maps is None else self.maps.state_dict(),
         }
 
-    def parts(self) -> dict[str, Tensor]:
-        """The same of a sharded model, as rows: ``optimizer/…``, ``weights/…``, ``maps/…``."""
-        return sharding.moments_of(self.optimizer, self.learning) | self._behind()
+    def shards(self) -> dict[str, Tensor]:
+        """The same of a sharded model: ``optimizer/PARAMETER/KEY``, ``weights/NAME`` and ``maps/NAME``."""
+        names = {parameter: name for name, parameter in self.learner.named_parameters()}
+        tensors = self._shards_besides_moments()
+        for parameter, moments in self.optimizer.state.items():
+            for key, value in moments.items():
+                tensors[f"optimizer/{names[parameter]}/{key}"] = value
+        return tensors
 
-    def _behind(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        if self.average is not None:
-            found |= {f"weights/{name}": tensor for name, tensor in self._of(self.bare).items()}
+    def _shards_besides_moments(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        if self.ema_model is not None:
+            tensors |= {f"weights/{name}": tensor for name, tensor in self._select(self.model.state_dict()).items()}
         if self.maps is not None:
-            found |= {f"maps/{name}": tensor for name, tensor in self.maps.state_dict().items()}
-        return found
+            tensors |= {f"maps/{name}": tensor for name, tensor in self.maps.state_dict().items()}
+        return tensors
 
-    def restore(self, found: Checkpoint) -> list[float]:
-        """Everything as it was at a checkpoint. Returns the open sums: loss, targets, samples."""
-        state = found.state()
-        put_file(self.evaluated, found.path / WEIGHTS, self.names)
-        if found.is_sharded:
-            moments = sharding.empty_moments(shards.sizes(found.path), self.learning)
-            shards.read(found.path, moments | self._behind())
-            sharding.put_moments(self.optimizer, self.learning, moments)
+    def restore(self, checkpoint: Checkpoint) -> list[float]:
+        """Restore everything from a checkpoint. Returns the open sums: loss, targets, samples."""
+        state = checkpoint.state()
+        load_safetensors(self.eval_model, checkpoint.path / WEIGHTS, self.names)
+
+        # trained weights if they differ from the averaged ones, the maps, and the optimiser's moments
+        if checkpoint.is_sharded:
+            self._restore_shards(checkpoint.path)
         else:
-            if self.average is not None:
-                put(self.bare, state["weights"])
+            if self.ema_model is not None:
+                load_tensors(self.model, state["weights"])
             if self.maps is not None:
-                put(self.maps, state["maps"])
-            self.optimizer.load_state_dict(sharding.spread(state["optimizer"], self.optimizer))
-            align(self.optimizer)
+                load_tensors(self.maps, state["maps"])
+            self._restore_moments(state["optimizer"])
+        align(self.optimizer)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+        # the sums of the log's open row
         window = state["window"]
         if not isinstance(window, list) or [isinstance(number, int | float) for number in window] != [True] * 3:
             raise DirectoryError(f"its window is {window!s:.60}, not three numbers")
         return window
 
+    def _restore_shards(self, folder: Path) -> None:
+        """Restore what processes with a sharded model wrote, here as full tensors or as this process's rows."""
+        tensors = self._shards_besides_moments()
+        parameters = dict(self.learner.named_parameters())
+        numbers = {id(parameter): number for number, parameter in enumerate(self._trained_parameters())}
 
-def put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into a model, in place; a tied one fills both its names."""
-    held = model.state_dict()
-    for name, tensor in tensors.items():
-        sharding.fill(held[name], tensor)
+        # the moments are not there before the first step: make empty ones to read into
+        state: dict[int, dict[str, Tensor]] = {}
+        for path, size in shards.sizes(folder).items():
+            if path.startswith("optimizer/"):
+                name, _, key = path.removeprefix("optimizer/").rpartition("/")
+                parameter = parameters[name].detach()
+                tensors[path] = torch.zeros_like(parameter) if size == parameter.shape else torch.zeros(size)
+                state.setdefault(numbers[id(parameters[name])], {})[key] = tensors[path]
 
+        # read in place, then hand the moments to the optimiser
+        shards.read(folder, tensors)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-def align(optimizer: Any) -> None:
-    """Lay moments out as their parameters: fused optimisers pair them by their place in memory."""
-    for parameter, state in optimizer.state.items():
-        for name, moment in state.items():
-            if isinstance(moment, Tensor) and moment.shape == parameter.shape and moment.stride() != parameter.stride():
-                state[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+    def _restore_moments(self, state: Mapping[str, Any]) -> None:
+        """Restore an optimiser's full state dict; a sharded optimiser takes its rows of each moment."""
+        parameters = self._trained_parameters()
+        moments = {number: dict(entries) for number, entries in state["state"].items()}
+
+        # moments of a parameter's shape are sharded like it; counts of steps are not
+        if sharding.is_sharded(self.model):
+            for number, entries in moments.items():
+                for key, value in entries.items():
+                    if isinstance(value, Tensor) and value.shape == parameters[number].shape:
+                        entries[key] = sharding.local_rows(value, parameters[number])
+        self.optimizer.load_state_dict({**state, "state": moments})
+
+    def _trained_parameters(self) -> list[nn.Parameter]:
+        """The optimiser's parameters, in the order in which its state dict numbers them."""
+        parameters: list[nn.Parameter] = []
+        for group in self.optimizer.param_groups:
+            parameters += group["params"]
+        return parameters
 
 
 @torch.no_grad()
-def put_file(model: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Copy a safetensors file into a model, or of a sharded one its rows. Raises DirectoryError."""
-    from safetensors import safe_open
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy full tensors into a model in place. A tied tensor fills both its names."""
+    if sharding.is_sharded(model):
+        sharding.load_full(model, tensors)
+        return
+    targets = model.state_dict()
+    for name, tensor in tensors.items():
+        targets[name].copy_(tensor)
 
-    held = model.state_dict()
-    with safe_open(path, "pt") as file:
+
+def load_safetensors(model: nn.Module, path: Path, names: Sequence[str]) -> None:
+    """Copy a safetensors file into a model. Raises DirectoryError if its tensors do not match the model."""
+    targets = model.state_dict()
+    with open_tensors(path, DirectoryError) as file:
         if odd := sorted(set(file.keys()) ^ set(names)):
-            raise DirectoryError(f"{path} lacks tensors of the model, or has others: {few(odd)}")
-        for name in file.keys():  # noqa: SIM118  (not a mapping)
-            tensor, shape = held[name], file.get_slice(name).get_shape()
-            if list(tensor.shape) != shape:
-                raise DirectoryError(f"{path} has {name} of shape {shape}, and the model of {list(tensor.shape)}")
-            if sharding.is_spread(tensor):
-                mine, rows = sharding.rows_of(tensor)
-                mine.copy_(file.get_slice(name)[rows])
-            else:
-                tensor.copy_(file.get_tensor(name))
+            raise DirectoryError(f"{path} lacks tensors of the model, or has others: {preview(odd)}")
+        for name in names:
+            shape = file.get_slice(name).get_shape()
+            if list(targets[name].shape) != shape:
+                raise DirectoryError(
+                    f"{path} has {name} of shape {shape}, and the model of {list(targets[name].shape)}"
+                )
+        load_tensors(model, {name: file.get_tensor(name) for name in names})
+
+
+def align(optimizer: Any) -> None:
+    """Give moments the memory layout of their parameters: fused optimisers pair elements by their place in memory."""
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if isinstance(moment, Tensor) and moment.shape == parameter.shape and moment.stride() != parameter.stride():
+                moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)

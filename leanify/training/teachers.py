@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
-from leanify.data.common import vocabulary_of
+from leanify.core.errors import RecipeError
+from leanify.core.recipe import DistillSection, TrainingRecipe
+from leanify.data.common import vocabulary_size
+from leanify.data.samples import Splits
 from leanify.data.texts import vocabulary
-from leanify.errors import RecipeError
-from leanify.runs.recipe import DistillSection
 from leanify.sources import find, heads, pooling, side_files, weights
-from leanify.sources.weights import with_all_layers
+from leanify.sources.weights import require_all_layers
+from leanify.training.master_weights import to_master_weights
+from leanify.training.preparation import data_section
+from leanify.training.teacher_targets import add_teacher_targets
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
-def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
-    """The teacher with its weights; one that ``embeds`` sentences comes without a head."""
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model to learn from, and the terms that it adds to the loss."""
+
+    model: nn.Module
+    section: DistillSection
+    gives_targets: bool  # its embeddings are the targets
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a step calls the teacher. Embeddings are computed once, before the first step."""
+        return bool(self.section.weight or self.section.hidden_weight)
+
+
+def build_teacher(recipe: TrainingRecipe, student: nn.Module) -> Teacher | None:
+    """The recipe's teacher, which takes the student's inputs; None without ``[distill]``. Raises RecipeError."""
+    section = recipe.distill
+    if section is None:
+        return None
+    gives_targets = recipe.data.task == "sentence-embedding"
+    model = load_teacher(section, gives_targets)
+    check_alike(student, model, section.teacher, data_section(recipe).tokenizer)
+    return Teacher(model, replace(section, weight=0.0) if gives_targets else section, gives_targets)
+
+
+def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> Splits:
+    """Add the teacher's embeddings to the splits as targets, if the recipe learns them and the splits lack them."""
+    if teacher is None or not teacher.gives_targets or splits.pooling:
+        return splits
+    return add_teacher_targets(splits, teacher.model, teacher_pooling(teacher.model), place)
+
+
+def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
+    """Load the teacher with its weights, without its head if it ``embeds`` sentences."""
     if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
             "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
@@ -26,23 +67,29 @@ def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
         )
     if not section.weight and not section.hidden_weight:
         raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
-    found = find.find(section.teacher, cls=section.cls)
+    source = find.find(find.recorded_source(section.teacher), cls=section.cls)
     if embeds and section.cls is None:
-        found = heads.bare_encoder(found)
-    if found.weights is None:
+        source = heads.bare_encoder(source)
+    if source.weights is None:
         raise RecipeError(
             f"distill.teacher {section.teacher!r} names a model without weights; give a run, a lean directory, a "
             "Hugging Face directory, a checkpoint or a hub id"
         )
-    return with_all_layers(lambda: weights.load(found), section.teacher)
+    teacher = require_all_layers(lambda: weights.load(source), section.teacher)
+    if not torch.cuda.is_available():  # a CPU computes in 16 bits slowly, and other answers than in 32
+        to_master_weights(teacher)
+    return teacher
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    """Raise RecipeError where the teacher ``name`` cannot take the student's words or images."""
-    (own, x), (other, y) = (next(iter(example_inputs(model, 1).items())) for model in (student, teacher))
-    if own != other:
-        raise RecipeError(f"the student takes {own} and the teacher {name} takes {other}: they cannot share data")
-    if own == "input_ids":
+    """Raise RecipeError if the teacher ``name`` cannot take the student's words or images."""
+    student_input, x = next(iter(example_inputs(student, 1).items()))
+    teacher_input, y = next(iter(example_inputs(teacher, 1).items()))
+    if student_input != teacher_input:
+        raise RecipeError(
+            f"the student takes {student_input} and the teacher {name} takes {teacher_input}: they cannot share data"
+        )
+    if student_input == "input_ids":
         _check_words(student, teacher, name, tokenizer)
     elif x.shape[1:] != y.shape[1:]:
         sizes = [" × ".join(map(str, shape[1:])) for shape in (x.shape, y.shape)]
@@ -53,16 +100,18 @@ def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: st
 
 
 def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    own, other = (vocabulary_of(model, "distillation")[0] for model in (student, teacher))
-    if own != other:
+    student_size, teacher_size = (vocabulary_size(model, "distillation")[0] for model in (student, teacher))
+    if student_size != teacher_size:
         raise RecipeError(
-            f"the student has a vocabulary of {own:,} and the teacher {name} of {other:,}: the teacher reads the "
-            "student's tokens, so both need the same one"
+            f"the student has a vocabulary of {student_size:,} and the teacher {name} of {teacher_size:,}: the teacher "
+            "reads the student's tokens, so both need the same one"
         )
+
+    # the same number for each word, if both folders have a tokenizer
     place = Path(name).expanduser()
-    if tokenizer is None or not all(d.is_dir() and vocabulary.lies_in(d) for d in (Path(tokenizer), place)):
+    if tokenizer is None or not all(d.is_dir() and vocabulary.has_tokenizer(d) for d in (Path(tokenizer), place)):
         return
-    numbers, others = (vocabulary.load(str(folder)).get_vocab() for folder in (tokenizer, place))
+    numbers, others = vocabulary.load(tokenizer).get_vocab(), vocabulary.load(str(place)).get_vocab()
     if unlike := [word for word, number in numbers.items() if others.get(word) != number]:
         raise RecipeError(
             f"the tokenizers of the student and of the teacher {name} number {len(unlike):,} words differently, "
@@ -70,12 +119,7 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
         )
 
 
-def pooling_of(teacher: nn.Module) -> tuple[str, ...]:
-    """How the teacher pools hidden states into an embedding, by the files beside it. Raises SourceError."""
-    folder = side_files.source_of(teacher) if is_hf(teacher) else None
-    return ("mean",) if folder is None else pooling.pooling_of(folder)
-
-
-def of_layers(section: DistillSection, teacher: nn.Module) -> tuple[DistillSection | None, nn.Module | None]:
-    """What a teacher still teaches when its embeddings are the targets: its layers, where asked."""
-    return (replace(section, weight=0.0), teacher) if section.hidden_weight else (None, None)
+def teacher_pooling(teacher: nn.Module) -> tuple[str, ...]:
+    """Read from the teacher's folder how it pools hidden states into an embedding. Raises SourceError."""
+    folder = side_files.side_file_folder(teacher) if is_hf(teacher) else None
+    return ("mean",) if folder is None else pooling.read_pooling(folder)

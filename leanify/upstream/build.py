@@ -16,21 +16,26 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from leanify import machine
-from leanify.errors import LeanifyError, ShapeError, SourceError
-from leanify.units import binary
-from leanify.upstream import diffusion, hooks, modules, own_models
+from leanify.core import machine
+from leanify.core.architecture import MAX_BLOCKS
+from leanify.core.errors import LeanifyError, ShapeError, SourceError
+from leanify.core.units import format_bytes
+from leanify.upstream import hooks, modules
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
-from leanify.upstream.libraries import import_timm, import_transformers, nearest, without_type
+from leanify.upstream.libraries import drop_type, import_timm, import_transformers, nearest
 from leanify.upstream.origin import Origin, set_origin
-from leanify.upstream.wall import wall
+from leanify.upstream.timm_data import check_pretrained_cfg
+from leanify.upstream.wall import reraise_as
 
-DEEPEST = 1024  # blocks; the deepest published transformer has 1,000 (DeepNet, Wang et al. 2022)
 DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
+NO_DIFFUSERS = (
+    "leanify builds no models of diffusers; write a function that returns the model and an example of its input, and "
+    "name it as the source: model.py:make"
+)
 LABELS = ("num_labels", "id2label")
 MOST_LABELS = 50_000  # classes; ImageNet-21k has 21,843
 MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modules have fewer
@@ -42,61 +47,70 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and
     ShapeError for one with too many parts.
     """
-    if origin.library in (modules.LIBRARY, modules.LIVE):
+    if modules.is_user_module(origin):
         return modules.build(origin, device)
     if device == "meta":
-        return _built(origin, device)
-    return _if_it_fits(origin, lambda: _built(origin, device), lambda: _built(origin, "meta"))
+        return _build(origin, device)
+    return build_if_it_fits(origin, lambda: _build(origin, device), lambda: _build(origin, "meta"))
 
 
-def _built(origin: Origin, device: str) -> nn.Module:
-    """Build by upstream's constructor. Raises ShapeError for more parts than any real model has, which would
-    take minutes.
-    """
-    left = MOST_PARTS
+def _build(origin: Origin, device: str) -> nn.Module:
+    """Build by upstream's constructor. Raises ShapeError for more parts than any real model has."""
+    # count modules while they are built: a million of them would take minutes
+    remaining = MOST_PARTS
 
     def count(*_: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0:
             raise ShapeError(f"{origin} would have over {MOST_PARTS:,} parts; check the numbers of layers it is given")
 
     with torch.device(device), NothingToDraw(device), register_module_module_registration_hook(count):
-        model = _constructed(origin)
+        model = _construct(origin)
     model.eval()
     set_origin(model, origin)
     return model
 
 
-def _constructed(origin: Origin) -> nn.Module:
+def _construct(origin: Origin) -> nn.Module:
     name, options = origin.name, origin.options
     model: nn.Module
+
+    # timm: options are arguments of the constructor, checked because recipes and config.json may come from anyone
     if origin.library == "timm":
         library = import_timm()
-        words = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
-        with wall(f"timm cannot build {name!r} with {words}"):
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        with reraise_as(f"timm cannot build {name!r} with {arguments}"):
             _check_arguments(origin)
             check_sizes(options)
-            model = library.create_model(name, **options)
+            facts = {"pretrained_cfg": _picture_facts(library, origin)} if origin.pictures else {}
+            model = library.create_model(name, **options, **facts)
+
+    # transformers: options are the configuration; a lean shape needs the hooks
     elif origin.library == "hf":
         library = import_transformers()
         _check_wrapped(options)
         if KEY in options:
             hooks.check_on(f"this {name}")
-        with wall(f"transformers does not build {name!r} as {origin.cls}"):
-            config = library.AutoConfig.for_model(name, **without_type(options))
+        with reraise_as(f"transformers does not build {name!r} as {origin.cls}"):
+            config = library.AutoConfig.for_model(name, **drop_type(options))
             model = getattr(library, origin.cls)(config)
-    elif origin.library == "diffusers":
-        check_sizes(options)
-        model = diffusion.build(name, options)
-    elif origin.library != "leanify":
-        raise SourceError(f"nothing builds models of {origin.library!r}")
+    elif origin.library == "diffusers":  # in older lean directories and runs
+        raise SourceError(f"{origin}: {NO_DIFFUSERS}")
+    elif modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
+        model = modules.build(origin, "cpu")
     else:
-        if name not in own_models.MODELS:
-            raise SourceError(f"leanify has no model {name!r}; it has {', '.join(own_models.MODELS)}")
-        with wall(f"leanify does not build {name!r}"):
-            model = own_models.model_class(name)(**options)
+        raise SourceError(f"nothing builds models of {origin.library!r}")
     return model
+
+
+def _picture_facts(library: Any, origin: Origin) -> dict[str, Any]:
+    """The facts of the origin's folder; where its config.json is silent, the architecture says if its size is fixed."""
+    facts = check_pretrained_cfg(origin.pictures)
+    default = library.models.get_pretrained_cfg(origin.name, allow_unregistered=True)
+    if default is not None and default.fixed_input_size:
+        facts.setdefault("fixed_input_size", True)
+    return facts
 
 
 def check_sizes(options: Any) -> None:
@@ -109,12 +123,16 @@ def check_sizes(options: Any) -> None:
         return
     for key, value in options.items():
         check_sizes(value)
+
+        # blocks, as a number or as a list of stages
         counts = value if isinstance(value, (list, tuple)) else [value]
-        if key in DEPTHS and any(isinstance(count, int) and count > DEEPEST for count in counts):
+        if key in DEPTHS and any(isinstance(count, int) and count > MAX_BLOCKS for count in counts):
             raise SourceError(
-                f"{key}={value!r:.40}: more than {DEEPEST:,} blocks; the deepest transformer that was published has "
+                f"{key}={value!r:.40}: more than {MAX_BLOCKS:,} blocks; the deepest transformer that was published has "
                 "1,000 (DeepNet, Wang et al. 2022)"
             )
+
+        # classes, as a number or as a table of names
         classes = len(value) if key == "id2label" and isinstance(value, Mapping) else value
         if key in LABELS and isinstance(classes, int) and classes > MOST_LABELS:
             raise SourceError(f"{key} of {classes:,} classes; at most {MOST_LABELS:,} are supported")
@@ -131,11 +149,11 @@ def _check_arguments(origin: Origin) -> None:
     name = origin.name.partition(".")[0]
     if not is_model(name):
         raise SourceError(f"timm has no model {name!r}")
-    allowed = _parameters(model_entrypoint(name).__module__)
+    parameter_names = _parameters(model_entrypoint(name).__module__)
     for key, value in origin.options.items():
-        if allowed and key not in allowed:
-            asked = f"timm cannot build {origin.name!r} with {key}={value!r}"
-            raise SourceError(f"{asked}: models of its kind have no such argument{nearest(key, allowed)}")
+        if parameter_names and key not in parameter_names:
+            refusal = f"timm cannot build {origin.name!r} with {key}={value!r}"
+            raise SourceError(f"{refusal}: models of its kind have no such argument{nearest(key, parameter_names)}")
 
 
 @cache
@@ -152,7 +170,7 @@ def _parameters(module: str) -> frozenset[str]:
 
 
 def _check_wrapped(options: Any) -> None:
-    """Check the options of a timm model inside a transformers configuration as those of any timm model."""
+    """Check the options of timm models inside a transformers configuration. Raises SourceError."""
     if not isinstance(options, dict):
         return
     if options.get("model_type") == "timm_wrapper":
@@ -167,11 +185,11 @@ def build_shell(origin: Origin) -> nn.Module:
     Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during
     construction (a ViT with a ResNet stem) get real parameters, and so do a user's own modules.
     """
-    if origin.library in (modules.LIBRARY, modules.LIVE):
+    if modules.is_user_module(origin):
         return build_model(origin)
     try:
         with parameters_on_meta():
-            model = _built(origin, "cpu")
+            model = _build(origin, "cpu")
     except SourceError:
         return build_model(origin)
     if any(buffer.is_meta for buffer in model.buffers()):
@@ -196,38 +214,41 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-SHARE = 8  # what fits into an eighth of the free memory is built without being weighed first
+SHARE = 8  # a model that fits into 1 / SHARE of the free memory is built without being weighed first
 
 
 class _Heavy(LeanifyError):
     """The model being built has passed the limit."""
 
 
-def _if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[], nn.Module]) -> nn.Module:
-    """``build()``, or SourceError if its parameters take more than the free memory.
+def build_if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[], nn.Module]) -> nn.Module:
+    """Return ``build()``. Raises SourceError if its parameters take more than the free memory.
 
     ``weigh`` builds the same model on meta. That costs a part of a second, so it is done only for a model
-    that has been seen to be large: then building starts again, from the same random numbers.
+    that turns out to be large: then building starts again, from the same random numbers.
     """
+    # stop building at the first parameter beyond an eighth of the free memory
     free = machine.free_memory()
     if free is None:
         return build()
-    left = free // SHARE
+    budget_bytes = free // SHARE
 
     def weigh_one(_module: nn.Module, _name: str, parameter: Any) -> None:
-        nonlocal left
+        nonlocal budget_bytes
         if parameter is not None:
-            left -= parameter.nbytes
-        if left < 0:
+            budget_bytes -= parameter.nbytes
+        if budget_bytes < 0:
             raise _Heavy
 
-    before = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     try:
         with register_module_parameter_registration_hook(weigh_one):
             return build()
     except _Heavy:
         check_memory(what, sum(parameter.nbytes for parameter in weigh().parameters()), free)
-    torch.set_rng_state(before)
+
+    # it fits
+    torch.set_rng_state(rng_state)
     return build()
 
 
@@ -236,6 +257,6 @@ def check_memory(what: object, size: int, free: int | None = None) -> None:
     free = machine.free_memory() if free is None else free
     if free is not None and size > free:
         raise SourceError(
-            f"the weights of {what} take {binary(size)}, {binary(free)} of memory are free here; what needs "
-            "no weights still works: leanify redesign without -o, leanify profile --no-measure"
+            f"the weights of {what} take {format_bytes(size)}, {format_bytes(free)} of memory are free here; leanify "
+            "redesign without -o and leanify profile --no-measure need no weights"
         )

@@ -12,32 +12,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What an attention caches.
+class CacheSize:
+    """The cache of an attention.
 
-    window   the most tokens it keeps; None for all
-    latent   under latent attention, numbers per token instead of keys and values; else None
-    pair     under latent attention, channels of one head's query and value; else None
+    window   the maximum number of tokens; None for all
+    latent   with latent attention, numbers per token instead of keys and values; None without
+    pair     with latent attention, channels of one head's query and value; None without
     """
 
     window: int | None
     latent: int | None
     pair: int | None
 
-    def seen(self, context: int) -> int:
+    def cached_tokens(self, context: int) -> int:
         """The number of cached tokens after ``context`` tokens."""
         return context if self.window is None else min(context, self.window)
 
 
-def kept_by(model: nn.Module, attention: Any) -> Kept | None:
-    """What an attention caches during generation.
+def cache_size(model: nn.Module, attention: Any) -> CacheSize | None:
+    """The cache of an attention during generation.
 
     None if it is not causal (encoders, cross-attention), or reads another layer's cache.
     """
+    # only causal attentions of transformers with a cache of their own
     if not is_hf(model) or getattr(attention, "layer_idx", None) is None:
         return None
     if not looks_back(attention) or getattr(attention, "is_kv_shared_layer", False):
         return None
+
+    # the window: the attention's own, or the configuration's for the kind of this layer
     config: Any = getattr(attention, "config", None)
     if config is None:
         config = model.config.get_text_config()  # type: ignore[union-attr, operator]
@@ -50,10 +53,12 @@ def kept_by(model: nn.Module, attention: Any) -> Kept | None:
         if kind != "sliding_attention":
             size = getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else None
     window = size if isinstance(size, int) else None
+
+    # latent attention (DeepSeek) caches one latent vector and one rotary key per token
     if getattr(attention, "kv_lora_rank", None) is None:
-        return Kept(window, None, None)
+        return CacheSize(window, None, None)
     latent = attention.kv_lora_rank + attention.qk_rope_head_dim
-    return Kept(window, latent, attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
+    return CacheSize(window, latent, attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
 
 
 def looks_back(attention: Any) -> bool:
@@ -63,7 +68,7 @@ def looks_back(attention: Any) -> bool:
 
 
 def longest_context(model: Any) -> int | None:
-    """The most tokens for which a configuration has positions; None if unlimited."""
+    """The number of tokens for which a configuration has positions; None if unlimited."""
     config = model.config.get_text_config(decoder=True) if is_hf(model) else None
     names = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx")
     for name in names:

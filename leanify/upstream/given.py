@@ -1,4 +1,4 @@
-"""The example of its input that a user gives with a module of his own, kept with the module."""
+"""An example input that a user gives with a module, kept with the module."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.errors import ShapeError, SourceError
+from leanify.core.errors import ShapeError, SourceError
 
 _KEY = "_leanify_inputs"
 
 
 class Given(dict[str, Any]):
-    """Arguments by name that a user gave, not made here. Copies of a model share them."""
+    """Arguments by name, given by a user. Copies of a model share them."""
 
     def __deepcopy__(self, memo: Any) -> Given:
         return self
@@ -23,23 +23,25 @@ class Given(dict[str, Any]):
 def give(model: nn.Module, inputs: Any) -> None:
     """Keep ``inputs`` with the model: a tensor, a tuple of arguments, or a dictionary by argument.
 
-    Raises SourceError for anything else, and where the forward's arguments have no names.
+    Raises SourceError for anything else, and if the forward's arguments have no names.
     """
-    model.__dict__[_KEY] = Given(named(model, inputs))
+    model.__dict__[_KEY] = Given(inputs_by_name(model, inputs))
 
 
-def given_to(model: nn.Module) -> dict[str, Any] | None:
-    """The arguments of the model's forward that were given, by name; None where none were."""
-    found: dict[str, Any] | None = vars(model).get(_KEY)
-    return found
+def get_example(model: nn.Module) -> dict[str, Any] | None:
+    """The given arguments of the model's forward by name, or None."""
+    inputs: dict[str, Any] | None = vars(model).get(_KEY)
+    return inputs
 
 
-def named(model: nn.Module, inputs: Any) -> dict[str, Any]:
+def inputs_by_name(model: nn.Module, inputs: Any) -> dict[str, Any]:
     """Inputs by the names of the forward's arguments."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
+
+    # positional arguments get their names from the forward's signature
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    if not any(isinstance(each, Tensor) for each in args):
+    if not any(isinstance(arg, Tensor) for arg in args):
         raise SourceError(
             f"inputs are a {type(inputs).__name__} without a tensor; give what the forward takes: a tensor, a tuple of "
             "arguments, or a dictionary of arguments by name"
@@ -57,13 +59,13 @@ def named(model: nn.Module, inputs: Any) -> dict[str, Any]:
         raise SourceError(f"{type(model).__name__}.forward does not take these inputs: {error}") from error
 
 
-def batch_of(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """As many samples of what was given as asked: its first ones, repeated where there are fewer.
+def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """Take the first ``batch`` samples of an example, repeated if it has fewer.
 
-    Samples lie along the first axis of the first tensor; tensors of another length there (masks) stay. Raises
-    ShapeError for torch's layers with ``batch_first=False``, where it is another axis.
+    The first axis of the first tensor counts samples; tensors of another length (masks) stay. Raises ShapeError
+    for torch's layers with ``batch_first=False``, whose samples have another axis.
     """
-    length = samples_in(inputs)
+    length = infer_batch_size(inputs)
     if length is None or length == batch:
         return dict(inputs)
     if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
@@ -71,24 +73,26 @@ def batch_of(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[st
             f"the attentions of this {type(model).__name__} have batch_first=False, so samples do not lie along the "
             f"first axis of the inputs given: give inputs of {batch} samples, or ask for no other batch"
         )
-    taken = dict(inputs)
+
+    # repeat and cut every tensor with an axis of samples
+    new_inputs = dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.dim() and value.shape[0] == length:
             times = -(-batch // length)
-            taken[name] = value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
-    return taken
+            new_inputs[name] = value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
+    return new_inputs
 
 
-def samples_in(inputs: Mapping[str, Any] | None) -> int | None:
-    """How many samples an example holds: the length of its first tensor's first axis; None without one."""
+def infer_batch_size(inputs: Mapping[str, Any] | None) -> int | None:
+    """The number of samples in an example: the length of its first tensor's first axis; None without tensors."""
     for value in (inputs or {}).values():
         if isinstance(value, Tensor) and value.dim():
             return int(value.shape[0])
     return None
 
 
-def words_of_given(inputs: Mapping[str, Any]) -> str:
-    """Such as "x 2 × 3 × 32 × 32, as given"."""
+def describe_example(inputs: Mapping[str, Any]) -> str:
+    """Describe an example: "x 2 × 3 × 32 × 32, as given"."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    shown = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in tensors.items()]
-    return f"{', '.join(shown)}, as given"
+    parts = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in tensors.items()]
+    return f"{', '.join(parts)}, as given"

@@ -1,4 +1,4 @@
-"""Forward hooks that last as long as a context: everything here that records what modules take and give uses it."""
+"""Forward hooks that last as long as a context, for every recording of modules' inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @contextmanager
-def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """Remove these hooks (the handles that ``register_forward_hook`` returns) at the end, whatever happens."""
+def remove_on_exit(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove these hooks (the handles that ``register_forward_hook`` returns) at the end, also after an exception."""
     with ExitStack() as stack:
         for handle in handles:
             stack.enter_context(handle)

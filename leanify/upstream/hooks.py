@@ -1,14 +1,13 @@
-"""What ``import leanify`` changes in other libraries, and why. Nothing else in them is changed at import.
+"""The changes that ``import leanify`` makes in other libraries, with their reasons. It makes no others.
 
-Each change is made when its module is imported, before or after leanify; nothing is imported here. Where a
-library has a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it
-wants a model type of its own for every lean model, but PEFT, tokenizers and weight conversions look types up
-by name, and to them a lean BERT must remain a BERT.
+Each change is made when its module is imported, before or after leanify; nothing is imported here. If a library
+has a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it wants a new
+model type for every lean model, but PEFT, tokenizers and weight conversions look types up by name, and to them a
+lean BERT must remain a BERT.
 
-With ``LEANIFY_HOOKS=0`` in the environment none of them is made. timm and transformers then refuse the lean
-models that only leanify can express, and so does leanify where it relies on transformers to build or save
-them. An import of torchvision that fails is helped all the same (`_load_torchvision`): without it neither
-library could be imported.
+``LEANIFY_HOOKS=0`` in the environment turns all of them off. timm and transformers then refuse the lean models
+that only leanify can express; so does leanify if it needs transformers to build or save them. A failing import of
+torchvision is repaired all the same (`_load_torchvision`): without it neither library could be imported.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from leanify.errors import SourceError
+from leanify.core.errors import SourceError
 
 OFF = os.environ.get("LEANIFY_HOOKS") == "0"
 
 
 @dataclass(frozen=True)
 class Change:
-    """``function`` of leanify is called with a library's module once that is imported."""
+    """A ``function`` of leanify that is called with a library's module after its import."""
 
     module: str
     function: str
@@ -92,14 +91,17 @@ def _apply(change: Change, module: ModuleType) -> None:
 
 
 class _ChangingFinder:
-    """On ``sys.meta_path``: wraps the loaders of the modules that are changed, and finds nothing else."""
+    """An entry of ``sys.meta_path`` that wraps the loaders of the modules to change, and finds no others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # leave other modules to the other finders
         change = next((change for change in CHANGES if change.module == fullname and not OFF), None)
         if change is None and fullname != "torchvision":
             return None
+
+        # the usual spec, whose loader applies the change after the import
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
@@ -120,14 +122,18 @@ _schemas: list[Any] = []  # the library object must live as long as its schemas
 
 
 def _load_torchvision(load: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Import torchvision. Its wheels on the package index are built for CUDA: with a CPU-only torch their import fails
-    because the schemas of two operators are missing. No model here calls them, so declaring them is enough.
+    """Import torchvision, and declare two of its operators if they are missing.
+
+    Its wheels on the package index are built for CUDA: with a CPU-only torch their import fails without the schemas
+    of these operators. No model here calls them.
     """
     try:
         load(module)
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
+
+        # forget the half-imported package, declare the operators, and import again
         for name in [name for name in sys.modules if name.startswith("torchvision.")]:
             del sys.modules[name]
         import torch

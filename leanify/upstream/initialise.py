@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.origin import is_hf
 
 
@@ -32,33 +31,32 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
 @torch.no_grad()
 def initialise_model(model: Any) -> None:
     """Re-initialise the whole model by upstream's initialiser, if one can run after construction."""
+    # transformers skips modules that it has marked as initialised
     if is_hf(model):
-        for thing in (*model.modules(), *model.parameters(), *model.buffers()):
-            if hasattr(thing, "_is_hf_initialized"):
-                del thing._is_hf_initialized
+        for part in (*model.modules(), *model.parameters(), *model.buffers()):
+            if hasattr(part, "_is_hf_initialized"):
+                del part._is_hf_initialized
         model.initialize_weights()
         model.tie_weights()
-    elif is_diffusers(model):  # diffusers leaves its layers as torch draws them
-        for module in model.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+
+    # timm: for the whole model, or for one module after another, inner ones first
     elif hasattr(model, "init_weights"):
         model.init_weights()
     elif hasattr(model, "_init_weights") and not inspect.signature(model._init_weights).parameters:
         model._init_weights()
     elif hasattr(model, "_init_weights"):
-        named = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
+        takes_name = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
         for name, module in reversed(list(model.named_modules())):
-            model._init_weights(module, name) if named else model._init_weights(module)
+            model._init_weights(module, name) if takes_name else model._init_weights(module)
 
 
 def has_initialiser(model: nn.Module) -> bool:
     """Whether a model can be initialised again after construction."""
-    return is_hf(model) or is_diffusers(model) or hasattr(model, "init_weights") or hasattr(model, "_init_weights")
+    return is_hf(model) or hasattr(model, "init_weights") or hasattr(model, "_init_weights")
 
 
 class NothingToDraw(TorchFunctionMode):
-    """Skips random initialisation on meta, where tensors have no values although each call costs milliseconds.
+    """Skips random initialisation on meta: tensors have no values there, yet each call takes milliseconds.
 
     ``device`` is the default device inside the context.
     """
@@ -67,14 +65,18 @@ class NothingToDraw(TorchFunctionMode):
 
     def __init__(self, device: str | torch.device) -> None:
         super().__init__()
-        self.made = {torch.randn, torch.rand} if str(device) == "meta" else set()  # on the default device, so on meta
+        # they draw on the default device, which is meta
+        self.random_makers = {torch.randn, torch.rand} if str(device) == "meta" else set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if func in self.made and named.get("device") is None and named.get("generator") is None:
-            return torch.empty(*args, **{key: value for key, value in named.items() if key != "generator"})
+        # new random tensors, unless they name their device or generator
+        keywords = kwargs or {}
+        if func in self.random_makers and keywords.get("device") is None and keywords.get("generator") is None:
+            return torch.empty(*args, **{key: value for key, value in keywords.items() if key != "generator"})
+
+        # in-place draws on meta
         if getattr(func, "__name__", "") in self.draws:
-            drawn = args[0] if args else named.get("tensor")  # torch.nn.init passes its tensor by name
-            if isinstance(drawn, torch.Tensor) and drawn.is_meta:
-                return drawn
-        return func(*args, **named)
+            tensor = args[0] if args else keywords.get("tensor")  # torch.nn.init passes its tensor by name
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **keywords)

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import ShapeError, UnsupportedModel
-from leanify.upstream import diffusion
+from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.upstream.caches import longest_context
-from leanify.upstream.diffusion import is_diffusers
-from leanify.upstream.given import Given, batch_of, given_to, words_of_given
+from leanify.upstream.given import Given, describe_example, get_example, resize_batch
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
-from leanify.upstream.origin import is_hf, is_own, origin_of
+from leanify.upstream.origin import get_origin, is_hf
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-MOST_WORDS = 1_000_000
+MAX_VOCABULARY = 1_000_000
 GRIDS = ("grid_thw", "spatial_shapes")
 
 
@@ -32,69 +30,94 @@ def example_inputs(
     """Return a random batch by argument name: images, sound, or token ids (by default 512, or as many as fit).
 
     transformers models get their main input, their forward's required arguments, and decoder tokens.
-    Floating-point inputs have the model's dtype. Without ``batch`` it is one sample, or the example that a
-    user gave with his module as it is.
+    Floating-point inputs have the model's dtype. Without ``batch`` it is one sample, or the unchanged example of a
+    user's module.
 
     Raises UnsupportedModel for a module of unknown input without an example of it.
     """
-    given = given_to(model)
-    if given is not None:
-        asked = given if batch is None else batch_of(model, given, batch)
-        return Given({name: _on(value, device, model) for name, value in asked.items()})
+    # a user's example
+    example = get_example(model)
+    if example is not None:
+        batch_inputs = example if batch is None else resize_batch(model, example, batch)
+        return Given({name: _move(value, device, model) for name, value in batch_inputs.items()})
+
+    # random tensors
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     meta = str(device) == "meta"
     with torch.device("meta") if meta else nullcontext(), NothingToDraw(device):  # 10⁹ pixels cost nothing there
-        made = _examples(model, batch or 1, tokens, device)
-    return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
+        inputs = _examples(model, batch or 1, tokens, device)
+    return {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
 
 
 def knows_input(model: nn.Module) -> bool:
-    """Whether an input can be made for the model, or was given."""
-    known = is_own(model) or is_diffusers(model) or is_hf(model) or given_to(model) is not None
-    return known or bool(getattr(model, "pretrained_cfg", None))
+    """Whether the model has an example input, or leanify can make one."""
+    has_own_rule = makes_examples(model) or is_hf(model) or get_example(model) is not None
+    return has_own_rule or bool(getattr(model, "pretrained_cfg", None))
 
 
-def _on(value: Any, device: str | torch.device, model: nn.Module) -> Any:
-    """A given input on a device, where it is floating point in the model's dtype; a container keeps its type."""
+def makes_examples(model: nn.Module) -> bool:
+    """Whether a module makes its own examples: ``example_inputs(batch, tokens)`` → tensors by argument name."""
+    return not is_hf(model) and callable(getattr(model, "example_inputs", None))
+
+
+def takes_chosen(model: nn.Module) -> bool:
+    """Whether a module predicts only masked tokens: its forward takes ``chosen``, positions of the flattened B · N."""
+    forward = getattr(model, "forward", None)  # trivial references, such as bigram counts, have no forward
+    return not is_hf(model) and forward is not None and "chosen" in inspect.signature(forward).parameters
+
+
+def _move(value: Any, device: str | torch.device, model: nn.Module) -> Any:
+    """Move an input to a device, floating-point tensors in the model's dtype; containers keep their type."""
     if isinstance(value, Tensor):
         kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), value.dtype)
         return value.to(device, kind) if value.is_floating_point() else value.to(device)
     if isinstance(value, dict):
-        return {key: _on(item, device, model) for key, item in value.items()}
-    return type(value)(_on(item, device, model) for item in value) if type(value) in (tuple, list) else value
+        return {key: _move(item, device, model) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_move(item, device, model) for item in value)
+    return value
 
 
 def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:
-    if is_own(model):
-        own: Any = model
-        return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}
-    if is_diffusers(model):
-        return {name: value.to(device) for name, value in diffusion.example_inputs(model, batch).items()}
+    # a module with its own examples, and a timm model
+    if makes_examples(model):
+        own_model: Any = model
+        return {name: value.to(device) for name, value in own_model.example_inputs(batch, tokens).items()}
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size).to(device)}
+
+    # transformers: a tensor for each argument, by its name
     config: Any = model.config
     length = _length(model, tokens)
-    made = {name: _MAKERS[name](config, batch, length) for name in _arguments(model) if name in _MAKERS}
-    if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
-        made["pixel_values"] = _patches(config, batch, length)
-    if "spatial_shapes" in made:
+    inputs = {name: _MAKERS[name](config, batch, length) for name in _arguments(model) if name in _MAKERS}
+
+    # images of any shape are flattened into patches: (patches, channels) with a grid, (B, patches, channels) without
+    if "pixel_values" in inputs and ("grid_thw" in inputs or "image_grid_thw" in inputs):
+        inputs["pixel_values"] = _patches(config, batch, length)
+    if "spatial_shapes" in inputs:
         patches = _patches(config, batch, length)
-        made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
-    if {"input_ids", "pixel_values"} <= made.keys():  # text behind an image, where the tokens of that are known
+        inputs["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
+
+    # text after an image, if the number of the image's tokens is known
+    if {"input_ids", "pixel_values"} <= inputs.keys():
         images = _get(config, "mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens")
         word = _get(config, "image_token_id", "image_token_index")
         if images is not None and word is not None:
-            made |= text_behind(word, batch, images, length)
-    if "input_features" in made:
+            inputs |= text_behind(word, batch, images, length)
+
+    # a model that begins with a convolution takes the channels of a spectrogram before time
+    if "input_features" in inputs:
         maps = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)))
         first = next(maps, None)
-        if isinstance(first, nn.Conv1d) and first.in_channels == made["input_features"].shape[-1]:
-            made["input_features"] = made["input_features"].transpose(1, 2)  # channels of a spectrogram before time
+        if isinstance(first, nn.Conv1d) and first.in_channels == inputs["input_features"].shape[-1]:
+            inputs["input_features"] = inputs["input_features"].transpose(1, 2)
+
+    # types that need more than names; grids keep their values on meta
     if config.model_type in OF_TYPE:
-        made |= OF_TYPE[config.model_type](config, batch, length)
+        inputs |= OF_TYPE[config.model_type](config, batch, length)
     on_meta = str(device) == "meta"
-    return {name: value if on_meta and name.endswith(GRIDS) else value.to(device) for name, value in made.items()}
+    return {name: value if on_meta and name.endswith(GRIDS) else value.to(device) for name, value in inputs.items()}
 
 
 def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
@@ -105,10 +128,12 @@ def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
             "example input, leanify.read(model, inputs=batch) (a tensor, a tuple or a dictionary); so for write, grow, "
             "redesign, profile and save"
         )
-    origin = origin_of(model)
+
+    # the size that the model was built with, or the default
+    origin = get_origin(model)
     channels = getattr(model, "in_chans", None) or default["input_size"][0]
-    asked = origin.options.get("img_size") if origin else None
-    size = asked or getattr(getattr(model, "patch_embed", None), "img_size", None) or default["input_size"][1:]
+    requested_size = origin.options.get("img_size") if origin else None
+    size = requested_size or getattr(getattr(model, "patch_embed", None), "img_size", None) or default["input_size"][1:]
     return (channels, size, size) if isinstance(size, int) else (channels, *size)
 
 
@@ -119,17 +144,23 @@ def _arguments(model: nn.Module) -> list[str]:
     config: Any = model.config
     names = list(main) if isinstance(main, (list, tuple)) else [main]
     names += [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+    # tokens, and the arguments that come with them
     if "input_ids" in parameters and not any(name in _MAKERS for name in names):
         names.append("input_ids")
     if "input_ids" in names:
         names += ["attention_mask", "bbox"]
     if "states" in parameters:  # trajectories
         names += ["states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
+
+    # images and sound
     names += ["visual_feats", "visual_pos", "input_features_mask", "target_sizes"]
     if hasattr(config, "vision_config") and "input_ids" in names:
         names.append("pixel_values")
     if "spatial_shapes" in parameters and "pixel_values" in names:  # images of any shape, as patches
         names += ["pixel_attention_mask", "spatial_shapes"]
+
+    # the inputs of a decoder
     if "query_embeds" in names:
         names.append("encoder_hidden_states")
     if config.is_encoder_decoder or "decoder_input_ids" in names:
@@ -138,30 +169,29 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def _length(model: Any, tokens: int | None) -> int:
-    """The sequence length: ``tokens``, else 512 (10 s of sound), but at most the positions that the model has.
-
-    Some models reserve the first positions for padding.
-    """
+    """The sequence length: ``tokens``, by default 512 (10 s of sound) or the number of positions if that is smaller."""
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions")
     longest = min(filter(None, [getattr(config, name, None) for name in names]), default=512)
+
+    # some models reserve the first positions for padding
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
-    padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    padding_ids = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
     usual = {"input_values": 499, "input_features": 125}.get(str(model.main_input_name), 512)
-    return tokens or min(usual, longest - (padded[0] + 1 if padded else 0))
+    return tokens or min(usual, longest - (padding_ids[0] + 1 if padding_ids else 0))
 
 
 def _get(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
     """The first of several keys that exists in a configuration or a nested one."""
-    for one in _with_inner(config):
+    for part in _nested_configs(config):
         for name in names:
-            value = getattr(one, name, None)
+            value = getattr(part, name, None)
             if value is not None:
                 return value
     return default
 
 
-def _with_inner(config: PretrainedConfig) -> list[Any]:
+def _nested_configs(config: PretrainedConfig) -> list[Any]:
     """A configuration and those nested in it."""
     return [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
 
@@ -170,12 +200,12 @@ def _ids(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Random ids of ordinary tokens: not the first few, nor special ones (padding, images)."""
     vocabulary = _get(config, "vocab_size", default=100)
     special = set()
-    for one in _with_inner(config):
-        for name, value in vars(one).items():
+    for part in _nested_configs(config):
+        for name, value in vars(part).items():
             if name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
                 special.add(value)
-    most = min(vocabulary, MOST_WORDS)  # a vocabulary of billions costs no memory here
-    ordinary = [word for word in range(min(5, most - 1), most) if word not in special]
+    id_limit = min(vocabulary, MAX_VOCABULARY)  # a vocabulary of billions costs no memory here
+    ordinary = [word for word in range(min(5, id_limit - 1), id_limit) if word not in special]
     return torch.tensor(ordinary)[torch.randint(len(ordinary), (batch, length))]
 
 
@@ -189,7 +219,7 @@ def _pixels(config: PretrainedConfig, batch: int, length: int) -> Tensor:
 
 
 def _images(config: PretrainedConfig, batch: int, length: int) -> Tensor:
-    """Images of the configured size, else of the type's processor, else 224 × 224; 64 × 64 for short inputs."""
+    """Images of the configured or the processor's size, by default 224 × 224; 64 × 64 for short inputs."""
     usual = IMAGE_SIZES.get(getattr(config, "model_type", "")) if length > 64 else None
     size = usual or _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -221,7 +251,7 @@ def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
 
 
 def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
-    """Images in patches: time, height, width. Upstream reads it, so it has values even beside meta tensors."""
+    """Grids of patches (time, height, width). Upstream reads them, so they have values even with meta tensors."""
     return torch.tensor([[1, side(length), side(length)]] * batch, device="cpu")
 
 
@@ -237,7 +267,7 @@ def _regions(length: int) -> int:
     return 36 if length > 64 else 5
 
 
-def _past(config: PretrainedConfig) -> int:
+def _history_length(config: PretrainedConfig) -> int:
     """Time steps before a forecast: the context and the longest lag."""
     return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
 
@@ -252,44 +282,50 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
     """Raise ShapeError for a length that has no effect, or for which the model has too few positions."""
     if tokens is None:
         return
-    if given_to(model) is not None:
+
+    # inputs without a length: a user's example, or shapes that do not change with it
+    if get_example(model) is not None:
         raise ShapeError(
             f"--tokens {tokens}: the input of this module is the example that was given; give a longer one"
         )
-    here, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
-    if all(here[name].shape == other[name].shape for name in here):
-        raise ShapeError(f"--tokens {tokens}: this model's input has no length to choose; it is {words_of(here)}")
+    inputs, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
+    if all(inputs[name].shape == other[name].shape for name in inputs):
+        raise ShapeError(
+            f"--tokens {tokens}: this model's input has no length to choose; it is {describe_inputs(inputs)}"
+        )
+
+    # a table of positions has as many rows, and a few more for padding
     longest = longest_context(model)
     tables = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
     if longest is not None and tokens > longest and not tables.isdisjoint(range(longest, longest + 3)):
         raise ShapeError(f"--tokens {tokens}: this model has positions for {longest} tokens")
 
 
-def words_of(inputs: dict[str, Tensor]) -> str:
+def describe_inputs(inputs: dict[str, Tensor]) -> str:
     """Describe one sample, such as "224 × 224 image" or "512 token ids"; masks and grids are not mentioned."""
     if isinstance(inputs, Given):
-        return words_of_given(inputs)
+        return describe_example(inputs)
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
-    shown = []
+    parts = []
     for name, x in inputs.items():
         shape = x.shape[1:]
         sizes = " × ".join(map(str, shape))
         if name.endswith(silent) or x.dim() < 2:
             continue
         if in_patches and name in ("pixel_values", "hidden_states") and x.dim() < 4:
-            shown.append(f"{x.shape[-2]:,} patches")
+            parts.append(f"{x.shape[-2]:,} patches")
         elif name == "hidden_states" and len(shape) == 3:
-            shown.append(f"{sizes} latents")
+            parts.append(f"{sizes} latents")
         elif name in ("x", "pixel_values") and len(shape) == 3:
-            shown.append(f"{shape[1]} × {shape[2]} image")
+            parts.append(f"{shape[1]} × {shape[2]} image")
         elif name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
-            shown.append(f"{sizes}{' decoder' if name.startswith('decoder') else ''} token ids")
+            parts.append(f"{sizes}{' decoder' if name.startswith('decoder') else ''} token ids")
         elif name == "input_values" and len(shape) == 1:
-            shown.append(f"{shape[0]:,} samples of sound")
+            parts.append(f"{shape[0]:,} samples of sound")
         else:
-            shown.append(f"{name.replace('_', ' ')} {sizes}".strip())
-    return ", ".join(shown)
+            parts.append(f"{name.replace('_', ' ')} {sizes}".strip())
+    return ", ".join(parts)
 
 
 _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
@@ -314,9 +350,11 @@ _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "hidden_states": _patches,
     "grid_thw": _grid,
     "image_grid_thw": _grid,
-    "past_values": lambda config, batch, length: torch.randn(batch, _past(config), *_channels(config)),
-    "past_time_features": lambda config, batch, length: torch.randn(batch, _past(config), config.num_time_features),
-    "past_observed_mask": lambda config, batch, length: torch.ones(batch, _past(config), *_channels(config)),
+    "past_values": lambda config, batch, length: torch.randn(batch, _history_length(config), *_channels(config)),
+    "past_time_features": lambda config, batch, length: torch.randn(
+        batch, _history_length(config), config.num_time_features
+    ),
+    "past_observed_mask": lambda config, batch, length: torch.ones(batch, _history_length(config), *_channels(config)),
     "visual_feats": lambda config, batch, length: torch.randn(batch, _regions(length), config.visual_feat_dim),
     "visual_pos": lambda config, batch, length: torch.rand(batch, _regions(length), config.visual_pos_dim),
     "states": lambda config, batch, length: torch.randn(batch, length, config.state_dim),

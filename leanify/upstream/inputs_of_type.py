@@ -15,9 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Made = dict[str, Tensor]
+Inputs = dict[str, Tensor]
 
-# Image sizes (height, width) produced by a type's processor, if the configuration does not contain them.
+# image sizes (height, width) of a type's processor, if the configuration has none
 IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
     **dict.fromkeys(("detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer"), 800),
     **dict.fromkeys(("grounding-dino", "mm-grounding-dino", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
@@ -38,17 +38,17 @@ def _noise(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
-def _second_of_sound(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _second_of_sound(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     return {
         "input_values": _noise(batch, getattr(config, "audio_channels", 1), getattr(config, "sampling_rate", 16000))
     }
 
 
-def _latents(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _latents(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     return {"latents": _noise(batch, config.hidden_size, 8)}
 
 
-def _codec(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _codec(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """A fifth of a second of sound, and the codec's semantic features for the same span."""
     return {
         "input_values": _noise(batch, 1, 3200),
@@ -57,48 +57,48 @@ def _codec(config: PretrainedConfig, batch: int, length: int) -> Made:
     }
 
 
-def _row_of_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _row_of_patches(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """Images that are a strip of ``length`` patches."""
     return {"pixel_values": _noise(1, 3, config.patch_size, side(length) ** 2 * batch * config.patch_size)}
 
 
-def _frame_pairs(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _frame_pairs(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """Flattened patches of two frames per image."""
     return {"pixel_values": _noise(side(length) ** 2 * batch, 2 * 3 * config.patch_size**2)}
 
 
-def _video(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _video(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     size = config.vision_config.model_args.get("img_size", 336) if config.vision_config.model_args else 336
     return {"pixel_values_videos": _noise(batch, 3, 3, size, size)}
 
 
-def _speech(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _speech(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """Hidden states, because the model's prenets are separate."""
     hidden = _noise(batch, length, config.hidden_size)
     return {"input_values": hidden, "decoder_input_values": hidden}
 
 
-def _prompted_image(config: PretrainedConfig, batch: int, length: int) -> Made:
-    """An image, its prompt and the prompt's mask; the configured size is that of two stacked vertically."""
+def _prompted_image(config: PretrainedConfig, batch: int, length: int) -> Inputs:
+    """An image, its prompt and the prompt's mask; the configured height counts image and prompt together."""
     height, width = config.image_size
     image = _noise(batch, 3, height // 2, width)
     return {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image}
 
 
-def _images_in_text(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _images_in_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     size = config.vision_config.image_size
     mask = torch.ones(batch, length, 1, dtype=torch.long)
     return {"pixel_values": _noise(batch, 1, 3, size, size), "image_attention_mask": mask}
 
 
-def text_behind(word: int, batch: int, images: int, length: int) -> Made:
+def text_behind(word: int, batch: int, images: int, length: int) -> Inputs:
     """``images`` tokens of an image, ``word`` each, before text: ``length`` in all, or 32 of text."""
     image = torch.full((batch, images), word)
     ids = torch.cat([image, torch.randint(5, 50, (batch, max(length - images, 32)))], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """LLaVA: each image patch is a token."""
     vision = config.vision_config
     image = _noise(batch, 3, vision.image_size, vision.image_size)
@@ -106,7 +106,7 @@ def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     return {"pixel_values": image, **text_behind(config.image_token_id, batch, patches, length)}
 
 
-def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """Florence-2: each place of the vision tower's last stage is a token, and their mean is one more."""
     size = 224 if length > 64 else 64
     places = (size // math.prod(config.vision_config.patch_stride)) ** 2
@@ -116,21 +116,24 @@ def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Mad
     }
 
 
-def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
-    """Qwen2-VL: patches of two frames; each square of patches is a token. Positions are given, because
-    upstream would derive them from token values, which ``meta`` does not have.
+def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
+    """Qwen2-VL: patches of two frames; each square of patches is a token. Positions are inputs, because upstream
+    would derive them from token values, which ``meta`` does not have.
     """
+    # the images: patches of all of them in a row, and their grids
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
     grid = torch.tensor([[1, across, across]] * batch, device="cpu")
+
+    # the tokens (B, N), which of them are images, and their positions (3, B, N)
     text = text_behind(config.image_token_id, batch, (across // vision.spatial_merge_size) ** 2, length)
     kinds = (text["input_ids"] == config.image_token_id).long()
     places = torch.arange(kinds.shape[1]).expand(3, *kinds.shape)
-    made = {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
-    return {**made, "position_ids": places}
+    inputs = {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
+    return {**inputs, "position_ids": places}
 
 
-def _placed_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _placed_patches(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """6 × 6 flattened patches with their positions."""
     places = torch.cartesian_prod(torch.arange(6), torch.arange(6))
     return {
@@ -139,25 +142,29 @@ def _placed_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
     }
 
 
-def _merged_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _merged_patches(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """2 × 2 squares per image, each with as many patches as are merged."""
     size = config.patch_size * config.spatial_merge_size
     return {"pixel_values": _noise(4 * batch, size, size, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * batch)}
 
 
-def _windows_of_sound(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _windows_of_sound(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     frames = 4 * config.n_window
     mask = torch.ones(batch, frames, dtype=torch.long)
     return {"input_features": _noise(batch, config.num_mel_bins, frames), "input_features_mask": mask}
 
 
-def _history(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _history(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """A series as long as the context, without padding, of the first frequency."""
-    past = _noise(batch, config.context_length)
-    return {"past_values": past, "past_values_padding": 0 * past, "freq": torch.zeros(batch, 1, dtype=torch.long)}
+    past_values = _noise(batch, config.context_length)
+    return {
+        "past_values": past_values,
+        "past_values_padding": 0 * past_values,
+        "freq": torch.zeros(batch, 1, dtype=torch.long),
+    }
 
 
-def _noisy_block(config: PretrainedConfig, batch: int, length: int) -> Made:
+def _noisy_block(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     context = config.hidden_size * len(config.target_layer_ids)
     return {
         "noise_embeds": _noise(batch, config.block_size, config.hidden_size),
@@ -165,7 +172,7 @@ def _noisy_block(config: PretrainedConfig, batch: int, length: int) -> Made:
     }
 
 
-OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
+OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "florence2": _features_and_text,
     "gemma4_audio": lambda c, batch, length: {"input_features": _noise(batch, 32, c.subsampling_conv_channels[0])},
     "gemma4_vision": _placed_patches,

@@ -7,10 +7,10 @@ In memory, ``config.leanify`` is a dictionary with
                    constructor, after which surgery makes the lean shape.
 
 In a file, the other keys have the values for upstream's constructor, but the model type is ``leanify_bert``
-and the architecture ``leanify_BertModel``; the real ones are stored under ``leanify``. Without leanify,
+and the architecture ``leanify_BertModel``; the real ones are shape under ``leanify``. Without leanify,
 transformers and other tools do not know such a type and refuse it. A class called by name
 (``BertModel.from_pretrained``) ignores the type and might build a wrong shape that happens to fit. To prevent
-that, ``dtype`` holds a message: every configuration looks its dtype up in torch, which fails there.
+that, ``dtype`` holds a message: every configuration looks its dtype up in torch, which then fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from leanify.architecture import Architecture
+from leanify.core.architecture import Architecture
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -26,63 +26,60 @@ if TYPE_CHECKING:
 KEY = "leanify"
 PREFIX = "leanify_"
 NOTICE = "import leanify, then load"
+CODE_KEYS = ("auto_map", "lean")  # for transformers without leanify: the modelling file, and its arguments
 
 
-def shape_in(config: PretrainedConfig) -> Architecture | None:
+def stored_shape(config: PretrainedConfig) -> Architecture | None:
     """The lean shape in a configuration, or None."""
-    carried = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
-    return Architecture.from_json(carried["architecture"]) if isinstance(carried, dict) else None
+    shape = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
+    return Architecture.from_json(shape["architecture"]) if isinstance(shape, dict) else None
 
 
 def carry(config: PretrainedConfig, before: dict[str, Any], architecture: Architecture) -> None:
-    """Store a model's lean shape in its configuration, in place; ``before`` is that before surgery."""
-    carried = getattr(config, KEY, None) or {}
-    known_old, known_new = carried.get("old", {}), carried.get("new", [])
+    """Store a model's lean shape in its configuration, in place; ``before`` is the configuration before surgery."""
+    shape = getattr(config, KEY, None) or {}
+    known_old, known_new = shape.get("old", {}), shape.get("new", [])
+
+    # the changes of this surgery, added to earlier changes
     now = config.to_dict()
-    added = [key for key in now if key not in before and key not in known_old and key != KEY]
-    setattr(
-        config,
-        KEY,
-        {
-            "architecture": architecture.to_json(),
-            "old": _merged(_changed(before, now), known_old),
-            "new": sorted({*known_new, *added}),
-        },
-    )
+    new_keys = [key for key in now if key not in before and key not in known_old and key != KEY]
+    old_values = _merge_differences(_config_differences(before, now), known_old)
+    new_shape = {"architecture": architecture.to_json(), "old": old_values, "new": sorted({*known_new, *new_keys})}
+    setattr(config, KEY, new_shape)
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _config_differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The old values of changed keys, recursively for nested configurations."""
-    found = {}
+    differences = {}
     for key, old in before.items():
         new = now.get(key)
         if isinstance(old, dict) and isinstance(new, dict) and "model_type" in old:
-            inner = _changed(old, new)
+            inner = _config_differences(old, new)
             if inner:
-                found[key] = inner
+                differences[key] = inner
         elif old != new and key != KEY:
-            found[key] = old
-    return found
+            differences[key] = old
+    return differences
 
 
-def _merged(later: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """Merge old values of two successive changes; those of the first one take precedence."""
+def _merge_differences(later: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Merge old values of two successive changes; the first change takes precedence."""
     both = {**later, **first}
     for key in later.keys() & first.keys():
         if isinstance(later[key], dict) and isinstance(first[key], dict):
-            both[key] = _merged(later[key], first[key])
+            both[key] = _merge_differences(later[key], first[key])
     return both
 
 
 def buildable(config: PretrainedConfig) -> Any:
     """A copy with the values for upstream's constructor, still with the lean shape if there is one."""
     plain = copy.deepcopy(config)
-    carried = getattr(plain, KEY, None)
-    if isinstance(carried, dict):
-        for key in carried.get("new", ()):
+    shape = getattr(plain, KEY, None)
+    if isinstance(shape, dict):
+        for key in shape.get("new", ()):
             vars(plain).pop(key, None)
-        _put_back(plain, carried.get("old", {}))
-        setattr(plain, KEY, {"architecture": carried["architecture"]})
+        _put_back(plain, shape.get("old", {}))
+        setattr(plain, KEY, {"architecture": shape["architecture"]})
     return plain
 
 
@@ -113,10 +110,10 @@ def to_file(keys: dict[str, Any]) -> dict[str, Any]:
 
 def from_file(keys: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `to_file`; other dictionaries are returned unchanged."""
-    inside = keys.get(KEY)
-    if not str(keys.get("model_type", "")).startswith(PREFIX) or not isinstance(inside, dict):
+    shape = keys.get(KEY)
+    if not str(keys.get("model_type", "")).startswith(PREFIX) or not isinstance(shape, dict):
         return keys
-    hidden = inside.get("hidden") or {}
-    shown = {key: value for key, value in keys.items() if key not in hidden}
-    known = {key: value for key, value in hidden.items() if value is not None}
-    return {**shown, **known, KEY: {"architecture": inside.get("architecture")}}
+    hidden = shape.get("hidden") or {}
+    visible_keys = {key: value for key, value in keys.items() if key not in hidden and key not in CODE_KEYS}
+    hidden_keys = {key: value for key, value in hidden.items() if value is not None}
+    return {**visible_keys, **hidden_keys, KEY: {"architecture": shape.get("architecture")}}

@@ -1,8 +1,9 @@
-"""A user's own module as a SOURCE: ``path/to/model.py:make``, ``package.module:make``, or a module that lives already.
+"""A user's own module as a SOURCE: ``path/to/model.py:make``, ``package.module:make``, or an existing module.
 
 ``make`` is a function or class; called with the overrides it returns a module, or a module and an example of its input.
-The file is code that runs. It runs where the user names it, and is never found by itself: what a lean directory, a
-recipe or a run names is run only if it was named here before, by this user, with the same contents (`allow`).
+The file is code that runs. It runs if the user names it: the code in a lean directory, a recipe or a run runs only if
+this user has named it before with the same contents (`parse_module_source`), or if it ships with the built-in recipes.
+A recipe's ``data.name`` names code by the same rule.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import copy
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -24,29 +26,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import SourceError
-from leanify.runs import writing
-from leanify.runs.files import read_bytes
+from leanify.core import recipe_code as code
+from leanify.core.errors import LeanifyError, SourceError
+from leanify.core.files import writing
+from leanify.core.files.reading import read_bytes
 from leanify.upstream.given import give
-from leanify.upstream.libraries import in_words
+from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import Origin, set_origin
 
 LIBRARY, LIVE = "module", "live"
-_TEXT = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(\.\w+)*):(?P<name>[A-Za-z_]\w*)")
+ALLOWED_SOURCES: set[str] = set()
+MODEL, DATA = "this model is built by", "this data is read by"
+HOW_TO_NAME = {  # the line that names code, by its purpose
+    MODEL: "leanify profile {name}, or leanify.load({name!r})",
+    DATA: "--set data.name={name}, or leanify.train(recipe, settings=['data.name={name}'])",
+}
 
 
-def is_code(text: str) -> bool:
-    """Whether a SOURCE has the form ``file.py:make`` or ``package.module:make``."""
-    return _TEXT.fullmatch(text) is not None
+def parse_module_source(text: str) -> Origin:
+    """The origin of code that the user names, which from now on may run. Raises SourceError if it does not exist.
 
-
-def named(text: str) -> Origin:
-    """The origin of code that the user names, which from now on may be run. Raises SourceError if it is not there.
-
-    That it was named, with these contents, is remembered in this process and in the user's cache.
+    The name and the contents are remembered in this process and in the user's cache.
     """
     origin = origin_of_code(text)
-    _ALLOWED.add(_key(origin))
+    if is_shipped(origin):
+        return origin
+    ALLOWED_SOURCES.add(_key(origin))
     record = _record(origin)
     with suppress(OSError):  # without a cache it holds for this process
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -55,18 +60,29 @@ def named(text: str) -> Origin:
 
 
 def origin_of_code(text: str) -> Origin:
-    """Where the code is, absolute, with its file's digest; neither it nor the packages around it are run."""
-    found = _TEXT.fullmatch(text)
-    if found is None:
+    """The origin of code with its file's digest. Runs neither the code nor the packages around it.
+
+    Code that ships with the built-in recipes changes only with leanify and has no digest.
+    """
+    parts = code.split_code(text)
+    if parts is None:
         raise SourceError(f"{text[:200]!r} is not of the form path/to/model.py:make or package.module:make")
-    place, name = found["place"], found["name"]
+
+    # a file, by its absolute path
+    place, _ = parts
     if place.endswith(".py"):
+        code_name = code.resolve_code(text, Path.cwd())
+        origin = Origin(LIBRARY, code.find_shipped(text) if code_name == text else code_name)
+        if is_shipped(origin):
+            return origin
         file = Path(place).expanduser().absolute()
         if not file.is_file():
             raise SourceError(f"{text}: there is no file {file}")
-        return Origin(LIBRARY, f"{file}:{name}", {}, _digest(file))
+        return replace(origin, name=code_name, cls=_digest(file))
+
+    # a module of the current folder or an installed package
     with _here_on_the_path(Path.cwd()):
-        spec = _spec_of(place)
+        spec = _find_spec(place)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise SourceError(
             f"{text}: there is no Python module {place} to import; a file is named as path/to/model.py:make"
@@ -74,24 +90,35 @@ def origin_of_code(text: str) -> Origin:
     return Origin(LIBRARY, text, {}, _digest(Path(spec.origin)))
 
 
-def _spec_of(place: str) -> ModuleSpec | None:
-    """What an import would find, without running the packages around it, as `importlib.util.find_spec` does."""
-    found, path = None, None
+def is_shipped(origin: Origin) -> bool:
+    """Whether an origin is code that ships with the built-in recipes."""
+    return origin.library == LIBRARY and origin.name in code.SHIPPED_CODE
+
+
+def is_user_module(origin: Origin) -> bool:
+    """Whether a module is the user's own, as code or as an existing module: it is built on the CPU, then read."""
+    return origin.library in (LIBRARY, LIVE) and not is_shipped(origin)
+
+
+def _find_spec(place: str) -> ModuleSpec | None:
+    """The spec of a module, without running its parent packages as `importlib.util.find_spec` does."""
+    # from the outermost package inwards
+    spec, path = None, None
     try:
         for end in range(1, place.count(".") + 2):
             name = ".".join(place.split(".")[:end])
             specs = (finder.find_spec(name, path, None) for finder in sys.meta_path)
-            found = next((spec for spec in specs if spec is not None), None)
-            if found is None:
+            spec = next((spec for spec in specs if spec is not None), None)
+            if spec is None:
                 return None
-            path = list(found.submodule_search_locations or ())
+            path = list(spec.submodule_search_locations or ())
     except (ImportError, KeyError, ValueError):  # KeyError: of a namespace inside a namespace
         return None
-    return found
+    return spec
 
 
 def live_origin(model: nn.Module) -> Origin:
-    """The origin of a module that the caller holds; it can be copied, not written down."""
+    """The origin of an existing module, which can be copied but not written down."""
     return Origin(LIVE, type(model).__name__, {}, "", model)
 
 
@@ -100,13 +127,17 @@ def build(origin: Origin, device: str) -> nn.Module:
     if origin.library == LIVE:
         model = copy.deepcopy(origin.live)
     else:
-        _check(origin)
-        place, _, name = origin.name.rpartition(":")
+        # call the user's code
+        function = load_function(origin, MODEL)
         try:
-            made = getattr(_imported(place), name)(**origin.options)
+            result = function(**origin.options)
+        except LeanifyError:  # raised by hooks that count parts and bytes during construction
+            raise
         except Exception as error:  # the user's code may raise anything
-            raise SourceError(f"{origin.name} does not give a module: {in_words(error, 300)}") from error
-        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            raise SourceError(f"{origin.name} does not give a module: {format_error(error, 300)}") from error
+
+        # a module, or a module with an example of its input
+        model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(model, nn.Module):
             raise SourceError(
                 f"{origin.name} returned a {type(model).__name__}; it must return a torch.nn.Module, or a module and "
@@ -117,14 +148,40 @@ def build(origin: Origin, device: str) -> nn.Module:
         model.eval()
     if "_leanify_origin" not in vars(model):
         set_origin(model, origin)
-    return on_meta(model) if device == "meta" else model
+    return copy_to_meta(model) if device == "meta" else model
 
 
-def _imported(place: str) -> Any:
+def load_function(origin: Origin, what: str) -> Any:
+    """The function or class of named code; ``what`` is MODEL or DATA, for the message of a refusal.
+
+    Raises SourceError for code that this user never named, that changed, or that lacks the function.
+    """
+    _check(origin, what)
+    place, _, name = origin.name.rpartition(":")
+    try:
+        module = _import_code(place)
+    except Exception as error:  # the user's code may raise anything
+        raise SourceError(f"{place} cannot be imported: {format_error(error, 300)}") from error
+    if not callable(function := getattr(module, name, None)):
+        raise SourceError(f"{place} has no function {name!r}")
+    return function
+
+
+def takes_argument(origin: Origin, name: str) -> bool:
+    """Whether the code that builds a model takes an argument of this name."""
+    if origin.library != LIBRARY:
+        return False
+    parameters = inspect.signature(load_function(origin, MODEL)).parameters
+    return name in parameters
+
+
+def _import_code(place: str) -> Any:
     if not place.endswith(".py"):
         with _here_on_the_path(Path.cwd()):
             return importlib.import_module(place)
-    file = Path(place)
+
+    # a file is imported under a name with its digest, so that a changed file is imported again
+    file = code.code_file(place)
     name = f"_leanify_{file.stem}_{_digest(file)[:8]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
@@ -133,7 +190,7 @@ def _imported(place: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            with _here_on_the_path(file.parent):  # as for a script: files beside it can be imported
+            with _here_on_the_path(file.parent):  # like a script, it can import files of its folder
                 spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
@@ -155,26 +212,26 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
-def _check(origin: Origin) -> None:
-    """Raise SourceError if the code was never named by this user, or changed since it was written down.
+def _check(origin: Origin, what: str) -> None:
+    """Raise SourceError if this user never named the code, or if it changed since then. Imports nothing."""
+    if is_shipped(origin):
+        return
 
-    Nothing is run or imported before.
-    """
+    # named, as it is now or as it was when the model was written
     now = origin_of_code(origin.name)
-    known = [one for one in (origin, now) if one.cls]
-    if not any(_key(one) in _ALLOWED or _record(one).is_file() for one in known):
+    versions = [version for version in (origin, now) if version.cls]
+    if not any(_key(version) in ALLOWED_SOURCES or _record(version).is_file() for version in versions):
         raise SourceError(
-            f"this model is built by code, {origin.name}, which was not named here before, so it was not run. If you "
-            f"trust the file, name it once: leanify profile {origin.name}, or leanify.load({origin.name!r})"
+            f"{what} code, {origin.name}, which was not named here before, so it was not run. If you trust the file, "
+            f"name it once: {HOW_TO_NAME[what].format(name=origin.name)}"
         )
+
+    # unchanged
     if origin.cls and now.cls != origin.cls:
         raise SourceError(
             f"{origin.name} has changed: its SHA-256 was {origin.cls[:12]}… when this model was written, and is "
-            f"{now.cls[:12]}… now. Put the old file back, or build the model anew from the new one"
+            f"{now.cls[:12]}… now. Restore the old file, or build the model again from the new one"
         )
-
-
-_ALLOWED: set[str] = set()
 
 
 def _key(origin: Origin) -> str:
@@ -186,8 +243,9 @@ def _record(origin: Origin) -> Path:
     return home / "leanify" / "named-code" / f"{_key(origin)}.json"
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy with all tensors on meta: parameters, buffers and those that are plain attributes. Inputs stay."""
+def copy_to_meta(model: nn.Module) -> nn.Module:
+    """A copy with all tensors on meta: parameters, buffers and plain attributes. Inputs stay."""
+    # deepcopy takes the copies of tensors from its memo
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -195,15 +253,15 @@ def on_meta(model: nn.Module) -> nn.Module:
         for value in (*module.buffers(recurse=False), *vars(module).values()):
             if isinstance(value, Tensor):
                 memo[id(value)] = value.detach().to("meta")
-    copied: nn.Module = copy.deepcopy(model, memo)
-    return copied
+    meta_model: nn.Module = copy.deepcopy(model, memo)
+    return meta_model
 
 
 def plain_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """(attributes, name, tensor) of every tensor that is neither a parameter nor a buffer."""
     for module in model.modules():
-        held: Mapping[str, Any] = vars(module)
-        for name, value in list(held.items()):
+        attributes: Mapping[str, Any] = vars(module)
+        for name, value in list(attributes.items()):
             if isinstance(value, Tensor):
                 yield vars(module), name, value
 

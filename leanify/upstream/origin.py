@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from leanify.upstream import own_models
-from leanify.upstream.diffusion import is_diffusers, options_of
 from leanify.upstream.lean_config import KEY, buildable
 
 if TYPE_CHECKING:
@@ -19,12 +17,12 @@ if TYPE_CHECKING:
 class Origin:
     """How upstream builds a model.
 
-    library   "timm", "hf" (transformers), "diffusers", "leanify" for its own models, "module" for a user's code, "live"
-              for a module that the caller holds
-    name      timm's model name, transformers' model type, diffusers' class, leanify's model name, or ``model.py:make``
+    library   "timm", "hf" (transformers), "module" for code that is named, "live" for a module that the caller holds
+    name      timm's model name, transformers' model type, or ``model.py:make``
     options   keyword arguments of the constructor; hf: the whole configuration
     cls       hf: the class in transformers; module: the SHA-256 of the file
     live      live: the module itself
+    pictures  timm: the facts about pictures in the model's folder (`timm_data`); empty for the architecture's defaults
     """
 
     library: str
@@ -32,11 +30,17 @@ class Origin:
     options: dict[str, Any] = field(default_factory=dict)
     cls: str = ""
     live: Any = field(default=None, repr=False, compare=False)
+    pictures: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.library in ("module", "live"):
             return self.name
         return f"{self.library}/{self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a card stores it."""
+        fields = {"library": self.library, "name": self.name, "options": self.options, "cls": self.cls}
+        return {**fields, "pictures": self.pictures} if self.pictures else fields
 
     def __deepcopy__(self, memo: Any) -> Origin:
         return self
@@ -52,28 +56,24 @@ def is_stamped(model: nn.Module) -> bool:
     return "_leanify_origin" in model.__dict__
 
 
-def origin_of(model: Any) -> Origin | None:
-    """How upstream built this model: as stamped, else as the library records it; None for any other module."""
+def get_origin(model: Any) -> Origin | None:
+    """How upstream built this model, by leanify's stamp or the library's record; None for any other module."""
     if "_leanify_origin" in model.__dict__:
-        stamped: Origin | None = model.__dict__["_leanify_origin"]
-        return stamped
+        origin: Origin | None = model.__dict__["_leanify_origin"]
+        return origin
     if is_hf(model):
-        return Origin("hf", model.config.model_type, plain_words(model.config), type(model).__name__)
-    if is_diffusers(model):
-        return Origin("diffusers", type(model).__name__, options_of(model.config))
-    if is_own(model):
-        return Origin("leanify", str(own_models.name_of(type(model))), dict(model.options))
+        return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     if architecture:
         return Origin("timm", architecture, _timm_options(model))
     return None
 
 
-def plain_words(config: PretrainedConfig) -> dict[str, Any]:
+def plain_keys(config: PretrainedConfig) -> dict[str, Any]:
     """A configuration's dictionary with the values for upstream's constructor, without the lean shape."""
-    words: dict[str, Any] = buildable(config).to_dict()
-    words.pop(KEY, None)
-    return words
+    keys: dict[str, Any] = buildable(config).to_dict()
+    keys.pop(KEY, None)
+    return keys
 
 
 def live_options(model: nn.Module) -> dict[str, Any]:
@@ -86,15 +86,11 @@ def _timm_options(model: nn.Module) -> dict[str, Any]:
     try:
         from timm.models._input import get_model_args
     except ImportError:  # timm before 1.0.31 does not record its arguments
-        known = {"num_classes": getattr(model, "num_classes", None), "in_chans": getattr(model, "in_chans", None)}
-        return {key: value for key, value in known.items() if value is not None}
+        sizes = {"num_classes": getattr(model, "num_classes", None), "in_chans": getattr(model, "in_chans", None)}
+        return {key: value for key, value in sizes.items() if value is not None}
     options: dict[str, Any] = get_model_args(model)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
 
 def is_hf(model: nn.Module) -> bool:
     return "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel)
-
-
-def is_own(model: nn.Module) -> bool:
-    return own_models.name_of(type(model)) is not None

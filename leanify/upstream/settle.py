@@ -1,4 +1,4 @@
-"""After surgery, update what upstream derived from the old shape at construction."""
+"""Update everything that upstream derived from the old shape at construction, after surgery."""
 
 from __future__ import annotations
 
@@ -10,47 +10,56 @@ from typing import Any
 
 from torch import nn
 
-from leanify.architecture import Architecture
+from leanify.core.architecture import Architecture
 from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
-from leanify.upstream.spelling import hf_words
+from leanify.upstream.spelling import hf_config_keys
 
 
-def settle(
+def sync_derived_attributes(
     model: Any,
     old: Architecture,
     new: Architecture,
     rates: Mapping[str, list[float]],
     blocks_of: Mapping[str, Sequence[nn.Module]] | None = None,
 ) -> None:
-    """Update in place what upstream fixed at construction.
+    """Update in place the attributes that upstream fixed at construction.
 
     In transformers: the configuration (which from now on stores the shape), cache indices and rotary tables. In timm:
-    feature info and the drop-path rates; ``rates`` are those of each stage's old blocks, ``blocks_of`` its new ones.
+    feature info and the drop-path rates; ``rates`` has the rates of each stage's old blocks, ``blocks_of`` its new
+    blocks.
     """
+    # the configuration's own keys for the new shape
     before_surgery = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
-        for key, value in hf_words(model.config, old, new).items():
+        for key, value in hf_config_keys(model.config, old, new).items():
             with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
                 setattr(model.config, key, value)
         _update_rotary_tables(model, old, new)
+
+    # stages of another depth
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
+            # layer counts, then each block's number and its drop-path rate between the old ones
             if is_hf(model):
                 _update_depth(model, after.name, before.depth, after.depth)
             blocks: list[Any] = list((blocks_of or {}).get(after.name) or model.get_submodule(after.name).children())
             for index, block in enumerate(blocks):
                 place = index * (len(rates[after.name]) - 1) / max(len(blocks) - 1, 1)
-                rate = _interpolated(rates[after.name], place)
+                rate = _interpolate(rates[after.name], place)
                 for module in block.modules():
                     if hasattr(module, "layer_idx"):
                         module.layer_idx = index
                     if hasattr(module, "drop_prob"):
                         module.drop_prob = rate
+
+            # timm's list of features has a row per block; new rows repeat the last one
             info = getattr(model, "feature_info", None)
-            if isinstance(info, list) and len(info) == before.depth and all(isinstance(one, dict) for one in info):
-                kept = [info[min(i, before.depth - 1)] for i in range(after.depth)]
-                model.feature_info = [{**one, "module": f"{after.name}.{i}"} for i, one in enumerate(kept)]
+            if isinstance(info, list) and len(info) == before.depth and all(isinstance(row, dict) for row in info):
+                source_rows = [info[min(i, before.depth - 1)] for i in range(after.depth)]
+                model.feature_info = [{**row, "module": f"{after.name}.{i}"} for i, row in enumerate(source_rows)]
+
+    # configurations that count their blocks in other ways; then the shape under the key of leanify
     if is_hf(model) and old != new:
         config = model.config
         sizes = getattr(config, "block_sizes", None)
@@ -84,17 +93,19 @@ def leave_fast_path(model: nn.Module, attention: str) -> None:
 
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:
     """Update the layer counts that the parent module and its configuration loop over."""
-    around = model.get_submodule(name.rpartition(".")[0])
-    for holder in (around, getattr(around, "config", None)) if is_hf(model) else ():
+    parent = model.get_submodule(name.rpartition(".")[0])
+    for holder in (parent, getattr(parent, "config", None)) if is_hf(model) else ():
         if holder is None or getattr(holder, "is_encoder_decoder", False):
             continue
-        shared = getattr(holder, "num_kv_shared_layers", None)
+
+        # keys with the old depth; the layers at the end share keys and values, and kinds repeat the last one
+        shared_layers = getattr(holder, "num_kv_shared_layers", None)
         kinds = getattr(holder, "layer_types", None)
         counts: dict[str, Any] = {
             key: new for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)
         }
-        if counts and isinstance(shared, int):
-            counts["num_kv_shared_layers"] = max(0, shared + new - old)
+        if counts and isinstance(shared_layers, int):
+            counts["num_kv_shared_layers"] = max(0, shared_layers + new - old)
         if counts and isinstance(kinds, list) and len(kinds) == old:
             counts["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
         for key, value in counts.items():
@@ -103,11 +114,12 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
 
 
 def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> None:
-    """Build the rotary tables anew for another head_dim.
+    """Rebuild the rotary tables for another head_dim.
 
-    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then
-    get a copy of the configuration with as many heads as give the size that the heads have.
+    If upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then get a
+    copy of the configuration with the number of heads that gives the right size.
     """
+    # the configuration for the tables
     sizes = {layer.head_dim for layer in new.layers()}
     is_derived = isinstance(getattr(type(model.config), "head_dim", None), property)
     config = model.config
@@ -117,6 +129,8 @@ def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> N
     is_resized = {layer.head_dim for layer in old.layers()} != sizes
     if not is_resized and config is model.config:
         return
+
+    # each table of the model
     for path, parent in list(model.named_modules()):
         for name, table in list(parent.named_children()):
             if "RotaryEmbedding" not in type(table).__name__ or not hasattr(table, "config"):
@@ -124,16 +138,18 @@ def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> N
             if not is_resized:
                 table.config = config  # loading computes the tables again
                 continue
-            own = config
-            if type(table.config) is not type(model.config):  # that of an encoder, a decoder, the text beside images
+
+            # a tower's table has the tower's configuration, and its heads' size if they have one
+            inner_config = config
+            if type(table.config) is not type(model.config):
                 stages = [stage for stage in new.stages if stage.name.startswith(f"{path}.".lstrip("."))]
-                inside = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
-                own = copy.deepcopy(table.config)
-                if len(inside) == 1 and hasattr(own, "head_dim"):
+                head_dims = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
+                inner_config = copy.deepcopy(table.config)
+                if len(head_dims) == 1 and hasattr(inner_config, "head_dim"):
                     with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
-                        own.head_dim = inside.pop()
+                        inner_config.head_dim = head_dims.pop()
             device = next(table.buffers()).device
-            setattr(parent, name, type(table)(config=own).to(device))
+            setattr(parent, name, type(table)(config=inner_config).to(device))
 
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
@@ -145,8 +161,8 @@ def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
     return rates
 
 
-def _interpolated(rates: list[float], place: float) -> float:
-    """The stochastic-depth rate at a place among those of the blocks, which rise from the first to the last."""
+def _interpolate(rates: list[float], place: float) -> float:
+    """The stochastic-depth rate at a place between two blocks, by linear interpolation."""
     low = int(place)
     high = min(low + 1, len(rates) - 1)
     return rates[low] + (rates[high] - rates[low]) * (place - low)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from leanify.architecture import Architecture, Stage, primary_of
-from leanify.upstream import diffusion
+from leanify.core.architecture import Architecture, Stage, primary_layer
 from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
@@ -24,20 +23,22 @@ def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin
     """Origins that might build ``new`` from upstream's options alone, best first; the caller builds to verify."""
     if origin.library == "hf":
         config = copy.deepcopy(origin.options)
-        for key, value in hf_words(config, old, new).items():
+        for key, value in hf_config_keys(config, old, new).items():
             config[key] = value
         return [Origin("hf", origin.name, config, origin.cls)]
-    words_of = {"timm": _timm_words, "diffusers": diffusion.words_of}.get(origin.library, _leanify_words)
-    return [Origin(origin.library, origin.name, {**origin.options, **keys}) for keys in words_of(old, new)]
+    make_options = _timm_options if origin.library == "timm" else _own_model_options
+    return [replace(origin, options={**origin.options, **keys}) for keys in make_options(old, new)]
 
 
-def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
+def _timm_options(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
     keys: dict[str, Any] = {}
-    before, after = _one_of(old), _one_of(new)
+    before, after = _single_stage(old), _single_stage(new)
     if before is None or after is None:
         return
     if before.depth != after.depth:
         keys["depth"] = after.depth
+
+    # depth, heads and head_dim, which timm takes from the name of an attention class
     layer_before, layer = before.primary, after.primary
     assert layer_before is not None
     assert layer is not None
@@ -45,6 +46,8 @@ def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]
         keys["num_heads"] = layer.heads
     if layer.inner != layer.width:
         keys["attn_layer"] = HEAD_DIM_LAYER.format(layer.head_dim)
+
+    # the MLP, as a ratio that gives its units after rounding down
     if layer_before.mlp == layer.mlp:
         yield keys
         return
@@ -53,30 +56,32 @@ def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]
         yield {**keys, "mlp_ratio": exact if int(layer.width * exact) == hidden else (hidden + 0.5) / layer.width}
 
 
-def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
-    stage = _one_of(new)
+def _own_model_options(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
+    stage = _single_stage(new)
     if stage is not None and stage.primary is not None:
         layer = stage.primary
         yield {"depth": stage.depth, "heads": layer.heads, "head_dim": layer.head_dim, "mlp": layer.mlp}
 
 
-def _one_of(architecture: Architecture) -> Stage | None:
+def _single_stage(architecture: Architecture) -> Stage | None:
     """The first varied stage, if upstream has one option for all of them."""
-    stages = [architecture.stages[i] for i in architecture.varied]
+    stages = [architecture.stages[i] for i in architecture.variable_stages]
     return stages[0] if stages and all(len(set(stage.blocks)) == 1 for stage in stages) else None
 
 
-def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
+def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
     """The configuration keys that a new shape changes, with their new values.
 
     A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose
     blocks all have the same attention are considered.
     """
+    # (old, new) stages with attention; MLPs of their blocks may differ: a mixture's first layers are often dense
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
-    for stage in (stage for pair in pairs for stage in pair):
-        attentions = {tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}
-        if len(attentions) != 1:  # MLPs may differ: a mixture's first layers are often dense
-            return {}
+    for pair in pairs:
+        for stage in pair:
+            attentions = {tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}
+            if len(attentions) != 1:
+                return {}
     if not pairs:
         return {}
     is_dict = isinstance(config, dict)
@@ -85,8 +90,9 @@ def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> 
     def get(key: str) -> Any:
         return config.get(key) if is_dict else getattr(config, key, None)
 
-    changed: dict[str, Any] = {}
+    config_keys: dict[str, Any] = {}
 
+    # set the first key of these names if the stages with its value all change to one other value
     def express(
         names: tuple[str, ...], measure: Callable[[Stage], int | None], pairs: list[tuple[Stage, Stage]] = pairs
     ) -> None:
@@ -94,40 +100,44 @@ def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> 
         current = get(key) if key else 0
         news = {measure(after) for before, after in pairs if current is None or measure(before) == current} - {None}
         if key and len(news) == 1 and news != {current} and any(measure(a) != measure(b) for a, b in pairs):
-            changed[key] = news.pop()
+            config_keys[key] = news.pop()
 
     express(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
-    express(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_of(stage).heads)
-    express(("num_key_value_heads",), lambda stage: primary_of(stage).kv_heads)
+    express(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_layer(stage).heads)
+    express(("num_key_value_heads",), lambda stage: primary_layer(stage).kv_heads)
     express(_MLP_KEYS, _units)
     express(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
-    express(_EXPERT_KEYS, lambda stage: _of_mixtures(stage)[0])
-    express(_ACTIVE_KEYS, lambda stage: _of_mixtures(stage)[1])
+    express(_EXPERT_KEYS, lambda stage: _expert_counts(stage)[0])
+    express(_ACTIVE_KEYS, lambda stage: _expert_counts(stage)[1])
     for side in ("encoder", "decoder"):
-        own = [pair for pair in pairs if side in pair[0].name.split(".")]
-        express((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
-        express((f"{side}_ffn_dim",), _units, own)
+        side_pairs = [pair for pair in pairs if side in pair[0].name.split(".")]
+        express((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, side_pairs)
+        express((f"{side}_ffn_dim",), _units, side_pairs)
+
+    # head_dim, which in DeepSeek's configuration describes the rotary part only
     before, after = pairs[0]
-    layer_before, layer = primary_of(before), primary_of(after)
+    layer_before, layer = primary_layer(before), primary_layer(after)
     differs = layer.inner != layer.width or layer.head_dim != layer_before.head_dim
-    if differs and get("head_dim") in (None, layer_before.head_dim):  # DeepSeek's is that of its rotary part
-        changed["head_dim"] = layer.head_dim
+    if differs and get("head_dim") in (None, layer_before.head_dim):
+        config_keys["head_dim"] = layer.head_dim
+
+    # the kind of each layer: new layers repeat the last one
     kinds = get("layer_types")
     if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
-        changed["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
-    return changed
+        config_keys["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
+    return config_keys
 
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
-    """The hidden units of all dense MLPs, or of all routed experts, if they are equal; else None."""
+    """The hidden units of all dense MLPs, or of all routed experts; None if they differ."""
     dense = {layer.mlp for layer in stage.primaries if layer.mlp and not layer.experts}
     mixtures = {layer.mlp for layer in stage.primaries if layer.mlp and layer.experts}
     units = mixtures if experts or not dense else dense
     return units.pop() if len(units) == 1 else None
 
 
-def _of_mixtures(stage: Stage) -> tuple[int | None, int | None]:
-    """The routed experts of all mixtures, and how many are active, if they are one number each."""
+def _expert_counts(stage: Stage) -> tuple[int | None, int | None]:
+    """The numbers of routed and of active experts in all mixtures; None if they differ."""
     pairs = {(layer.experts, layer.active) for layer in stage.primaries if layer.experts}
     return pairs.pop() if len(pairs) == 1 else (None, None)
 
@@ -136,5 +146,8 @@ def experts_per_token(model: Any) -> int:
     """The number of experts per token in a mixture; 0 if the configuration does not specify it."""
     config: Any = getattr(model, "config", None)
     configs = (config, config.get_text_config()) if hasattr(config, "get_text_config") else ()
-    found = (getattr(one, key, None) for one in configs for key in _ACTIVE_KEYS)
-    return next((value for value in found if isinstance(value, int)), 0)
+    for part in configs:
+        for key in _ACTIVE_KEYS:
+            if isinstance(value := getattr(part, key, None), int):
+                return value
+    return 0

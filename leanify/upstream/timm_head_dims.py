@@ -24,10 +24,10 @@ def register_head_dims(vision_transformer: Any) -> None:
     if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:
         return  # this timm cannot express it, but leanify.load still can
     for head_dim in HEAD_DIMS:
-        layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _with_head_dim(attention, head_dim))
+        layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _make_attention_class(attention, head_dim))
 
 
-def _with_head_dim(attention: type[nn.Module], head_dim: int) -> type[nn.Module]:
+def _make_attention_class(attention: type[nn.Module], head_dim: int) -> type[nn.Module]:
     def __init__(self: nn.Module, dim: int, num_heads: int = 8, **options: Any) -> None:
         attention.__init__(self, dim, num_heads=num_heads, attn_head_dim=head_dim, **options)
 

@@ -5,27 +5,40 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import open_file
+from leanify.core.recipe import DataSection
+from leanify.data.images.decoding import choose_decoder, recorded_decoder
+from leanify.data.images.files import find_images
 from leanify.data.tables.columns import IMAGES
-from leanify.errors import DataError
-from leanify.runs.files import opened
 
 
 class ImageFolder:
     """All images under a folder, in a random order fixed by ``seed``. ``skipped`` lists unreadable files."""
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, data: DataSection | None = None) -> None:
+        """``data`` is the [data] of the run that the images are for: they are decoded as its own were."""
         self.folder = folder
-        named = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES and not path.is_dir())
-        self.paths = [path for path in named if path.is_file()]  # opening a pipe would block
-        self.skipped = [path for path in named if not path.is_file()]
+        images = sorted(find_images(folder))
+        self.paths = [path for path in images if path.is_file()]  # opening a pipe would block
+        self.skipped = [path for path in images if not path.is_file()]
         if not self.paths:
             raise DataError(f"no image in {folder}; looked for {', '.join(IMAGES)} there and in its subfolders")
+        self.decoder = choose_decoder(self)[0] if data is None else recorded_decoder(data)
         random.Random(seed).shuffle(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, None]:
+        """An image's open file, as `choose_decoder` takes it."""
+        return open_file(self.paths[index], DataError), None
 
     def batches(
         self, samples: int, batch_size: int, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
@@ -42,6 +55,7 @@ class ImageFolder:
                 break
             image = self._read(path, shape)
             if image is None:
+                # unreadable pictures are replaced by the next ones
                 continue
             batch.append((image - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
             left -= 1
@@ -57,11 +71,12 @@ class ImageFolder:
         """An image as (C, H, W) in 0 … 1, scaled to cover the size and centre-cropped; None if unreadable."""
         from PIL import Image, ImageOps
 
+        # resized to cover the model's size, and cropped at the centre
         channels, height, width = shape
         try:
-            with opened(path, DataError) as held, Image.open(held) as file:
-                image = file.convert("L" if channels == 1 else "RGB")
-        except Exception:  # Pillow's decoders raise many types for damaged files
+            with open_file(path, DataError) as file:
+                image = self.decoder(file, "L" if channels == 1 else "RGB", path)
+        except DataError:
             self.skipped.append(path)
             return None
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)

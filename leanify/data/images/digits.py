@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.common import check_shape, held_out, subset
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection
+from leanify.data.common import check_shape, hold_out, subset
 from leanify.data.samples import Splits
-from leanify.errors import DataError, RecipeError
-from leanify.runs.recipe import DataSection
 
 
 class Digits:
@@ -42,6 +42,7 @@ class Digits:
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation digits; holds out a fifth by default. Raises DataError and RecipeError."""
+    # keys that have no meaning for these pictures
     if data.task != "classification":
         raise RecipeError(f"the digits are for classification, not for {data.task}")
     if data.img_size is not None or data.rand_augment is not None:
@@ -53,6 +54,6 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         )
     whole = Digits()
     check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
-    train, validation = held_out(subset(whole, data), data.holdout or 0.2)
+    train, validation = hold_out(subset(whole, data), data.holdout or 0.2)
     description = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
     return Splits(train, validation, description, images=True, classes=whole.classes)

@@ -6,19 +6,27 @@ Does not import torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import open_file, walk_folders
 from leanify.data.tables.columns import IMAGES
-from leanify.errors import DataError
-from leanify.runs.files import folders_below, opened
 
 SYNONYMS = (  # folder names of a split, in order of preference, in upper or lower case
     ("train", "training"),
     ("validation", "val", "valid", "eval", "evaluation", "dev"),
     ("test", "testing"),
 )
+
+
+TOOL_FOLDERS = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+
+
+def is_tool_folder(name: str) -> bool:
+    """Whether a folder of this name belongs to an editor, an archive, a file system or a cache, and not to a class."""
+    return name.startswith(".") or name.lower() in TOOL_FOLDERS
 
 
 class ImageFiles:
@@ -32,7 +40,7 @@ class ImageFiles:
         from timm.utils.misc import natural_key
 
         self.root = root
-        found = [(str(file), label) for name, label in classes.items() for file in images_below(root / name)]
+        found = [(str(file), label) for name, label in classes.items() for file in find_images(root / name)]
         self.samples = sorted(found, key=lambda sample: natural_key(sample[0]))
 
     def __len__(self) -> int:
@@ -40,40 +48,51 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        return opened(Path(path), DataError), label
+        return open_file(Path(path), DataError), label
+
+    def relabel(self, numbers: Sequence[int]) -> None:
+        """Give each class another number: ``numbers`` has the new one of each."""
+        self.samples = [(path, numbers[label]) for path, label in self.samples]
 
     def filename(self, index: int, absolute: bool = True) -> str:
         path = self.samples[index][0]
         return path if absolute else os.path.relpath(path, self.root)
 
 
-def images_below(folder: Path) -> Iterator[Path]:
-    """The images below a folder, however deep; not hidden ones, as macOS leaves them beside each file."""
-    for place in folders_below(folder):
+def find_images(folder: Path) -> Iterator[Path]:
+    """The images below a folder, however deep; without hidden ones, which macOS adds for each file."""
+    for place in walk_folders(folder):
+        if any(is_tool_folder(part) for part in place.relative_to(folder).parts):
+            continue
         with os.scandir(place) as entries:  # closed before the first is given: who asks for one leaves the rest
             names = [entry.name for entry in entries if _is_image(entry)]
         yield from (place / name for name in names)
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The folders in a folder that may be classes or splits, in order."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_tool_folder(entry.name))
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
     return entry.name.lower().endswith(IMAGES) and not entry.name.startswith(".") and not entry.is_dir()
 
 
-def names_of(split: str) -> tuple[str, ...]:
-    """The names that a split's folder may have: its own, else the usual ones."""
+def split_names(split: str) -> tuple[str, ...]:
+    """The names that a split's folder may have: its own name, then the usual ones."""
     return next((names for names in SYNONYMS if split in names), (split,))
 
 
-def folder_of_split(folder: Path, split: str) -> Path | None:
+def find_split_folder(folder: Path, split: str) -> Path | None:
     """The folder of a split, by its name or a usual synonym in upper or lower case; None if there is none."""
-    exact = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
+    exact = next((folder / name for name in (split, *split_names(split)) if (folder / name).is_dir()), None)
     if exact is not None or not folder.is_dir():
         return exact
-    found = {entry.name.lower(): entry for entry in sorted(folder.iterdir()) if entry.is_dir()}
-    return next((found[name] for name in (split.lower(), *names_of(split)) if name in found), None)
+    found = {entry.name.lower(): entry for entry in class_folders(folder)}
+    return next((found[name] for name in (split.lower(), *split_names(split)) if name in found), None)
 
 
-def splits_among(names: list[str]) -> bool:
+def are_split_names(names: list[str]) -> bool:
     """Whether folders are all named as splits: then they are not classes."""
     known = {name for synonyms in SYNONYMS for name in synonyms}
     return all(name.lower() in known for name in names)

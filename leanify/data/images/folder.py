@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.files.reading import check_links, list_folder
+from leanify.core.recipe import DataSection
 from leanify.data import hub
-from leanify.data.common import folder_of, held_out, subset
+from leanify.data.common import data_path, hold_out, subset
 from leanify.data.images import tables as image_tables
-from leanify.data.images.files import ImageFiles, folder_of_split, images_below, names_of
+from leanify.data.images.decoding import PLAIN, SKIP, Decoder, choose_decoder
+from leanify.data.images.files import ImageFiles, class_folders, find_images, find_split_folder, split_names
+from leanify.data.images.processor import find_processor, model_order
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import IMAGES
-from leanify.errors import DataError, RecipeError
-from leanify.runs.files import check_links, listing
-from leanify.runs.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.libraries import first_line
-from leanify.upstream.origin import is_hf, is_own, origin_of
+from leanify.upstream.origin import get_origin, is_hf
 
 HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
-SKIP = ", or skip such images with --set data.on_error=skip"
 
 
 class Scale:
@@ -52,9 +52,9 @@ class Pictures:
     targets = None
     workers = 4
 
-    def __init__(self, files: Any, transform: Any, mode: str, skips: bool = False) -> None:
+    def __init__(self, files: Any, transform: Any, mode: str, decoder: Decoder, skips: bool = False) -> None:
         self.files = files  # a timm reader
-        self.transform, self.mode, self.skips = transform, mode, skips
+        self.transform, self.mode, self.decoder, self.skips = transform, mode, decoder, skips
         known = getattr(files, "samples", None)  # a folder's reader lists paths and classes
         self.labels = getattr(files, "labels", None) if known is None else np.array([label for _, label in known])
 
@@ -63,12 +63,13 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """→ (C, H, W), in bytes, or normalised if random erasing is on; and a class"""
-        pixels, label = opened(self.files, index, self.mode)
+        pixels, label = read_picture(self.files, index, self.mode, self.decoder)
         return self.transform(pixels), label
 
 
-def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
+def read_picture(files: Any, index: int, mode: str, decoder: Decoder = PLAIN) -> tuple[Any, int]:
     """Read an image and its class from a timm reader, in Pillow's ``mode``. Raises DataError."""
+    # a file that is not there says why
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
         what = "is missing"
@@ -77,58 +78,39 @@ def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
         elif name.exists():
             what = "is a pipe or a device"
         raise DataError(f"the image {name} {what}: remove it", SKIP)
+    # the picture and its class
     try:
         file, label = files[index]
     except Exception as error:  # timm's readers raise many types
         raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
     with file:
-        return decoded(file, mode, name), label
-
-
-def decoded(file: Any, mode: str, name: Any) -> Any:
-    """Decode an image from a file object into Pillow's ``mode``. Raises DataError that names it."""
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            return eight_bits(image, name).convert(mode)
-    except DataError:
-        raise
-    except Exception as error:  # Pillow's decoders raise many types for damaged files
-        reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
-        raise DataError(f"the image {name} cannot be read ({reason}): fix or remove it", SKIP) from error
-
-
-def eight_bits(image: Any, name: Any) -> Any:
-    """An image of 16 bits a pixel with its highest 8: Pillow's convert makes white of values above 255."""
-    if not image.mode.startswith(("I", "F")):
-        return image
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-        raise DataError(
-            f"the image {name} has pixels from {values.min():g} to {values.max():g}, of an unknown range: save it with "
-            "8 or 16 bits a channel",
-            SKIP,
-        )
-    from PIL import Image
-
-    return Image.fromarray((values >> 8).astype(np.uint8))
+        return decoder(file, mode, name), label
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test images of a folder, a table or the hub."""
-    if is_own(model):
-        raise DataError(f"image classification needs an image model; {origin_of(model)} is a text model")
+    # readers of the splits, with the classes in the model's order
+    if isinstance(getattr(model, "vocab", None), int):
+        raise DataError(f"image classification needs an image model; {get_origin(model)} is a text model")
     readers, classes, where = read(data)
+    ordered_classes = model_order(classes, model)
+    if ordered_classes != classes and all(hasattr(reader, "relabel") for reader in readers):
+        # the outputs of a trained classifier have an order of their own
+        for reader in readers:
+            reader.relabel([ordered_classes.index(name) for name in classes])
+        classes = ordered_classes
+    # how pictures are augmented, and how they are decoded
     changed, plain, scale, mode = transforms(data, model)
+    decoder, decoding_note = choose_decoder(readers[0], data.background, data.pixel_range)
     skips = data.on_error == "skip"
-    train = Pictures(readers[0], changed, mode, skips)
-    validation, *test = (Pictures(reader, plain, mode, skips) for reader in readers[1:])
+    # the splits; a share of training replaces a missing validation split
+    train = Pictures(readers[0], changed, mode, decoder, skips)
+    validation, *test = (Pictures(reader, plain, mode, decoder, skips) for reader in readers[1:])
     if data.holdout:
-        train, validation = held_out(train, data.holdout, validation)
+        train, validation = hold_out(train, data.holdout, validation)
     train = subset(train, data)
     held = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
-    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}"
+    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}{decoding_note}"
     return Splits(
         train,
         validation,
@@ -138,41 +120,48 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         test=next(iter(test), None),
         scale=scale,
         names=tuple(classes),
-        unchanged=unchanged(train, plain),
+        unchanged=without_augmentation(train, plain),
+        decoding=decoder.settings,
     )
 
 
-def unchanged(samples: Any, plain: Any) -> Any:
+def without_augmentation(samples: Any, plain: Any) -> Any:
     """The same pictures without augmentation."""
     if isinstance(samples, Selection):
-        return Selection(unchanged(samples.whole, plain), samples.indices)
-    return Pictures(samples.files, plain, samples.mode, samples.skips)
+        return Selection(without_augmentation(samples.whole, plain), samples.indices)
+    return Pictures(samples.files, plain, samples.mode, samples.decoder, samples.skips)
 
 
 def read(data: DataSection) -> tuple[list[Any], list[str], str]:
-    """Return the readers of the splits, the class names, and where they come from. Raises DataError."""
-    if hub.is_meant(data):
-        return on_hub(data)
-    place = folder_of(data)
-    return image_tables.readers(data, place) if image_tables.lies_at(place, data.train) else in_folder(data, place)
+    """Return the readers of the splits, the class names, and their place. Raises DataError."""
+    if hub.names_hub_data(data):
+        return read_hub(data)
+    place = data_path(data)
+    return (
+        image_tables.readers(data, place)
+        if image_tables.is_image_table(place, data.train)
+        else read_folder(data, place)
+    )
 
 
-def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
+def read_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
     """Readers for training, validation and test folders; ``data.holdout`` takes validation from training."""
+    # the folder of each split
     if not folder.is_dir():
         raise DataError(
             f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
             "(.csv, .tsv, .jsonl, .parquet) of images and labels"
         )
-    whole = data.holdout and folder_of_split(folder, data.train) is None
+    whole = data.holdout and find_split_folder(folder, data.train) is None
     train = folder if whole else split_folder(folder, data.train)
     places = [train, train if data.holdout else split_folder(folder, data.validation)]
     if data.test is not None:
         places.append(split_folder(folder, data.test))
-    classes = classes_in(train)
+    # classes are the names of training's folders; no other split may have more
+    classes = class_names(train)
     labels = {name: index for index, name in enumerate(classes)}
     for place in places[1:]:
-        unknown = sorted(set(classes_in(place)) - set(classes))
+        unknown = sorted(set(class_names(place)) - set(classes))
         if unknown:
             raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
     for place in dict.fromkeys(places):
@@ -180,11 +169,12 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], st
     return [ImageFiles(place, labels) for place in places], classes, str(folder)
 
 
-def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
+def read_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
     """timm readers for a hub data set, from its first image column and its first class column."""
     from timm.data import create_dataset
 
-    features = hub.rows(data.name, data.train).features
+    features = hub.load_rows(data.name, data.train).features
+    # the first column of pictures and the first column of classes
     first: dict[str, str] = {}  # the first column of each kind
     for column, feature in features.items():
         first.setdefault(type(feature).__name__, column)
@@ -192,42 +182,40 @@ def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
     if missing:
         raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
     image, label = first["Image"], first["ClassLabel"]
+    # a reader for each split
     splits = [data.train, data.train if data.holdout else data.validation]
     if data.test is not None:
         splits.append(data.test)
     readers = []
     for split in splits:
-        own = hub.split_of(data.name, split)
+        own = hub.split_name(data.name, split)
         place = f"hfds/{data.name}"
         readers.append(create_dataset(place, root=None, split=own, input_key=image, target_key=label).reader)
     return readers, list(features[label].names), f"{data.name} of the hub"
 
 
-BESIDE = (".", "__MACOSX")  # folders that editors and archives leave beside the classes
-
-
 def split_folder(folder: Path, split: str) -> Path:
-    """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
-    found = folder_of_split(folder, split)
+    """The folder of a split, by its name or a usual synonym. Raises DataError with the folders that exist."""
+    found = find_split_folder(folder, split)
     if found is None:
-        names = " or ".join(dict.fromkeys((split, *names_of(split))))
+        names = " or ".join(dict.fromkeys((split, *split_names(split))))
         raise DataError(
-            f"{folder} has no folder {names}; found {listing(folder)}. "
+            f"{folder} has no folder {names}; found {list_folder(folder)}. "
             "To hold out a tenth of the training images instead: --set data.holdout=0.1"
         )
     return found
 
 
-def classes_in(folder: Path) -> list[str]:
+def class_names(folder: Path) -> list[str]:
     """The classes of a split in timm's order. Raises DataError for an empty class or fewer than two."""
     from timm.utils.misc import natural_key
 
     classes = []
-    folders = [entry for entry in folder.iterdir() if entry.is_dir()]
+    folders = class_folders(folder)
     for place in folders:
-        if next(images_below(place), None) is not None:
+        if next(find_images(place), None) is not None:
             classes.append(place.name)
-        elif not place.name.startswith(BESIDE):  # timm's reader sees no class there either
+        else:
             images = ", ".join(IMAGES)
             raise DataError(f"the class {place.name} in {folder} has no images ({images}): remove the folder")
     if not folders:
@@ -238,7 +226,10 @@ def classes_in(folder: Path) -> list[str]:
 
 
 def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, str]:
-    """timm's training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode."""
+    """Training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode.
+
+    They are timm's with the settings of the model's folder; a transformers model may bring its own processor.
+    """
     from timm.data import create_transform, resolve_data_config
     from timm.data.random_erasing import RandomErasing
     from torchvision.transforms import Compose
@@ -252,8 +243,11 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
     if not is_hf(model):
         known = resolve_data_config({}, model=model)
-    side = data.evaluated_side(known["crop_pct"])
     shape = (channels, *size)
+    processor = find_processor(model, shape)
+    if processor is not None:
+        known |= processor.statistics
+    side = known["crop_pct"] if _has_own_crop(model) else data.evaluated_side(known["crop_pct"])
     fixed = {}
     for name in ("mean", "std"):
         values = tuple(known[name])
@@ -277,8 +271,15 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
                 operation.aug_fn = posterize
     if data.erase:
         changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
-    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=side, **to_bytes)
+    crop = {"crop_pct": side, "crop_mode": known.get("crop_mode")}
+    plain = processor or create_transform(shape, interpolation=known["interpolation"], **crop, **to_bytes)
     return changed, plain, scale, "L" if channels == 1 else "RGB"
+
+
+def _has_own_crop(model: nn.Module) -> bool:
+    """Whether the model's folder says how much of a picture it sees."""
+    origin = get_origin(model)
+    return origin is not None and "crop_pct" in origin.pictures
 
 
 def posterize(image: Any, bits: int, **_: Any) -> Any:

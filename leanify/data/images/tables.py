@@ -3,7 +3,7 @@
 ``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of
 tar shards (`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label``
 name the columns; by default they are guessed by name. Paths are relative to the table. Parquet images are
-kept in memory, still encoded; those of ``datasets`` are memory-mapped.
+kept in memory, still encoded; images of ``datasets`` are memory-mapped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import open_file
+from leanify.core.recipe import DataSection
 from leanify.data import hub
 from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
+from leanify.data.images.files import class_folders
 from leanify.data.tables import columns
-from leanify.data.tables.rows import rows_of_table
+from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
-from leanify.errors import DataError
-from leanify.runs.files import opened
-from leanify.runs.recipe import DataSection
 
 STORED = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
@@ -37,6 +38,10 @@ class Rows:
     def __init__(self, place: Path, pictures: Sequence[Any], labels: Sequence[int]) -> None:
         self.place, self.pictures, self.labels = place, pictures, np.array(labels)
 
+    def relabel(self, numbers: Sequence[int]) -> None:
+        """Give each class another number: ``numbers`` has the new one of each."""
+        self.labels = np.array(numbers)[self.labels]
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -47,11 +52,11 @@ class Rows:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         picture, label = self.pictures[index], int(self.labels[index])
         if isinstance(picture, Path):
-            return opened(picture, DataError), label
+            return open_file(picture, DataError), label
         if isinstance(picture, tar_shards.Piece):
             return picture.open(), label
         stored = picture.get("bytes") if isinstance(picture, dict) else picture
-        return (io.BytesIO(stored) if stored is not None else opened(Path(picture["path"]), DataError)), label
+        return (io.BytesIO(stored) if stored is not None else open_file(Path(picture["path"]), DataError)), label
 
 
 class Column:
@@ -64,16 +69,16 @@ class Column:
         return self.rows[index][self.name]
 
 
-def lies_at(place: Path, split: str) -> bool:
+def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
-    if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
-        return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
-    if any((place / name).is_file() for name in ON_DISK) or tar_shards.of(place, split):
+    if (place / split).is_dir() and class_folders(place / split):
+        return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if the folder also has tables
+    if any((place / name).is_file() for name in ON_DISK) or tar_shards.find_shards(place, split):
         return True
     table = find_table(place, split)
-    if table is None or place.is_file() or columns.stem_of(table) in columns.SPLITS.get(split, (split,)):
+    if table is None or place.is_file() or columns.split_stem(table) in columns.SPLITS.get(split, (split,)):
         return table is not None
-    return sum(entry.is_dir() for entry in place.iterdir()) < 2
+    return len(class_folders(place)) < 2
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
@@ -81,10 +86,12 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     splits = [data.train, data.train if data.holdout else data.validation]
     if data.test:
         splits.append(data.test)
+    # what `datasets` saved, or tar shards
     if any((place / name).is_file() for name in ON_DISK):
-        return _on_disk(data, place, splits)
-    if tar_shards.of(place, data.train):
-        return _in_shards(data, place, splits)
+        return _read_saved(data, place, splits)
+    if tar_shards.find_shards(place, data.train):
+        return _read_shards(data, place, splits)
+    # a table for each split; one table may serve two
     tables, read, about = [], {}, ""
     for split in splits:
         file = find_table(place, split)
@@ -95,21 +102,22 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
         pictures, labels, source = read[file]
         tables.append((file, pictures, labels))
         about = about or source
-    return _numbered(tables, about)
+    return _number_classes(tables, about)
 
 
 def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     """Return the images, the labels as text, and a description of the columns."""
+    # columns are chosen by the first row
     faults, pictures, labels = Faults(data.on_error == "skip"), [], []
     image = label = ""
-    for place, row in rows_of_table(file, faults):
+    for place, row in read_table(file, faults):
         if not image:
             image, label = _columns(file, list(row), data)
-        picture, kind = _picture(row.get(image), file.parent), columns.label_of(row.get(label))
+        picture, kind = _picture(row.get(image), file.parent), columns.parse_label(row.get(label))
         if picture is None:
-            faults.found(f"{file}, {place}: {image} is {row.get(image)!r:.40}, no image")
+            faults.record(f"{file}, {place}: {image} is {row.get(image)!r:.40}, no image")
         elif kind is None:
-            faults.found(f"{file}, {place}: {label} is {row.get(label)!r:.40}, no label")
+            faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, no label")
         else:
             pictures.append(picture)
             labels.append(kind)
@@ -127,23 +135,24 @@ def _picture(cell: Any, folder: Path) -> Any:
 
 
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
-    image = data.image or columns.one_of(columns.PICTURES, found)
-    label = data.label or columns.one_of(columns.LABELS, found)
-    if image is None and (texts := columns.texts_in(found)):
+    image = data.image or columns.match_column(columns.PICTURES, found)
+    label = data.label or columns.match_column(columns.LABELS, found)
+    if image is None and (texts := columns.guess_texts(found)):
         raise DataError(
             f"{file} has texts ({' and '.join(texts)}) and no column of images: an image model cannot learn from it; a "
             f"text model can, leanify train bert --set data.path={quote(str(file))}. "
             "--set data.image=COLUMN names images"
         )
     wanted = (image,) if image else (), (label,) if label else ()
-    picked = columns.pick(file, found, image=(wanted[0], columns.PICTURES), label=(wanted[1], columns.LABELS))
+    picked = columns.pick_columns(file, found, image=(wanted[0], columns.PICTURES), label=(wanted[1], columns.LABELS))
     return picked["image"][0], picked["label"][0]
 
 
-def _numbered(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
+def _number_classes(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
     """Readers with labels turned into indices of the first table's sorted classes."""
+    # classes are numbered in the first table's order; no other table may have more
     first = tables[0][0]
-    names = columns.in_order(set(tables[0][2]))
+    names = columns.sort_labels(set(tables[0][2]))
     if len(names) < 2:
         raise DataError(f"{first} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
@@ -156,23 +165,24 @@ def _numbered(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tup
     return found, names, f"{first} {source}"
 
 
-def _in_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+def _read_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
     found: dict[str, tuple[Path, Any, list[str]]] = {}
     for split in dict.fromkeys(splits):
-        shards = tar_shards.of(place, split)
+        shards = tar_shards.find_shards(place, split)
         if not shards:
             raise DataError(f"{place} has no shards for {split}, {split}-*.tar; {HOLD_OUT}")
         found[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
-    many = len(tar_shards.of(place, splits[0]))
-    return _numbered([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
+    many = len(tar_shards.find_shards(place, splits[0]))
+    return _number_classes([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
 
 
-def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+def _read_saved(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
     datasets = hub.library(f"{place}")
     try:
         loaded = datasets.load_from_disk(str(place))
     except Exception as error:  # datasets raises many types
         raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
+    # a column of undecoded pictures and the labels' names, for each split
     found = []
     for split in splits:
         rows = loaded
@@ -186,4 +196,4 @@ def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[lis
         name_of = getattr(rows.features[label], "int2str", str)
         raw = rows.cast_column(image, datasets.Image(decode=False))
         found.append((place, Column(raw, image), [name_of(value) for value in rows[label]]))
-    return _numbered(found, f"({image} → {label})")
+    return _number_classes(found, f"({image} → {label})")

@@ -1,7 +1,7 @@
-"""Images in tar shards, as WebDataset writes them: KEY.jpg beside KEY.cls in train-000000.tar, ….
+"""Images in tar shards, as WebDataset writes them: KEY.jpg and KEY.cls in train-000000.tar, ….
 
 The shards' headers are read once and kept as an index in the cache; an image is then read from its place in a
-shard. Order, resuming and the division over processes are therefore those of any other data set. KEY.cls or
+shard. Order, resuming and the division over processes are therefore the same as for any other data set. KEY.cls or
 KEY.txt holds a class as text, KEY.json as ``label`` or another usual name. Does not import torch.
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from leanify.core.errors import DataError
+from leanify.core.files.cache import Arrays, load_or_make
+from leanify.core.files.reading import open_file
 from leanify.data.faults import Faults
 from leanify.data.tables import columns
-from leanify.errors import DataError
-from leanify.runs.cache import Arrays, cached
-from leanify.runs.files import opened
 
 LABELLED = ("cls", "txt", "json")
 LONGEST = 1 << 16  # bytes of a label's file that are read
@@ -38,7 +38,7 @@ class Piece:
     size: int
 
     def open(self) -> io.BytesIO:
-        with opened(self.shard, DataError) as file:
+        with open_file(self.shard, DataError) as file:
             file.seek(self.start)
             return io.BytesIO(file.read(self.size))
 
@@ -60,7 +60,7 @@ class Pieces(Sequence[Piece]):
         return Piece(self.shards[shard], self.keys[first:last].tobytes().decode("utf-8", "replace"), start, size)
 
 
-def of(place: Path, split: str) -> list[Path]:
+def find_shards(place: Path, split: str) -> list[Path]:
     """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file named."""
     if place.is_file():
         return [place] if place.suffix == ".tar" else []
@@ -72,11 +72,13 @@ def of(place: Path, split: str) -> list[Path]:
 
 def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
     """The images of shards and their labels as text. Raises DataError."""
+    # the index of the shards is kept in the cache
     facts = [[str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns] for shard in shards]
-    index, _ = cached("shards", {"shards": facts, "format": FORMAT}, lambda: _indexed(shards))
+    index, _ = load_or_make("shards", {"shards": facts, "format": FORMAT}, lambda: _build_index(shards))
     names, labels = json.loads(index["names"].tobytes()), index["rows"][:, LABEL]
+    # pictures without a label are reported, and left out
     for place in np.flatnonzero(labels < 0).tolist():
-        faults.found(
+        faults.record(
             f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABELLED)} beside it, with a class of "
             f"at most {NAME:,} characters"
         )
@@ -86,11 +88,12 @@ def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
     return Pieces(shards, {**index, "rows": index["rows"][kept]}), [names[label] for label in labels[kept].tolist()]
 
 
-LABEL = 5  # the column of a row that numbers the label; −1 where there is none
+LABEL = 5  # the column of a row that numbers the label; −1 without a label
 
 
-def _indexed(shards: Sequence[Path]) -> Arrays:
+def _build_index(shards: Sequence[Path]) -> Arrays:
     """Rows of numbers, and texts as bytes behind one another: an array of texts pads each to the longest."""
+    # numbers of each picture: shard, start, size, place of its key, label
     rows: list[tuple[int, ...]] = []
     numbers: dict[str, int] = {"": -1}
     keys = io.BytesIO()
@@ -119,10 +122,11 @@ class _Member(tarfile.TarInfo):
 
 def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
     """Key, start, size and label ("" if there is none) of a shard's images. Raises DataError."""
+    # places of pictures and labels, by the key that they share
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, str] = {}
     try:
-        with opened(shard, DataError) as raw, tarfile.open(fileobj=raw, mode="r:", tarinfo=_Member) as file:
+        with open_file(shard, DataError) as raw, tarfile.open(fileobj=raw, mode="r:", tarinfo=_Member) as file:
             for member in file:
                 if not member.isreg():
                     continue
@@ -133,10 +137,11 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
                     images[key] = member.offset_data, member.size
                 elif kind in LABELLED and (key not in labels or kind == LABELLED[0]):
                     labels[key] = _label(file, member, kind)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{shard} is no tar archive that can be read ({error}); compressed ones must be unpacked"
         ) from error
+    # a picture that goes beyond the end of its shard was cut off
     whole = shard.stat().st_size
     for key, (start, size) in images.items():
         if start + size > whole:
@@ -153,5 +158,5 @@ def _label(file: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> str:
         row = json.loads(text)
     except (ValueError, RecursionError):
         return ""
-    name = columns.one_of((*columns.LABELS, "cls"), list(row)) if isinstance(row, dict) else None
-    return "" if name is None else columns.label_of(row[name]) or ""
+    name = columns.match_column((*columns.LABELS, "cls"), list(row)) if isinstance(row, dict) else None
+    return "" if name is None else columns.parse_label(row[name]) or ""

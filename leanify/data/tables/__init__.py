@@ -1,1 +1,1 @@
-"""Tables of the user's own: rows, columns, and guesses at what they hold."""
+"""Tables of the user's own: rows, columns, and guesses of their meaning."""

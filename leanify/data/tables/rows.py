@@ -1,114 +1,108 @@
-"""Read the rows of a user's table: CSV, TSV, JSON lines, Parquet, CoNLL. Does not import torch.
-
-A CoNLL file has one token and its tag per line, blank lines between sentences, and perhaps lines that begin
-with ``-DOCSTART-``. A line's first cell is the token and its last one the tag; cells are separated by tabs,
-or by blanks if there is no tab.
-"""
+"""Read the rows of a user's table: CSV, TSV, JSON lines, Parquet. Does not import torch."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import open_text, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import guessing
-from leanify.data.tables.columns import CONLL, shards_of
-from leanify.errors import DataError
-from leanify.runs.files import opened, opened_text
+from leanify.data.tables.columns import FASTTEXT_MARK, TABLES, find_shards, lower_suffix
 
 Row = dict[str, Any]
-LONGEST = 2**31 - 1  # characters per cell; the csv module's default (131,072) is too small for long documents
+LONGEST = 1 << 24  # characters per cell, several novels; the csv module's default is 131,072
+ENCLOSED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
 AHEAD = 200  # rows that show whether the first line is a header
-WIDE = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16 and, the first, UTF-32
+MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
 
 
-def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Row]]:
+def read_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Row]]:
     """Yield (place, {column: cell}) for every row; from Parquet the first of ``columns`` that it has.
 
-    A row that is no UTF-8 text, no object, or longer than the header is a fault. Raises DataError for no
+    A row that is not UTF-8, not an object, or longer than the header is a fault. Raises DataError for no
     table.
     """
-    if path.suffix == ".parquet":
-        yield from numbered(row for shard in shards_of(path) for row in hub.parquet(shard, columns))
-        return
-    if path.suffix in CONLL:
-        yield from _of_conll(path, faults)
+    suffix = lower_suffix(path)
+    if suffix == ".parquet":
+        yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, columns))
         return
     limit = csv.field_size_limit(LONGEST)
+    read = _read_cells
+    if suffix == ".jsonl":
+        read = _read_json
+    elif suffix not in TABLES:
+        read = _read_fasttext
     try:
-        with opened(path, DataError) as start:
-            if start.read(2).startswith(WIDE):
-                raise DataError(f"{path} is UTF-16 or UTF-32 text; save it as UTF-8")
-        # bytes that are not UTF-8 become lone surrogates, by which their row is found; -sig drops a byte order mark
-        with opened_text(path, DataError, "utf-8-sig", "surrogateescape", "") as file:
-            yield from _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file, faults)
-    except (csv.Error, OSError) as error:
-        raise DataError(f"{path} cannot be read as a {path.suffix[1:]} table: {error}") from error
+        # bytes that are not UTF-8 become lone surrogates, by which their row is found
+        with open_text(path, DataError, text_encoding(path, DataError), "surrogateescape", "") as file:
+            yield from read(path, file, faults)
+    except (csv.Error, OSError, UnicodeError) as error:
+        raise DataError(f"{path} cannot be read as a {suffix[1:]} table: {error}") from error
     finally:
         csv.field_size_limit(limit)
 
 
-def numbered(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+def number_rows(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _of_conll(path: Path, faults: Faults) -> Iterator[tuple[str, Row]]:
-    """The tokens and tags of every sentence; a line without a tag is a fault."""
-    first, tokens, tags = 1, list[str](), list[str]()
-    try:
-        with opened_text(path, DataError, newline="\n") as lines:
-            for number, line in enumerate(chain(lines, [""]), 1):
-                text = line.strip()
-                cells = text.split("\t") if "\t" in text else text.split()
-                if not text or text.startswith("-DOCSTART-"):
-                    if tokens:
-                        yield f"line {first}", {"tokens": tokens, "tags": tags}
-                    first, tokens, tags = number + 1, [], []
-                elif len(cells) < 2:
-                    faults.found(f"{path}, line {number}: {text[:40]!r} is one cell; a line needs a token and a tag")
-                else:
-                    tokens.append(cells[0].strip())
-                    tags.append(cells[-1].strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    """Rows of text and label from lines that begin with labels; several labels of a line are a list."""
+    for number, line in enumerate(file, 1):
+        where = f"{path}, line {number}"
+        words = line.split()
+        labels = list(takewhile(lambda word: word.startswith(FASTTEXT_MARK), words))
+        if not words:
+            continue
+        if not _is_text(line):
+            faults.record(f"{where} is not UTF-8 text")
+        elif not labels:
+            faults.record(f"{where} does not begin with {FASTTEXT_MARK}")
+        else:
+            text = line.split(None, len(labels))[len(labels) :]
+            names = [label.removeprefix(FASTTEXT_MARK) for label in labels]
+            yield f"line {number}", {"text": "".join(text).rstrip(), "label": names[0] if len(names) == 1 else names}
 
 
-def _of_json(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(lines, 1):
+def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         if not _is_text(line):
-            faults.found(f"{where} is not UTF-8 text")
+            faults.record(f"{where} is not UTF-8 text")
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            faults.found(f"{where} is not JSON ({error})")
+            faults.record(f"{where} is not JSON ({error})")
             continue
         if isinstance(row, dict):
             yield f"line {number}", row
         else:
-            faults.found(f"{where} is {json.dumps(row)[:40]}, not a table of columns")
+            faults.record(f"{where} is {json.dumps(row)[:40]}, not a table of columns")
 
 
-def _of_cells(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple[str, Row]]:
-    lines = iter(lines)
-    first = next(lines, "")
-    usual = "\t" if path.suffix == ".tsv" else ","
+def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    first = next(iter(file), "")
+    usual = "\t" if lower_suffix(path) == ".tsv" else ","
     delimiter = next((mark for mark in (usual, ";", "\t", ",") if mark in first), usual)
-    reader = csv.reader(chain([first], lines), delimiter=delimiter)
-    names = next(reader, [])
+    is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
+    file.seek(0)
+    rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
+    header, names = next(rows, (1, []))
     if not _is_text("".join(names)):
-        raise DataError(f"{path}, line {reader.line_num} is not UTF-8 text")
-    rows = ((reader.line_num, cells) for cells in reader)
-    ahead = [(reader.line_num, names), *islice(rows, AHEAD)]
+        raise DataError(f"{path}, line {header} is not UTF-8 text")
+    ahead = [(header, names), *islice(rows, AHEAD)]
     if guessing.is_headless(names, [cells for _, cells in ahead[1:]]):
         names = [f"column {number}" for number in range(1, len(names) + 1)]
     else:
@@ -118,11 +112,90 @@ def _of_cells(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tupl
     for number, cells in chain(ahead, rows):
         where = f"{path}, line {number}"
         if any(cells[len(names) :]):
-            faults.found(f"{where} has {len(cells)} cells for {len(names)} columns")
+            faults.record(f"{where} has {len(cells)} cells for {len(names)} columns")
         elif not _is_text("".join(cells)):
-            faults.found(f"{where} is not UTF-8 text")
+            faults.record(f"{where} is not UTF-8 text")
         elif cells:
             yield f"line {number}", dict(zip_longest(names, cells[: len(names)]))
+
+
+def _has_quoted_cells(file: TextIO, tabs: int) -> bool:
+    """Whether quotes enclose cells of a table with tabs. In GLUE's tables they do not, and would join distant rows.
+
+    They do not if every line has the same number of tabs, and a cell begins with a quote that does not enclose it.
+    """
+    has_stray_quote = False
+    for line in file:
+        if line.strip() and line.count("\t") != tabs:
+            return True
+        if '"' in line and not has_stray_quote:
+            cells = line.rstrip("\r\n").split("\t")
+            has_stray_quote = any(cell.startswith('"') and not ENCLOSED.fullmatch(cell) for cell in cells)
+    return not has_stray_quote
+
+
+class _Lines:
+    """The lines of a file, which can be put back to be read again. ``record``: those since it was cleared."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.number = file, 0
+        self.record: list[str] = []
+        self.waiting: list[str] = []  # lines that were put back, the next one last
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.waiting.pop() if self.waiting else next(self.file)
+        self.number += 1
+        self.record.append(line)
+        return line
+
+    def put_back(self, lines: list[str]) -> None:
+        self.waiting += reversed(lines)
+        self.number -= len(lines)
+
+
+def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> Iterator[tuple[int, list[str]]]:
+    """The number of each row's last line, and its cells; quoted ones may hold delimiters and ends of lines.
+
+    A quote that is never closed, or first by a quote of another row, would join all rows between: it is a fault, and
+    the next line is read as a row of its own.
+    """
+    lines = _Lines(file)
+    reader = csv.reader(lines, delimiter=delimiter)
+    width = 0
+    for cells in reader:
+        joined = lines.record
+        width = width or len(cells)
+        if (len(joined) > 1 or len(cells) < width) and not _is_one_row(joined, delimiter, width):
+            lines.put_back(joined[1:])
+            quoted = joined[0].strip()[:40]
+            faults.record(f"{path}, line {lines.number} has a quote that does not enclose a cell ({quoted})")
+        else:
+            yield lines.number, cells
+        lines.record = []
+
+
+def _is_one_row(lines: list[str], delimiter: str, width: int) -> bool:
+    """Whether lines that quotes join are one row of a table with ``width`` columns."""
+    try:
+        if len(list(csv.reader(lines, delimiter=delimiter, strict=True))) != 1:
+            return False
+    except csv.Error:
+        return False
+    # lines inside a cell that have all of the columns, and one of few values at an end, as labels are, are rows
+    inner = [line.strip().split(delimiter) for line in lines[1:-1]]
+    if width < 2 or len(inner) < MANY_LINES or any(len(cells) != width for cells in inner):
+        return True
+    distinct = min(len({cells[0] for cells in inner}), len({cells[-1] for cells in inner}))
+    return distinct > len(inner) / 2
+
+
+def _read_unquoted(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """The number of each line, and its cells between tabs."""
+    for number, line in enumerate(file, 1):
+        yield number, line.rstrip("\r\n").split("\t") if line.strip() else []
 
 
 def _is_text(text: str) -> bool:

@@ -1,1 +1,1 @@
-"""Texts: labelled, tagged, plain; tokenizers and token files."""
+"""Texts: labelled, plain; tokenizers and token files."""

@@ -2,7 +2,7 @@
 
 Sources: a file of plain text, or of stories separated by ``<|endoftext|>`` (TinyStories' layout); a table of
 texts (``.jsonl``, ``.parquet``); a hub data set, named with a slash; Python's own standard library
-(``data.name=python``). Token ids are bytes, or those of a Hugging Face tokenizer.
+(``data.name=python``). Token ids are bytes, or the ids of a Hugging Face tokenizer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import list_folder
+from leanify.core.recipe import DataSection
 from leanify.data import hub
-from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
+from leanify.data.common import choose_indices, data_path, max_text_length, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tables import columns
 from leanify.data.texts import tokens, vocabulary
 from leanify.data.texts.tokens import END as END
 from leanify.data.texts.tokens import Encode, Text
-from leanify.errors import DataError
-from leanify.runs.files import listing
-from leanify.runs.recipe import DataSection
 
 PYTHON_BYTES = 4_000_000  # of the standard library's sources, so that every Python version gives the same amount
 
@@ -56,8 +56,8 @@ class Corpus:
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation samples for a causal language model. Raises DataError and RecipeError."""
-    length = length_of_text(data, model)
-    vocabulary, _ = vocabulary_of(model, data.task)
+    length = max_text_length(data, model)
+    vocabulary, _ = vocabulary_size(model, data.task)
     faults = Faults(data.on_error == "skip")
     train, validation, share, description, test = corpora(data, length, vocabulary, faults)
     return Splits(train, validation, description, bytes_per_target=share, test=test, skipped=tuple(faults.names))
@@ -68,10 +68,14 @@ def corpora(
 ) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
     """Training and validation samples, mean bytes per token, a description, and test samples or None."""
     encode, by = encoder(data.tokenizer, vocabulary)
-    sources, where = texts_of(data, faults or Faults())
+    sources, where = find_texts(data, faults or Faults())
     found, samples = [], []
     for source, what in zip(sources, ("train", "validate", "test"), strict=False):
-        part = tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
+        part = (
+            tokens.encode_pieces(iter([source]), encode)
+            if isinstance(source, str)
+            else tokens.encode_cached(source, encode, by)
+        )
         found.append(part)
         if part.top >= vocabulary:
             raise DataError(
@@ -100,8 +104,8 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
     return encode, f"by the tokenizer {tokenizer}"
 
 
-def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
-    """The texts for training, validation and test, where that is named, and where they are from."""
+def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
+    """The texts for training, validation and (if named) test, with their source."""
     if data.name == "python" and data.path is None:
         files = sorted(Path(os.__file__).parent.glob("*.py"))  # of the standard library
         whole = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
@@ -109,23 +113,23 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
     splits = [data.train, data.validation]
     if data.test is not None:
         splits.append(data.test)
-    if hub.is_meant(data):
+    if hub.names_hub_data(data):
         found = [Text((data.name, split), faults) for split in splits]
         where = f"{data.name} of the hub"
     else:
-        path = folder_of(data)
+        path = data_path(data)
         if path.is_file():
             return [*_cut(Text(path, faults).read(), data)], str(path)
-        unvalidated = data.validation == "validation" and _text_in(path, data.validation) is None
+        unvalidated = data.validation == "validation" and _find_text(path, data.validation) is None
         if data.holdout or unvalidated:
             splits[1] = data.train
         found, where = [], str(path)
         for split in splits:
-            place = _text_in(path, split)
+            place = _find_text(path, split)
             if place is None:
                 names = " and ".join(f"{split}{suffix}" for suffix in (".txt", *columns.TABLES))
                 raise DataError(
-                    f"{path} has no text for the split {split!r}: looked for {names}, found {listing(path)}"
+                    f"{path} has no text for the split {split!r}: looked for {names}, found {list_folder(path)}"
                 )
             found.append(Text(place, faults))
         if unvalidated and not data.holdout:
@@ -135,16 +139,16 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
     return [*found], where
 
 
-def _text_in(path: Path, split: str) -> Path | None:
+def _find_text(path: Path, split: str) -> Path | None:
     """A split's file under one of its usual names, or None.
 
-    A folder's only text is the one to train on; several are one text, unless a name says what one is for.
+    A folder's only text is the one to train on; several are one text, unless a name marks a split.
     """
     suffixes = (".txt", *columns.TABLES)
-    file = columns.file_of(path, split, suffixes)
+    file = columns.find_split_file(path, split, suffixes)
     if file is not None or split != "train":
         return file
-    texts = {file.stem for file in path.glob("*.txt")}
+    texts = {file.stem.lower() for file in columns.text_files(path)}
     several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
     return columns.only_file(path, suffixes) or (path if several else None)
 
@@ -154,7 +158,7 @@ def _cut(whole: str, data: DataSection) -> tuple[str, str]:
     share = data.holdout or 0.1
     stories = whole.split(END)
     if data.samples is not None:
-        stories = [stories[place] for place in chosen(stories, data.samples, data.subset)]
+        stories = [stories[place] for place in choose_indices(stories, data.samples, data.subset)]
     if len(stories) == 1:
         place = len(whole) - math.ceil(share * len(whole))
         return whole[:place], whole[place:]

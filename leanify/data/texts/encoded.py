@@ -13,7 +13,6 @@ from torch import Tensor
 from leanify.data.texts import vocabulary
 from leanify.upstream.origin import is_hf
 
-Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 
 
@@ -23,18 +22,10 @@ class Sentences:
     workers = 0
     targets: np.ndarray | None = None
 
-    def __init__(
-        self,
-        rows: Sequence[tuple[tuple[str, ...], Target]],
-        tokenizer: Any,
-        length: int,
-        types: bool,
-        offsets: bool = False,
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
         texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
-        asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
-        found = vocabulary.encoded(tokenizer, *texts, truncation=True, max_length=length, **asked)
-        self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
+        options = {"truncation": True, "max_length": length, "return_token_type_ids": types, "verbose": False}
+        found = vocabulary.encode(tokenizer, *texts, **options)
         self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
@@ -49,16 +40,13 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def layout(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """→ (B, N) where the samples have tokens, and where these lie among all tokens"""
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (and token_type_ids) (B, N), attention_mask if padded; labels (B,)"""
+        # (B, N): where the samples have tokens, and where these lie among all tokens
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
         there = places < lengths
-        return there, np.where(there, self.starts[indices, None] + places, 0)
-
-    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (and token_type_ids) (B, N), attention_mask if padded; labels (B,) or (B, labels)"""
-        there, spots = self.layout(indices)
+        spots = np.where(there, self.starts[indices, None] + places, 0)
         inputs = {}
         for name, (flat, pad) in self.flat.items():
             inputs[name] = torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))

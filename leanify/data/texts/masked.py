@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.common import length_of_text, vocabulary_of
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import DataSection
+from leanify.data.common import max_text_length, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.sampling import HOLDOUT, SAMPLE, Key
 from leanify.data.texts import corpus, tokens, vocabulary
 from leanify.data.texts.tokens import Encode, Text
-from leanify.errors import DataError, RecipeError
-from leanify.runs.recipe import DataSection
 
 MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
 
@@ -71,17 +71,17 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(
             f"data.mask is {data.mask:g}; it must be a share between 0 and 1: BERT masks 0.15, Crammed BERT 0.25"
         )
-    length = length_of_text(data, model)
-    size, _ = vocabulary_of(model, data.task)
+    length = max_text_length(data, model)
+    size, _ = vocabulary_size(model, data.task)
     faults = Faults(data.on_error == "skip")
-    texts, where = corpus.texts_of(data, faults)
-    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
+    texts, where = corpus.find_texts(data, faults)
+    tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: text_lines(texts[0]), cache_key(texts[0]))
     vocabulary.check_fit(tokenizer, size, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
     samples = []
     for part, what in zip(texts, ("train", "validate", "test"), strict=False):
-        ids, of = encoded(part, tokenizer), f"{where} {by} to {what}"
+        ids, of = encode_text(part, tokenizer), f"{where} {by} to {what}"
         samples.append(Masked(ids, length, data.mask, tokenizer, of, fixed=what != "train"))
     train, validation, *test = samples
     about = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
@@ -89,29 +89,29 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(train, validation, about, test=next(iter(test), None), tokenizer=tokenizer, skipped=skipped)
 
 
-def lines_of(text: str | Text) -> Iterator[str]:
+def text_lines(text: str | Text) -> Iterator[str]:
     """Yield a text line by line: encoding it at once would need about a hundred times its size in memory."""
     for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
         yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
 
 
-def key_of(text: str | Text) -> str:
+def cache_key(text: str | Text) -> str:
     """A cache key for a text: a digest of its content, or path and modification time of a large one."""
     if isinstance(text, Text) and text.is_large:
         return text.key()
     digest = hashlib.sha256()
-    for line in lines_of(text):
+    for line in text_lines(text):
         digest.update(line.encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
-def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
+def encode_text(text: str | Text, tokenizer: Any) -> np.ndarray:
     """Token ids of a text's documents, a separator after each: uint16 if the vocabulary allows, or int32."""
     encode = encoder(tokenizer)
     if isinstance(text, str):
-        return tokens.of(iter([text]), encode).ids
+        return tokens.encode_pieces(iter([text]), encode).ids
     identity = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    return tokens.of_text(text, encode, f"with separators by {identity}").ids
+    return tokens.encode_cached(text, encode, f"with separators by {identity}").ids
 
 
 def encoder(tokenizer: Any) -> Encode:
@@ -123,7 +123,7 @@ def encoder(tokenizer: Any) -> Encode:
         documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
         lines = [line for document in documents for line in document]
         asked = {"add_special_tokens": False, "verbose": False}
-        ids = iter(vocabulary.encoded(tokenizer, lines, **asked)["input_ids"] if lines else [])
+        ids = iter(vocabulary.encode(tokenizer, lines, **asked)["input_ids"] if lines else [])
         found: list[int] = []
         for place, document in enumerate(documents, 1):
             for _ in document:

@@ -14,46 +14,46 @@ from typing import Any
 
 from torch import nn
 
-from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
+from leanify.core.errors import DataError
+from leanify.core.files.reading import list_folder, read_lines
+from leanify.core.recipe import DataSection
+from leanify.data.common import data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.samples import Selection, Splits
-from leanify.data.tables.columns import TABLES, pick, texts_in
-from leanify.data.tables.rows import rows_of_table
+from leanify.data.tables.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
+from leanify.data.tables.rows import read_table
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
-from leanify.errors import DataError
-from leanify.runs.files import lines_in, listing
-from leanify.runs.recipe import DataSection
 
-HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
+HOLDOUT = 0.1  # share held out without a validation file and data.holdout
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation sentences, sorted by length; their targets come from a teacher."""
-    refuse(data, "img_size", "rand_augment", "label", "mask")
-    length = length_of_text(data, model)
-    size, _ = vocabulary_of(model, data.task)
-    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")
+    refuse_keys(data, "img_size", "rand_augment", "label", "mask")
+    length = max_text_length(data, model)
+    size, _ = vocabulary_size(model, data.task)
+    tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: [], "")
     vocabulary.check_fit(tokenizer, size, by)
     faults = Faults(skip=data.on_error == "skip")
 
     def encoded(*files: Path) -> Any:
-        rows = [((text,), 0) for file in files for text in sentences_in(file, data, faults)]
+        rows = [((text,), 0) for file in files for text in read_sentences(file, data, faults)]
         if not rows:
-            raise DataError(f"{_named(files)} has no sentences")
+            raise DataError(f"{_describe_files(files)} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))
 
     files = _files(data, data.train)
-    other = None if data.holdout else find_file(folder_of(data), data.validation)
+    other = None if data.holdout else find_file(data_path(data), data.validation)
     train = encoded(*[file for file in files if file != other])
     if other is None:
-        train, validation = held_out(train, data.holdout or HOLDOUT)
+        train, validation = hold_out(train, data.holdout or HOLDOUT)
     else:
         validation = encoded(other)
     train = subset(train, data)
     validation = Selection(validation, validation.lengths.argsort(kind="stable"))
-    here = _named(files)
+    here = _describe_files(files)
     where = f"{len(train):,} sentences of {here} to train on and {len(validation):,} of {other or here} to validate"
     return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
 
@@ -63,35 +63,34 @@ def find_file(path: Path, split: str) -> Path | None:
     table = find_table(path, split)
     if table is not None or path.is_file():
         return table or (path if split == "train" else None)
-    text = path / f"{split}.txt"
-    return text if text.is_file() else None
+    return find_split_file(path, split, (".txt",))
 
 
 def _files(data: DataSection, split: str) -> list[Path]:
     """The file of a split; where a folder has none of that name, all of its text files. Raises DataError."""
-    folder = folder_of(data)
+    folder = data_path(data)
     file = find_file(folder, split)
     if file is not None:
         return [file]
-    if texts := sorted(folder.glob("*.txt")):
+    if texts := text_files(folder):
         return texts
     names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
-    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {listing(folder)}")
+    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {list_folder(folder)}")
 
 
-def _named(files: Sequence[Path]) -> str:
+def _describe_files(files: Sequence[Path]) -> str:
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0]}{more}"
 
 
-def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
+def read_sentences(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
     """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
-    if file.suffix not in TABLES:
-        yield from (line.strip() for line in lines_in(file, DataError) if line.strip())
+    if not is_table(file):
+        yield from (line.strip() for line in read_lines(file, DataError) if line.strip())
         return
     columns: list[str] = []
-    for place, row in rows_of_table(file, faults):
-        columns = columns or pick(file, list(row), text=(data.text or texts_in(list(row)), ()))["text"]
+    for place, row in read_table(file, faults):
+        columns = columns or pick_columns(file, list(row), text=(data.text or guess_texts(list(row)), ()))["text"]
         for name in columns:
             cell = faults.text(row.get(name), f"{file}, {place}: {name}")
             if cell is not None and cell.strip():

@@ -1,4 +1,4 @@
-"""Read texts and encode them, with a model's own tokenizer if it has one, else as bytes."""
+"""Read texts and encode them, with the model's tokenizer if it has one, otherwise as bytes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from leanify.core.errors import DataError
+from leanify.core.files.reading import preview, read_lines
 from leanify.data.faults import Faults
-from leanify.data.tables.columns import TABLES
-from leanify.data.tables.rows import Row, rows_of_table
+from leanify.data.tables.columns import is_table
+from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import vocabulary
-from leanify.errors import DataError
-from leanify.runs.files import few, lines_in
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
-    """A function from text to token ids, and its description: the directory's tokenizer, else bytes."""
-    if directory is None or not vocabulary.lies_in(directory):
+    """A function from text to token ids, and its description: the directory's tokenizer, or bytes."""
+    if directory is None or not vocabulary.has_tokenizer(directory):
         words = f"bytes modulo {vocab}, as there is no tokenizer"
         return (lambda text, _: [byte % vocab for byte in text.encode()]), words
     tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
 
     def encode(text: str, around: bool) -> list[int]:
-        return list(vocabulary.encoded(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
+        return list(vocabulary.encode(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
 
     return encode, f"the tokenizer in {directory}"
 
@@ -43,8 +43,8 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
     if not path.is_file():
         raise DataError(f"{path} does not exist")
     found = _pieces(path, encode, tokens)
-    if path.suffix in TABLES:
-        found = (encode(text, True)[:tokens] for text in rows_in(path))
+    if is_table(path):
+        found = (encode(text, True)[:tokens] for text in read_texts(path))
     wanted = islice((ids for ids in found if ids), samples)
     empty = True
     while batch := list(islice(wanted, batch_size)):
@@ -60,7 +60,7 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
     held: list[int] = []
     whole = False
-    lines = lines_in(path, DataError)
+    lines = read_lines(path, DataError)
     while part := "".join(islice(lines, 64)):
         held += encode(part, False)
         while len(held) >= tokens:
@@ -71,22 +71,22 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
         yield held
 
 
-def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
+def read_texts(path: Path, faults: Faults | None = None) -> Iterator[str]:
     """Yield the texts of a table. Raises DataError for a row without text, unless ``faults`` are skipped."""
     faults = faults or Faults()
-    return column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
+    return read_text_column(path, read_table(path, faults, COLUMNS), faults)
 
 
-def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
+def read_text_column(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
     """Yield the texts of (place, row) pairs, from the first usual text column of the first row."""
     column = None
     for place, row in rows:
         column = column or next((name for name in COLUMNS if name in row), None)
         if column is None:
-            names = few(list(map(str, row)), 8)
+            names = preview(list(map(str, row)), 8)
             raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
         if column not in row:
-            faults.found(f"{path}, {place} has no {column}")
+            faults.record(f"{path}, {place} has no {column}")
             continue
         found = faults.text(row[column], f"{path}, {place}: {column}")
         if found is not None:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from leanify.core.errors import DataError
+from leanify.core.files import cache, writing
+from leanify.core.files.reading import open_file, read_json, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import rows as tables
-from leanify.data.tables.columns import TABLES, shards_of
+from leanify.data.tables.columns import TABLES, find_shards, lower_suffix, text_files
 from leanify.data.texts import text
-from leanify.errors import DataError
-from leanify.runs import cache, writing
-from leanify.runs.files import opened, read_json
 
 END = "<|endoftext|>"
 BLOCK = 2**22  # characters encoded at a time
@@ -59,7 +59,7 @@ class Text:
         """The files of the text; [] on the hub."""
         if not isinstance(self.place, Path):
             return []
-        return sorted(self.place.glob("*.txt")) if self.place.is_dir() else shards_of(self.place)
+        return text_files(self.place) if self.place.is_dir() else find_shards(self.place)
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in pieces of any size, with end marks between a table's texts. Raises DataError."""
@@ -71,16 +71,16 @@ class Text:
             raise DataError(f"{self} has no text")
 
     def _pieces(self) -> Iterator[str]:
-        if isinstance(self.place, Path) and self.place.suffix not in TABLES:
+        if isinstance(self.place, Path) and lower_suffix(self.place) not in TABLES:
             for number, file in enumerate(self._files):
                 yield END * bool(number)
-                yield from _decoded(file)
+                yield from _decode_file(file)
             return
         if isinstance(self.place, Path):
-            rows = text.rows_in(self.place, self.faults)
+            rows = text.read_texts(self.place, self.faults)
         else:
             name, split = self.place
-            rows = text.column_of_texts(Path(name), tables.numbered(hub.rows(name, split)), self.faults)
+            rows = text.read_text_column(Path(name), tables.number_rows(hub.load_rows(name, split)), self.faults)
         for number, row in enumerate(rows):
             yield END + row if number else row
 
@@ -91,15 +91,16 @@ class Text:
     def key(self) -> str:
         """A cache key that changes with the text: its files' sizes and times, or the hub's fingerprint."""
         if not isinstance(self.place, Path):
-            return f"{hub.rows(*self.place)._fingerprint}"
+            return f"{hub.load_rows(*self.place)._fingerprint}"
         facts = [(file.resolve(), file.stat()) for file in self._files]
         names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
         return f"{names}{' skip' * self.faults.skip}"
 
 
-def _decoded(path: Path) -> Iterator[str]:
-    decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
-    with opened(path, DataError) as file:
+def _decode_file(path: Path) -> Iterator[str]:
+    encoding = text_encoding(path, DataError).removesuffix("-sig")  # a mark of UTF-8 stays, as in earlier runs
+    decoder, place = codecs.getincrementaldecoder(encoding)(), 0
+    with open_file(path, DataError) as file:
         while True:
             block = file.read(BLOCK)
             held = len(decoder.getstate()[0])
@@ -107,7 +108,8 @@ def _decoded(path: Path) -> Iterator[str]:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 where = place - held + error.start
-                raise DataError(f"{path} is not UTF-8 text: byte {where} is {error.object[error.start]:#x}") from None
+                name, byte = encoding.upper(), error.object[error.start]
+                raise DataError(f"{path} is not {name} text: byte {where} is {byte:#x}") from None
             if not block:
                 return
             place += len(block)
@@ -128,7 +130,7 @@ def blocks(pieces: Iterator[str]) -> Iterator[str]:
     yield "".join(held)
 
 
-def of(pieces: Iterator[str], encode: Encode) -> Ids:
+def encode_pieces(pieces: Iterator[str], encode: Encode) -> Ids:
     """Encode a text in memory."""
     found, size = [], 0
     for block in blocks(pieces):
@@ -138,10 +140,10 @@ def of(pieces: Iterator[str], encode: Encode) -> Ids:
     return Ids(ids, size, int(ids.max(initial=0)))
 
 
-def of_text(source: Text, encode: Encode, by: str) -> Ids:
+def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
     """Encode a text, through the memory-mapped cache if it is large; ``by`` is ``encode`` in the key."""
     if not source.is_large:
-        return of(source.pieces(), encode)
+        return encode_pieces(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
     kept = _read(home)
@@ -156,10 +158,10 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
 
 
 def _read(home: Path) -> tuple[Ids, list[str]] | None:
-    """The cached ids and the skipped rows; None if there is no cache, or a damaged one."""
+    """The cached ids and the skipped rows; None without a cache, or with a damaged one."""
     try:
         card = read_json(home / "card.json")
-        ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")
+        ids = np.memmap(cache.regular_file(home / "ids.bin"), dtype=card["dtype"], mode="r")
         if len(ids) != card["ids"] or ids.dtype.kind not in "iu":
             return None
         return Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))
@@ -170,8 +172,8 @@ def _read(home: Path) -> tuple[Ids, list[str]] | None:
 def _keep(source: Text, encode: Encode, home: Path) -> None:
     """Write the ids and a card about them to the cache."""
     size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
-    with cache.filling(home, f"the token ids of {source}") as folder:
-        with writing.replacing(folder / "ids.bin", sync=False) as file:
+    with cache.new_entry(home, f"the token ids of {source}") as folder:
+        with writing.open_atomic(folder / "ids.bin", sync=False) as file:
             for block in blocks(source.pieces()):
                 ids = encode(block)
                 ids.tofile(file)

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanify.errors import DataError
-from leanify.runs import cache
-from leanify.runs.files import check_regular, check_size
-from leanify.units import percent
+from leanify.core.errors import DataError
+from leanify.core.files import cache
+from leanify.core.files.reading import check_regular, check_size
+from leanify.core.units import format_share
+from leanify.data.texts.tokenizer_files import check_tokenizer
 from leanify.upstream.libraries import import_transformers
-from leanify.upstream.wall import wall
+from leanify.upstream.wall import reraise_as
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -33,14 +34,14 @@ OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wor
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
-def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
+def make_tokenizer(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
     """A transformers tokenizer and its description. Raises DataError.
 
     A WordPiece is trained on ``lines()``, which may be called twice, and cached under ``key``, which must
     identify that text.
     """
     if name is None or name == "bytes":
-        return _dressed(_bytes()), "as bytes"
+        return _wrap(_bytes()), "as bytes"
     if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
         return _wordpiece(int(found[1]), lines, key), f"by {name} trained on it"
     return load(name), f"by the tokenizer {name}"
@@ -58,7 +59,8 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
         check_regular(Path(name), DataError)
         for file in Path(name).glob("*token*.json"):
             check_size(file, DataError)
-    with wall(asked, DataError):
+        check_tokenizer(Path(name))
+    with reraise_as(asked, DataError):
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
@@ -69,8 +71,8 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     return tokenizer
 
 
-def encoded(tokenizer: Any, *texts: Any, **options: Any) -> Any:
-    """What a tokenizer makes of texts. Raises DataError where its rules fail on one.
+def encode(tokenizer: Any, *texts: Any, **options: Any) -> Any:
+    """Encode texts with a tokenizer. Raises DataError if its rules fail on one.
 
     A regular expression among them may need exponential time; the library gives up, and its panic is no
     Exception.
@@ -83,14 +85,14 @@ def encoded(tokenizer: Any, *texts: Any, **options: Any) -> Any:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} fails on these texts: {error}") from None
 
 
-def lies_in(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer in Hugging Face layout."""
     return any((folder / name).is_file() for name in FILES)
 
 
 def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
     """Raise DataError if a tokenizer has more tokens than the model's vocabulary."""
-    if len(tokenizer) > vocabulary:
+    if max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0)) > vocabulary:
         raise DataError(
             f"text {by} has {len(tokenizer):,} tokens, but the model's vocabulary only {vocabulary:,}: name the "
             "model's own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
@@ -100,7 +102,7 @@ def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
 def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: object) -> str:
     """A warning where more than a tenth of the tokens are unknown, with an example; else "".
 
-    Raises DataError where hardly any is known: what a model computes of such a text says nothing about it.
+    Raises DataError if few words are known, because the model's outputs for such texts mean nothing.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
@@ -119,7 +121,7 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     if share <= UNKNOWN:
         return ""
     shown = repr(tokenizer.decode(example))
-    words = f"{percent(share)} of the tokens of {where} are unknown to the tokenizer, as in {shown}"
+    words = f"{format_share(share)} of the tokens of {where} are unknown to the tokenizer, as in {shown}"
     if share >= NOTHING_KNOWN:
         raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
     return words
@@ -141,17 +143,17 @@ def _wordpiece(size: int, lines: Lines, key: str) -> Any:
     if size < 64:
         raise DataError(f"a wordpiece of {size} tokens is too small to spell words; use at least 64, better thousands")
     home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-    if lies_in(home):
+    if has_tokenizer(home):
         with contextlib.suppress(DataError):
             return load(str(home))
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
-    trained = _dressed(_trained(size, lines))
-    with cache.filling(home, "the tokenizer") as folder:
+    trained = _wrap(_train(size, lines))
+    with cache.new_entry(home, "the tokenizer") as folder:
         trained.save_pretrained(folder)
     return load(str(home))
 
 
-def _trained(size: int, lines: Lines) -> Any:
+def _train(size: int, lines: Lines) -> Any:
     """Train a WordPiece deterministically.
 
     The library's trainer numbers continuation letters (``##a``) in the order of a hash table and breaks ties
@@ -185,7 +187,7 @@ def _trained(size: int, lines: Lines) -> Any:
     return made(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
 
 
-def _dressed(made: Any) -> Any:
+def _wrap(made: Any) -> Any:
     """Wrap as a transformers tokenizer with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
     from tokenizers import processors
 

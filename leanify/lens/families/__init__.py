@@ -1,6 +1,6 @@
-"""The layout of heads and hidden units in upstream's classes: tables of data, one row per layout.
+"""The layout of heads and hidden units in upstream's classes: data tables with one row per layout.
 
-The rows are in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names
+The rows are in `timm.toml` and `transformers.toml` in this directory. A row (`Row`) names
 the upstream classes that it describes and the layout of their tensors, in the notation of `notation`. Parts
 that a class does not have are skipped, so similar classes can share a row:
 
@@ -8,26 +8,27 @@ that a class does not have are skipped, so similar classes can share a row:
     when        attributes that a module must have for this row to apply, if one class has two layouts
     rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them)
     columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
-    tensors     bare parameters and buffers, one layout per axis ("1" for an axis that does not change)
+    tensors     bare parameters and buffers, one layout per axis ("1" for an axis that keeps its length)
     attributes  numbers that a forward reads; those under ``config.`` are changed in a copy of the configuration
     lists       lists with one module for each head: path → "h"
-    sizes       symbols that no axis and no attribute gives, with their values: a head_dim written into a forward
+    sizes       values of symbols that no axis or attribute determines: a head_dim hard-coded in a forward
     clear       caches (dicts) that become stale when the number of heads changes
     edits       replacements in the source of upstream's forward, if it assumes inner == width (see below)
     methods     the methods to which ``edits`` apply; default: ``forward``
     forward     a function in `forwards` that replaces upstream's forward, if no edit suffices
     mixing      parts that mix all heads (a norm over inner): with one present, growth cannot keep the outputs
     constant    symbols that must not change, because this class makes tables for them at construction
-    refused     the reason why models with this class cannot be redesigned
-    kept        the reason why this class keeps its shape although it has heads or looks like an attention
+    refused     why models with this class cannot be redesigned
+    kept        why this class keeps its shape although it has heads or looks like an attention
+    object      the meaning of A_i if it is not softmax(q kᵀ) v over tokens; it is not compared with theory
 
 A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block.
-A row with neither is a table (per head or per block) outside the attentions that must follow them, or it only
-edits a part. The lists of blocks need no table: `sites` finds them.
+A row with neither is a table (per head or per block) outside the attentions, which must follow them, or it only
+edits a submodule. Lists of blocks need no table: `sites` finds them.
 
 ``edits`` exist because about thirty upstream forwards assume that the concatenated heads are as wide as the input, as
 in ``C // self.num_heads`` and ``reshape(B, N, C)``, which is right only if inner == width (`forwards`). They should be
-as short as possible and unambiguous. docs/CONTRIBUTING.md explains the steps to add a family.
+as short as possible and unambiguous. docs/internals/extending.md explains the steps to add a family.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ from typing import Any
 
 from torch import nn
 
-from leanify.errors import LeanifyError
-from leanify.runs.files import read_text
+from leanify.core import strict_toml
+from leanify.core.errors import LeanifyError, RecipeError
+from leanify.core.files.reading import read_text
 
 Strings = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How heads and hidden units lie in one upstream class, ``name`` being its full dotted path."""
+class Row:
+    """The layout of heads and hidden units in one upstream class; ``name`` is its full dotted path."""
 
     name: str
     when: Mapping[str, object] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Reading:
     constant: tuple[str, ...] = ()
     refused: str = ""
     kept: str = ""
+    object: str = ""
 
     @property
     def is_attention(self) -> bool:
@@ -86,90 +89,91 @@ class Reading:
         return not (self.is_attention or self.is_mlp or self.refused or self.kept)
 
 
-def readings(library: str) -> list[Reading]:
-    """The rows of one library (``timm``, ``transformers``, ``leanify``), one per class. Raises LeanifyError."""
+def load_rows(library: str) -> list[Row]:
+    """Return the rows of one library (``timm``, ``transformers``), one per class. Raises LeanifyError."""
     text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
     try:
         rows = tomllib.loads(text)["reading"]
     except tomllib.TOMLDecodeError as error:
         raise LeanifyError(f"leanify/lens/families/{library}.toml is not valid TOML: {error}") from error
-    return [reading for row in rows for reading in _of_row(row, library)]
+    return [reading for row in rows for reading in _parse_row(row, library)]
 
 
-def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
+def _parse_row(row: dict[str, Any], library: str) -> list[Row]:
     fields: dict[str, Any] = {key: value for key, value in row.items() if key != "classes"}
+    # TOML arrays become tuples
     for key, value in fields.items():
         if isinstance(value, list):
             fields[key] = tuple(value)
     if "tensors" in fields:
         fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
-    unknown = fields.keys() - Reading.__dataclass_fields__.keys()
+    unknown = fields.keys() - Row.__dataclass_fields__.keys()
     if unknown:
         raise LeanifyError(
             f"the row of {', '.join(row['classes'])} in {library}.toml has no field {', '.join(sorted(unknown))}; "
-            f"a row has classes, {', '.join(list(Reading.__dataclass_fields__)[1:])}"
+            f"a row has classes, {', '.join(list(Row.__dataclass_fields__)[1:])}"
         )
-    return [Reading(_full(name, library), **fields) for name in row["classes"]]
+    return [Row(_full(name, library), **fields) for name in row["classes"]]
 
 
 def _full(name: str, library: str) -> str:
-    """The full dotted path of a class: ``bert.BertAttention`` → ``transformers.models.bert.modeling_bert.…``."""
-    if library == "rows" or name.startswith(("torch.", "timm.", "transformers.", "diffusers.", "leanify.")):
+    """Return the full dotted path of a class: ``bert.BertAttention`` → ``transformers.models.bert.modeling_bert.…``."""
+    if library == "rows" or name.startswith(("torch.", "timm.", "transformers.")):
         return name
-    if library in ("timm", "diffusers"):
-        return f"{library}.{name}"
+    if library == "timm":
+        return f"timm.{name}"
     package, _, rest = name.partition(".")
     return f"transformers.models.{package}.modeling_{package}.{rest}"
 
 
 def short(name: str) -> str:
-    """The inverse of `_full`: a class's name in its table."""
+    """Return the short name of a class, as it appears in its table: the inverse of `_full`."""
     match = re.fullmatch(r"transformers\.models\.(\w+)\.modeling_\1\.(\w+)", name)
     return f"{match[1]}.{match[2]}" if match else name.removeprefix("timm.")
 
 
 @cache
-def known() -> dict[str, list[Reading]]:
-    """All rows by the full path of their class."""
-    rows: dict[str, list[Reading]] = {}
-    for library in ("timm", "transformers", "diffusers", "leanify"):
-        for reading in readings(library):
+def all_rows() -> dict[str, list[Row]]:
+    """Return all rows by the full path of their class."""
+    rows: dict[str, list[Row]] = {}
+    for library in ("timm", "transformers"):
+        for reading in load_rows(library):
             rows.setdefault(reading.name, []).append(reading)
     return rows
 
 
-def expanded(reading: Reading, module: nn.Module) -> Reading:
-    """A row for one module, with every ``expert_*`` in its paths expanded to the experts that exist."""
+def expand_experts(reading: Row, module: nn.Module) -> Row:
+    """Return a row for one module, with every ``expert_*`` in its paths expanded to the experts that exist."""
     if not any("*" in part for part in (*reading.rows, *reading.columns)):
         return reading
     parts: list[dict[str, str]] = [{}, {}]
-    for found, layouts in zip(parts, (reading.rows, reading.columns), strict=True):
+    for paths, layouts in zip(parts, (reading.rows, reading.columns), strict=True):
         for part, how in layouts.items():
             for path, _ in module.named_modules():
                 if fnmatch(path, part):
-                    found[path] = how
+                    paths[path] = how
     return replace(reading, rows=parts[0], columns=parts[1])
 
 
-def attach(module: nn.Module, reading: Reading) -> None:
-    """Keep a row with one module. It goes before the rows of its class, into copies, and into no other model."""
+def attach(module: nn.Module, reading: Row) -> None:
+    """Attach a row to a module. It takes precedence over the rows of its class; copies of the module inherit it."""
     module.__dict__[_ROW] = reading
 
 
-def attached(module: nn.Module) -> Reading | None:
-    """The row that is kept with a module."""
-    found: Reading | None = vars(module).get(_ROW)
-    return found
+def attached_row(module: nn.Module) -> Row | None:
+    """Return the row that is attached to a module."""
+    row: Row | None = vars(module).get(_ROW)
+    return row
 
 
 _ROW = "_leanify_row"
 
 
-Rows = Sequence[Reading] | str | Path | None
+Rows = Sequence[Row] | str | Path | None
 
 
-def rows_of(rows: Rows) -> list[Reading]:
-    """Rows as values, or from TOML: a file, or its text. Raises LeanifyError if they are no rows."""
+def parse_rows(rows: Rows) -> list[Row]:
+    """Return rows from values, a TOML file or a TOML text. Raises LeanifyError for anything else."""
     if rows is None or not isinstance(rows, (str, Path)):
         return list(rows or ())
     text = str(rows)
@@ -179,48 +183,48 @@ def rows_of(rows: Rows) -> list[Reading]:
         except LeanifyError as error:
             raise LeanifyError(f"rows={str(rows)[:120]!r} is neither a TOML file nor rows as text: {error}") from error
     try:
-        tables = tomllib.loads(text)["reading"]
-        return [reading for row in tables for reading in _of_row(row, "rows")]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise LeanifyError(f"these rows are no TOML with [[reading]] tables that have classes: {error}") from error
+        tables = strict_toml.parse(text)["reading"]
+        return [reading for row in tables for reading in _parse_row(row, "rows")]
+    except (RecipeError, KeyError, TypeError, AttributeError) as error:
+        raise LeanifyError(f"rows must be TOML with [[reading]] tables that list classes: {error}") from error
 
 
 def attach_rows(model: nn.Module, rows: Rows) -> None:
-    """Keep rows with the modules of their classes. Raises LeanifyError for a class that is not in the model."""
-    for row in rows_of(rows):
+    """Attach rows to the modules of their classes. Raises LeanifyError for a class that is not in the model."""
+    for row in parse_rows(rows):
         is_found = False
         for module in model.modules():
-            if f".{full_name(class_of(module))}".endswith(f".{row.name}"):  # the full path, or the end of it
+            if f".{full_name(upstream_class(module))}".endswith(f".{row.name}"):  # the full path, or the end of it
                 attach(module, row)
                 is_found = True
         if not is_found:
-            kinds = sorted({class_of(module).__qualname__ for module in model.modules()})
+            kinds = sorted({upstream_class(module).__qualname__ for module in model.modules()})
             raise LeanifyError(f"a row is for {row.name}, and the model has no such module; it has {', '.join(kinds)}")
 
 
-def class_of(module: object) -> type:
-    """Upstream's class of a module whose forward may have been freed."""
+def upstream_class(module: object) -> type:
+    """Return the upstream class of a module, even if its forward has been adapted."""
     return next(c for c in type(module).__mro__ if "freed" not in vars(c))
 
 
 def full_name(kind: type) -> str:
-    """The full dotted path of a class."""
+    """Return the full dotted path of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def reading_of(module: object) -> Reading | None:
-    """The row of a module: its own, else that of its exact class; a subclass may compute something else."""
+def find_row(module: object) -> Row | None:
+    """Return the row of a module: its own, or the one for its exact class. Subclasses may compute something else."""
     if _ROW in getattr(module, "__dict__", {}):
-        own: Reading = module.__dict__[_ROW]
-        return own
-    for reading in known().get(full_name(class_of(module)), ()):
+        row: Row = module.__dict__[_ROW]
+        return row
+    for reading in all_rows().get(full_name(upstream_class(module)), ()):
         if all(getattr(module, name, None) == value for name, value in reading.when.items()):
             return reading
     return None
 
 
-def toml(row: Reading) -> str:
-    """One row as TOML, without empty fields."""
+def toml(row: Row) -> str:
+    """Return one row as TOML, without empty fields."""
     lines = ["[[reading]]", f'classes = ["{short(row.name)}"]']
     for one in fields(row):
         value = getattr(row, one.name)

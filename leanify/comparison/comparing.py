@@ -1,0 +1,350 @@
+"""Plan a study, train its runs and return its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from leanify.comparison import duration, engines, learning, runner, warm_start
+from leanify.comparison import rates as learning_rates
+from leanify.comparison import tournament as tournaments
+from leanify.comparison.designs import Designer
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.plan import (
+    BASELINE,
+    CONTROL,
+    LEAN,
+    MAX_RUNS,
+    NARROW,
+    OLD_ORDER,
+    ORDER,
+    Key,
+    PlannedDesign,
+    StudyPlan,
+)
+from leanify.comparison.results import Study, read_study
+from leanify.comparison.runner import Engine, OnEnd
+from leanify.core.errors import BudgetError, DirectoryError, RecipeError, ShapeError, TrainingError
+from leanify.core.path_kinds import is_study
+from leanify.core.recipe import Recipe
+from leanify.core.terminal import note
+from leanify.sources import find
+from leanify.training import default_recipe, start
+from leanify.training.preparation import trainable
+from leanify.upstream.wall import reraise_as
+
+DEFAULT_RECIPE = "digits-study"  # the default recipe
+DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL, NARROW), 3, "0.5"
+ALONE_SEEDS = 4  # with three, one repetition in eight was undecided (`recipes/results/demonstration.md`)
+ALONE_MARGIN = 2.0  # points: 540 validation digits are too few for a margin of 5% of the errors
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a study; None means the default, or the existing study's value when one is continued."""
+
+    recipe: str | Path | Recipe | None = None
+    target_params: float | int | str | None = None
+    seeds: int | Sequence[int] | None = None
+    designs: Sequence[str] | None = None
+    sweep: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    margin: float | None = None
+    jobs: int = 1
+    tournament: int | None = None
+    weights: str | Path | None = None
+    teacher: str | Path | None = None
+    rates: Sequence[float] | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise RecipeError(f"--jobs must be at least 1, not {self.jobs}")
+
+    @property
+    def chosen(self) -> str | Path | Recipe:
+        return DEFAULT_RECIPE if self.recipe is None else self.recipe
+
+    @property
+    def title(self) -> str:
+        return "study" if isinstance(self.chosen, Recipe) else Path(self.chosen).stem
+
+    @property
+    def usual_seeds(self) -> int:
+        if self.tournament is not None:
+            return tournaments.SEEDS
+        return ALONE_SEEDS if self.recipe is None else SEEDS
+
+    @property
+    def has_default_schedule(self) -> bool:
+        """Whether the recipe was generated for the user's data, and no setting defines its schedule."""
+        if any(text.strip().startswith("schedule.") for text in self.settings):
+            return False
+        return isinstance(self.recipe, str | Path) and default_recipe.is_data(str(self.recipe))
+
+    @property
+    def study(self) -> StudyFolder | None:
+        """The existing study to continue, if ``recipe`` is its folder."""
+        is_known = not isinstance(self.recipe, Recipe) and self.recipe is not None and is_study(self.recipe)
+        return StudyFolder(Path(str(self.recipe))) if is_known else None
+
+
+def compare(
+    recipe: str | Path | Recipe | None = None,
+    output: str | Path | None = None,
+    *,
+    target_params: float | int | str | None = None,
+    seeds: int | Sequence[int] | None = None,
+    designs: Sequence[str] | None = None,
+    sweep: Mapping[str, Sequence[int]] | None = None,
+    settings: Sequence[str] = (),
+    margin: float | None = None,
+    tournament: int | None = None,
+    weights: str | Path | None = None,
+    teacher: str | Path | None = None,
+    rates: Sequence[float] | None = None,
+    minutes: float | None = None,
+    jobs: int = 1,
+    engine: str | Engine = "local",
+    retry: bool = False,
+    measure: bool = True,
+) -> Study:
+    """Train every design with every seed, and return the study that ``leanify compare`` prints.
+
+    recipe         like the argument of `leanify.train`, or a study's folder to continue it; default: a study on the
+                   digits
+    output         the study's folder; finished runs are kept: the same call resumes, and may add seeds and designs
+    target_params  the parameter budget: a share of the baseline (default 0.5) or a count
+    seeds          the number of seeds, or a list of them
+    designs        names, lean directories or shapes, as for ``--designs``; default: baseline, lean, control and narrow
+    sweep          values per axis, ``{"heads": [2, 4]}``; every combination becomes a design
+    settings       changes to the recipe: ``["schedule.epochs=5"]``
+    margin         the non-inferiority margin in the metric's unit; default: the task's
+    tournament     try this many designs within the budget, drop the worse half twice during training, and judge the
+                   winner with fresh seeds
+    weights        a trained model of the recipe's shape from which all designs start
+    teacher        a model from which all designs are distilled
+    rates          multiples of the recipe's learning rate; each design uses its best one, tried with one seed for half
+                   of the schedule; default: (0.5, 1, 2), in a tournament (1,)
+    minutes        limit for the whole study: removes the trials of rates, then seeds, then designs, but never steps of
+                   a run; default: no limit
+    jobs           number of concurrent runs on this machine
+    engine         ``"local"``, ``"slurm"``, ``"ray"``, or an object with ``submit`` as in `concurrent.futures`
+    retry          run failed runs again
+    measure        measure latency, throughput and memory of the designs at the end
+
+    Raises LeanifyError.
+    """
+    request = Request(
+        recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament,
+        weights, teacher, rates, minutes,
+    )  # fmt: skip
+    if isinstance(engine, str):
+        engines.check_engine(engine)
+    folder = open_folder(request, output, runs_here=engine == "local")
+    if retry:
+        folder.forget_failures()
+    engine_context = engines.open_engine(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
+    with engine_context as runs:
+        train_all(folder, runs)
+    if measure:
+        measure_costs(folder)
+    return finish_study(folder)
+
+
+def make_plan(request: Request, announces: bool = False) -> StudyPlan:
+    """Resolve and price a study without writing anything; ``announces`` prints its duration. Raises LeanifyError."""
+    # the recipe, from the request or from the study to continue
+    if request.minutes is not None and request.study is not None:
+        raise RecipeError("--minutes applies to new studies; this one has already begun")
+    old = request.study.plan if request.study is not None else None
+    settings = list(request.settings)
+    if request.teacher is not None:
+        settings.append(f"distill.teacher={find.absolute_source(request.teacher)}")
+    value = start.resolve(request.chosen if old is None else old.recipe, settings)
+    trainable(value)
+    if request.margin is not None and not request.margin > 0:
+        raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")
+    # the usual plan, and the request's changes to it
+    designs: Sequence[str] = ()
+    if old is not None:
+        usual = replace(old, designs=(), order=ORDER)
+    else:
+        designs = DESIGNS
+        usual = StudyPlan(
+            title=request.title,
+            recipe=value,
+            budget=BUDGET,
+            seeds=tuple(range(request.usual_seeds)),
+            designs=(),
+            threads=runner.threads_per_job(request.jobs),
+            tournament=request.tournament is not None,
+            rates=(1.0,) if request.recipe is None or request.tournament is not None else learning_rates.USUAL,
+        )
+    plan_fields: dict[str, Any] = {"recipe": value, "margin": request.margin}
+    if request.recipe is None and request.margin is None:
+        plan_fields["margin"] = ALONE_MARGIN
+    if request.target_params is not None:
+        plan_fields["budget"] = str(request.target_params)
+    if request.seeds is not None:
+        if isinstance(request.seeds, int) and request.seeds > MAX_RUNS:  # before a list of that length is made
+            raise RecipeError(f"--seeds is {min(request.seeds, 10**300):.9g}; it must be at most {MAX_RUNS:,}")
+        plan_fields["seeds"] = tuple(range(request.seeds) if isinstance(request.seeds, int) else request.seeds)
+    if request.weights is not None:
+        plan_fields["weights"] = find.absolute_source(request.weights)
+    if request.rates is not None:
+        plan_fields["rates"] = tuple(request.rates)
+    if request.designs is not None:
+        designs = request.designs
+    # resolve and price the designs, then merge with the old study or fit the limit in minutes
+    plan = replace(usual, **plan_fields)
+    designer = Designer(value, str(plan.budget))
+    if request.designs is None and NARROW in designs and request.tournament is None:
+        designs = _usual_designs(request, designer, designs)
+    designs_planned = _designs(request, designer, designs)
+    plan = replace(plan, designs=designs_planned, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
+    if old is not None:
+        return old.merge(plan)
+    if request.minutes is not None or request.has_default_schedule or announces:
+        plan = _fit_duration(plan, request)
+    return plan
+
+
+def _fit_duration(plan: StudyPlan, request: Request) -> StudyPlan:
+    """Time the designs, apply the limit in minutes, and announce the duration of the study."""
+    # runs on the user's own data are evaluated and logged evenly over the recipe's steps
+    evaluations = default_recipe.EVALUATIONS if request.has_default_schedule else None
+    timings = duration.time_designs(plan, evaluations)
+    if request.has_default_schedule:
+        plan = replace(plan, recipe=default_recipe.set_steps(plan.recipe, timings[plan.designs[0].name].steps))
+
+    # the limit removes rates, then seeds, then designs
+    removed: list[str] = []
+    if request.minutes is not None:
+        plan, removed = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
+    sentence = duration.describe(plan, timings, request.jobs)
+    if removed:
+        sentence += f". --minutes {request.minutes:g} removes {' and '.join(removed)}; each run keeps its steps"
+    note(sentence)
+    return plan
+
+
+def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:
+    """Return the usual designs, without narrow (and with a note) if the model or a recipe cannot have its width."""
+    if request.weights is not None:
+        note("narrow is left out: trained weights cannot be transferred to another width")
+        return [name for name in names if name != NARROW]
+    try:
+        list(designer.designs_by_name(NARROW))
+    except BudgetError:
+        return names  # lean fails for the same reason, and its error explains it
+    except ShapeError as error:
+        note(str(error))
+        return [name for name in names if name != NARROW]
+    return names
+
+
+def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
+    """The requested designs: by name and sweep, or by a tournament."""
+    if request.tournament is not None and (request.designs is not None or request.sweep):
+        raise RecipeError("--tournament chooses its own designs; it cannot be combined with --designs or --sweep")
+    if request.tournament is not None:
+        return tournaments.candidates(designer, request.tournament)
+    return designer.all(names, request.sweep)
+
+
+def open_folder(
+    request: Request, output: str | Path | None = None, runs_here: bool = False, announces: bool = False
+) -> StudyFolder:
+    """Create the study's folder, or extend an existing one. Raises RecipeError if it contains a different study.
+
+    ``runs_here`` means that this machine will run it; then too many jobs for its memory raise RecipeError before
+    anything is written. ``announces`` says how long a new study takes.
+    """
+    path = Path("studies") / request.title if output is None else Path(output)
+    folder = request.study or (StudyFolder(path) if is_study(path) else None)
+    if folder is not None and folder.plan.order != ORDER:
+        note(OLD_ORDER)
+    # the existing study, if the request changes nothing
+    if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
+        return folder
+    if folder is None:
+        plan = make_plan(request, announces)
+    elif request.study is not None:
+        plan = make_plan(request)  # merged with the study's plan
+    elif request.minutes is not None:
+        plan = _continue_within(folder.plan, make_plan(replace(request, minutes=None)))
+    else:
+        plan = folder.plan.merge(make_plan(request))
+    if runs_here:
+        runner.check_jobs(plan, request.jobs)
+    if folder is None:
+        return StudyFolder.create(path, plan)
+    if plan != folder.plan:  # a continued study was merged above
+        folder.replan(plan)
+    return folder
+
+
+def _continue_within(old: StudyPlan, full: StudyPlan) -> StudyPlan:
+    """Continue a study that was planned under a limit in minutes as planned, whatever its steps take today."""
+    designs = tuple(design for design in full.designs if old.has(design.name))
+    return old.merge(replace(full, designs=designs, seeds=old.seeds, rates=old.rates))
+
+
+def train_all(folder: StudyFolder, engine: Engine, on_end: OnEnd = lambda key: None) -> None:
+    """Train every run that has not ended; in a tournament, first find the winner."""
+
+    def on_run_end(key: Key) -> None:
+        on_end(key)
+        abort_if_all_failed(folder)
+
+    warm_start.prepare(folder)
+    if folder.plan.tournament:
+        tournaments.run_tournament(folder, engine, on_end)
+    learning_rates.select_rates(folder, engine, on_end)
+    learning.write_reference(folder)
+    runner.run_all(folder, folder.plan.runs(), engine, on_run_end)
+
+
+def abort_if_all_failed(folder: StudyFolder) -> None:
+    """Raise TrainingError if a run of every design failed for the same reason, and no run has succeeded."""
+    outcomes = folder.outcomes()
+    designs = {outcome.design for outcome in outcomes if outcome.status == "failed"}
+    reasons = {outcome.reason for outcome in outcomes}
+    if len(reasons) == 1 and designs == {design.name for design in folder.plan.designs} and folder.missing():
+        raise TrainingError(
+            f"all {len(outcomes)} runs so far failed for the same reason: {reasons.pop()}. The others were not "
+            f"started; once this is fixed: leanify compare {quote(str(folder.path))} --retry"
+        )
+
+
+def measure_costs(folder: StudyFolder) -> None:
+    """Measure the designs' costs, unless all of them have been measured."""
+    from leanify.comparison.measure import measure
+
+    study = read_study(folder)
+    if all(result.costs is not None for result in study.results):
+        return
+    costs = measure(folder.plan)
+    data = study.to_json()
+    for design in data["designs"]:
+        design |= vars(costs[design["name"]])
+    folder.write_results(data)
+
+
+def finish_study(folder: StudyFolder) -> Study:
+    """Return the study's current results; update ``results.json`` and record that the answers were looked at.
+
+    Raises DirectoryError for a damaged file.
+    """
+    study = read_study(folder)
+    if study.look:
+        folder.look(max(len(pair.seeds) for pair in study.pairs if pair.asked))
+    with reraise_as(f"a file of {folder.path} is damaged", DirectoryError):
+        results = study.to_json()
+    folder.write_results(results)
+    return study

@@ -1,0 +1,225 @@
+"""Predict the duration of a study before it starts, and reduce the study to a limit in minutes.
+
+The recipe determines the steps of a run, because models that have not learnt show nothing; the minutes of a study
+follow from its steps, by timing a few of them. A limit below these minutes removes, one after the other until the study
+fits: trials of learning rates, seeds down to three, designs down to baseline and lean. It never shortens a run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from leanify.comparison import tournament
+from leanify.comparison.plan import ALWAYS, BASELINE, TRIAL, Key, PlannedDesign, StudyPlan
+from leanify.comparison.statistics import MIN_SEEDS
+from leanify.core.errors import DataError, RecipeError
+from leanify.core.recipe import Recipe
+from leanify.core.units import format_forecast
+from leanify.training import start
+
+JUDGES = 10  # minimum number of validation samples
+FORWARD = 0.4  # time of a forward pass on a batch, as a share of a training step
+PROCESS = 1.5  # seconds to start and end a run's process, in addition to reading data and building the model
+MEASURING = 12.0  # seconds to measure the costs of a design at the end
+TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of a run of a design on this machine, with the facts from its rehearsal."""
+
+    steps: int
+    step: float
+    evaluations: float
+    startup: float
+    facts: dict[str, Any]
+
+    @property
+    def run(self) -> float:
+        return self.startup + self.steps * self.step + self.evaluations
+
+    @property
+    def trial(self) -> float:
+        """The seconds of a trial of a learning rate, for a part of the schedule."""
+        return self.startup + TRIAL * (self.steps * self.step + self.evaluations)
+
+
+def time_designs(plan: StudyPlan, evaluations: int | None = None) -> dict[str, Timing]:
+    """Time a few training steps of every design, with the threads of a run.
+
+    ``evaluations`` is the number of evaluations per run, if the recipe does not define it yet. Raises DataError if
+    there are too few data to judge designs.
+    """
+    timings = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(plan.threads)
+    try:
+        with warnings.catch_warnings():
+            if plan.weights is not None:  # weights are transferred when the study runs; here models are only timed
+                warnings.filterwarnings("ignore", ".* has no weights", UserWarning)
+            for design in plan.designs:
+                timings[design.name] = _time(plan.run_recipe(Key(design.name, plan.seeds[0])), evaluations)
+    finally:
+        torch.set_num_threads(threads)
+
+    # the first design includes imports and caches that the runs of all designs share
+    startup = min(timing.startup for timing in timings.values())
+    facts = next(iter(timings.values())).facts
+    if facts["validated"] < JUDGES:
+        raise DataError(
+            f"{facts['data']}: too few to compare designs. At least {JUDGES} samples must validate, and "
+            f"{facts['validated']} do; hundreds are needed to tell designs apart"
+        )
+    return {name: replace(timing, startup=startup) for name, timing in timings.items()}
+
+
+def _time(recipe: Recipe, evaluations: int | None) -> Timing:
+    assert recipe.schedule is not None
+    begin = time.perf_counter()
+    facts = start.rehearse(recipe)
+    seconds = time.perf_counter() - begin
+    step, steps = facts["seconds_a_step"], facts["steps"]
+
+    # evaluations per run, and batches per evaluation
+    batches = math.ceil(facts["validated"] / recipe.schedule.batch_size)
+    if recipe.run.eval_batches is not None:
+        batches = min(batches, recipe.run.eval_batches)
+    count: float = recipe.schedule.epochs or 1
+    if recipe.run.eval_every:
+        count = steps / recipe.run.eval_every
+    if evaluations is not None:
+        count = evaluations
+
+    # the rehearsal's time without its steps is the startup time of a run
+    timed = min(start.MAX_TIMED_STEPS * step, start.MAX_SECONDS)
+    startup = PROCESS + max(seconds - timed, 0.0)
+    return Timing(steps, step, FORWARD * step * batches * max(count, 1), startup, facts)
+
+
+# -- the full study ---------------------------------------------------------------------------------------------------
+
+
+def study_seconds(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> float:
+    """Return the seconds of a full study with ``jobs`` concurrent runs."""
+    designs = [timings[design.name] for design in plan.designs]
+    mean_run = sum(timing.run for timing in designs) / len(designs)
+    training = sum(timings[key.design].run for key in plan.runs())
+    if tournament.is_open(plan):  # the other seeds judge the winner, baseline, lean and control
+        training = timings[BASELINE].run * tournament.cost(plan) + mean_run * judging_runs(plan)
+    trials = sum(timings[key.design].trial for key in plan.trials())
+    measuring = MEASURING * len(designs)
+    return (training + trials) / min(jobs, len(designs) * len(plan.seeds)) + measuring
+
+
+def judging_runs(plan: StudyPlan) -> int:
+    """Return the number of runs that judge the winner of a tournament."""
+    return (len(ALWAYS) + 1) * len(plan.judging)
+
+
+def describe(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> str:
+    """Return one sentence with the time of the full study, its runs, and the steps of each."""
+    steps = max(timing.steps for timing in timings.values())
+    seconds = study_seconds(plan, timings, jobs)
+    count = len(list(plan.runs())) + len(list(plan.trials()))
+    return f"the full study takes {format_forecast(seconds)} here: {count} runs, {steps:,} steps each"
+
+
+# -- a limit ----------------------------------------------------------------------------------------------------------
+
+
+def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, jobs: int) -> tuple[StudyPlan, list[str]]:
+    """Return the plan that fits these minutes, and descriptions of the removed parts.
+
+    Raises RecipeError if even baseline and lean, three seeds and one rate take longer.
+    """
+    if not 0 < minutes < math.inf:
+        raise RecipeError(f"--minutes must be above 0, the length of the whole study; not {minutes:g}")
+    removed: list[str] = []
+
+    def is_within(smaller: StudyPlan) -> bool:
+        return study_seconds(smaller, timings, jobs) <= 60 * minutes
+
+    if not is_within(plan) and len(plan.rates) > 1:
+        removed.append(f"the trials of {len(plan.rates)} learning rates")
+        plan = replace(plan, rates=(1.0,))
+
+    # seeds, the last ones first; a tournament needs one more, which chooses the winner
+    min_seeds = MIN_SEEDS + plan.tournament
+    seeds = plan.seeds
+    while not is_within(plan) and len(plan.seeds) > min_seeds:
+        plan = replace(plan, seeds=plan.seeds[:-1])
+    if len(plan.seeds) < len(seeds):
+        removed.append(f"{len(seeds) - len(plan.seeds)} of {len(seeds)} seeds")
+
+    # designs, the last ones first
+    names = []
+    while not is_within(plan) and (design := _last_to_drop(plan)) is not None:
+        names.append(design.name)
+        plan = replace(plan, designs=tuple(other for other in plan.designs if other is not design))
+    if names:
+        removed.append(", ".join(names))
+
+    if not is_within(plan):
+        min_minutes = math.ceil(study_seconds(plan, timings, jobs) / 60)
+        steps = max(timing.steps for timing in timings.values())
+        raise RecipeError(
+            f"--minutes {minutes:g} is too few: {' and '.join(design.name for design in plan.designs)} with "
+            f"{len(plan.seeds)} seeds and the {steps:,} steps that the recipe takes to learn need about {min_minutes} "
+            f"minute{'s' * (min_minutes != 1)} here. Give --minutes {min_minutes}, or fewer steps by --set "
+            "schedule.steps=N, at the risk that the models have not learnt"
+        )
+    return plan, removed
+
+
+def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:
+    """Return the last design that is neither the baseline nor the design in focus."""
+    if plan.tournament:
+        return None  # a tournament keeps its field
+    others = [design for design in plan.designs if design.name not in (BASELINE, plan.focus)]
+    return others[-1] if others else None
+
+
+# -- a dry run --------------------------------------------------------------------------------------------------------
+
+
+def forecast(plan: StudyPlan, jobs: int = 1, timings: dict[str, Timing] | None = None) -> dict[str, Any]:
+    """Return the object that ``leanify compare --dry-run --json`` prints. Reads the data but writes nothing."""
+    timings = timings or time_designs(plan)
+    trials, runs = len(list(plan.trials())), len(list(plan.runs()))
+    trainings = None  # of the baseline, to find a tournament's winner
+    if tournament.is_open(plan):
+        trainings = tournament.cost(plan)
+        runs += judging_runs(plan)
+    runs += trials
+
+    # checkpoints of all runs on disk, and memory of the runs at a time
+    checkpoint_count = plan.recipe.run.keep + 1  # plus the best one
+    mean_params = sum(design.params for design in plan.designs) // len(plan.designs)
+    disk = mean_params * 4 * TENSORS * checkpoint_count * runs
+    needs = [timing.facts["memory_predicted_bytes"] or 0 for timing in timings.values()]
+    designs = []
+    for design in plan.designs:
+        timing = timings[design.name]
+        memory = timing.facts["memory_predicted_bytes"]
+        designs.append(design.to_json() | {"hours_a_run": timing.run / 3600, "memory_predicted_bytes": memory})
+    return {
+        "study": None,
+        "task": plan.recipe.data and plan.recipe.data.task,
+        "data": timings[plan.designs[0].name].facts["data"],
+        "budget": plan.budget,
+        "seeds": list(plan.seeds),
+        "runs": runs,
+        "steps": max(timing.steps for timing in timings.values()),
+        "baseline_trainings": trainings,
+        "jobs": jobs,
+        "hours_predicted": study_seconds(plan, timings, jobs) / 3600,
+        "bytes_predicted": disk,
+        "memory_predicted_bytes": jobs * max(needs) if any(needs) else None,
+        "designs": designs,
+    }

@@ -1,0 +1,80 @@
+"""Select a learning rate for each design, because flat and deep designs prefer different rates.
+
+Before a study's runs, each design is trained once with each multiple of the recipe's rate, with the first seed and for
+half of the schedule, with warm-up and decay shortened in proportion. Its runs then use the best rate. Trials are judged
+on the validation split, like the runs. This favours no design, because all have the same number of trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from leanify.comparison import runner
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.plan import Key, PlannedDesign
+from leanify.comparison.runner import Engine, OnEnd
+from leanify.comparison.values import Trial
+from leanify.core.errors import RecipeError
+
+USUAL = (0.5, 1.0, 2.0)  # multiples of the recipe's rate
+
+
+def parse(text: str) -> tuple[float, ...]:
+    """Parse ``0.5,1,2``. Raises RecipeError."""
+    try:
+        factors = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        factors = ()
+    if not factors or not all(0 < factor < float("inf") for factor in factors):
+        raise RecipeError(f"--rates takes multiples of the recipe's learning rate, such as 0.5,1,2, not {text!r}")
+    return factors
+
+
+def select_rates(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
+    """Try the rates of designs that have none yet, and store the best ones in the plan."""
+    plan = folder.plan
+    trials = list(plan.trials())
+    if not trials:
+        return
+    runner.run_all(folder, trials, engine, on_end)
+    designs = []
+    for design in plan.designs:
+        rate = best(folder, design) if design.rate is None else design.rate
+        designs.append(replace(design, rate=rate))
+    folder.replan(replace(plan, designs=tuple(designs)))
+
+
+def best(folder: StudyFolder, design: PlannedDesign) -> float:
+    """Return the factor of a design's best trial, the nearest to 1 among equals; 1 if all failed."""
+    qualities: dict[float, float] = {}
+    for factor in folder.plan.rates:
+        outcome = folder.outcome(Key(design.name, folder.plan.seeds[0], factor))
+        if outcome is not None and outcome.quality is not None:
+            qualities[factor] = outcome.sign * outcome.quality
+    return min(qualities, key=lambda factor: (-qualities[factor], abs(factor - 1)), default=1.0)
+
+
+def rate_trials(folder: StudyFolder, design: str) -> tuple[Trial, ...]:
+    """A design's trials that have ended, by rate."""
+    plan = folder.plan
+    trials = []
+    for factor in plan.rates if len(plan.rates) > 1 else ():
+        key = Key(design, plan.seeds[0], factor)
+        outcome = folder.outcome(key)
+        if outcome is not None:
+            optim = plan.run_recipe(key).optim
+            assert optim is not None
+            trials.append(Trial(factor, optim.lr, outcome.quality))
+    return tuple(trials)
+
+
+def sensitivity(trials: Sequence[Trial]) -> float | None:
+    """Return the quality lost with the worst rate compared with the best; None for fewer than two."""
+    qualities = [trial.quality for trial in trials if trial.quality is not None]
+    return max(qualities) - min(qualities) if len(qualities) > 1 else None
+
+
+def is_edge_rate(factor: float | None, rates: Sequence[float]) -> bool:
+    """Whether the best of several rates is the lowest or the highest, so that a rate beyond may be better."""
+    return len(rates) > 1 and factor in (min(rates), max(rates))

@@ -1,0 +1,309 @@
+"""A study's results, read from its folder: quality with uncertainty, paired differences, verdicts and costs.
+
+Answer, interval and p of a difference are computed once, for text and table alike (`statistics`, `verdicts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.comparison import efficiency, learning, rates, report, verdicts
+from leanify.comparison.folder import Outcome, StudyFolder
+from leanify.comparison.plan import BASELINE, Key, PlannedDesign
+from leanify.comparison.statistics import MIN_SEEDS, Run, RunTable
+from leanify.comparison.tournament import rounds
+from leanify.comparison.values import Costs, DesignResult, Findings, Quality, RunResult
+from leanify.core.errors import DirectoryError
+from leanify.core.tabular import Tabular
+from leanify.core.units import format_count, format_digits, metric_heading
+from leanify.training.overview import data_name
+from leanify.upstream.wall import reraise_as
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, repr=False)
+class Study(Findings, Tabular):
+    """A study and its results so far, displayed as a table followed by the answers."""
+
+    def headline(self) -> str:
+        metric = f" · {metric_heading(self.metric)}" if self.metric else ""
+        return f"{self.plan.title} · {len(self.plan.seeds)} seeds{metric}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        table_rows = []
+        for result in self.results:
+            row = result.to_json()
+            for key in ("runs", "quality", "kappa_bounds"):
+                del row[key]
+            table_rows.append(row | asdict(result.quality))
+        return table_rows
+
+    def cells(self) -> list[dict[str, str]]:
+        table_cells = []
+        for result in self.results:
+            row = {"design": result.name}
+            for axis in ("depth", "heads", "mlp"):
+                size = getattr(result.plan, axis)
+                row[axis] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+            row["params"] = format_count(result.plan.params)
+            row[self.metric or "quality"] = _format_quality(result.quality)
+            table_cells.append(row)
+        return table_cells
+
+    def notes(self) -> list[str]:
+        notes = [] if self.learnt else [f"Not learnt: {self.learnt_why}."]
+        notes += [verdict.words for verdict in self.verdicts]
+        return notes + verdicts.describe_changes(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``leanify compare --json`` prints and ``results.json`` stores."""
+        return {
+            "study": str(self.path),
+            "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
+            "data": None if self.plan.recipe.data is None else data_name(self.plan.recipe.data),
+            "metric": self.metric,
+            "split": self.split,
+            "higher_is_better": self.higher_is_better,
+            "margin": self.margin,
+            "margin_words": self.margin_words,
+            "evaluated": self.evaluated,
+            "look": self.look,
+            "reference": None if self.reference is None else self.reference.to_json(),
+            "learnt": self.learnt,
+            "learnt_why": self.learnt_why,
+            "suggested_steps": self.suggested_steps,
+            "seeds": list(self.plan.seeds),
+            "missing": self.missing,
+            "designs": [result.to_json() for result in self.results],
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "rule": verdicts.RULE,
+            "earlier": self.earlier,
+            "tournament": [asdict(one) for one in self.rounds],
+            "fronts": {cost: list(names) for cost, names in efficiency.fronts(self).items()},
+        }
+
+    def html(self, path: str | Path) -> Path:
+        """Write the study as one self-contained page. Raises DirectoryError."""
+        return report.write(self, Path(path))
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a pandas data frame with one row per run. Raises ImportError if pandas is not installed."""
+        import pandas
+
+        rows = []
+        for result in self.results:
+            design = {"design": result.name, "params": result.plan.params, "macs": result.plan.macs}
+            rows += [design | asdict(run) for run in result.runs]
+        return pandas.DataFrame(rows)
+
+
+def _format_quality(quality: Quality) -> str:
+    if quality.mean is None:
+        return "–"
+    if quality.low is None or quality.high is None:
+        return format_digits(quality.mean)
+    return f"{format_digits(quality.mean)} ({format_digits(quality.low)} … {format_digits(quality.high)})"
+
+
+# -- from a folder ----------------------------------------------------------------------------------------------------
+
+
+def read_study(folder: StudyFolder) -> Study:
+    """Read a study's current results. Raises DirectoryError if a file is damaged."""
+    with reraise_as(f"a file of {folder.path} is damaged", DirectoryError):
+        return _study(folder)
+
+
+def _study(folder: StudyFolder) -> Study:
+    plan, outcomes = folder.plan, folder.outcomes()
+
+    # runs that count: finished and not diverged
+    diverged = learning.diverged_runs(folder, outcomes)
+    runs = []
+    for outcome in outcomes:
+        if outcome.status == "finished" and outcome.quality is not None and outcome.key not in diverged:
+            samples = folder.run_samples(outcome.key)
+            signed_samples = None if samples is None else outcome.sign * samples
+            runs.append(Run(outcome.design, outcome.seed, outcome.sign * outcome.quality, signed_samples))
+    table = RunTable(runs)
+
+    # quality, κ and costs of each design
+    stored_results = folder.results()
+    costs = {entry["name"]: _costs(entry) for entry in stored_results.get("designs", [])}
+    results = []
+    for design in plan.remaining:
+        design_outcomes = [outcome for outcome in outcomes if outcome.design == design.name]
+        results.append(_design(folder, design, design_outcomes, diverged, table, costs.get(design.name)))
+    study = Study(folder.path, plan, tuple(results), margin=plan.margin, rounds=rounds(folder))
+    study = replace(study, earlier=verdicts.earlier_answers(stored_results))
+    if not runs:
+        return study
+
+    # the metric and the margin, and whether the models have learnt
+    first = next(outcome for outcome in outcomes if outcome.status == "finished" and outcome.key not in diverged)
+    study = replace(study, metric=first.metric, split=first.split, higher_is_better=first.sign > 0, steps=first.step)
+    margin = verdicts.resolve_margin(study, first)
+    margin_words = verdicts.describe_margin(study, first, margin)
+    study = replace(study, margin=margin, margin_words=margin_words, evaluated=table.samples)
+    study = replace(study, **_learnt(folder, study, table, first))
+
+    # the number of this look: one plus the earlier looks with fewer seeds
+    judging_table = RunTable([run for run in runs if run.seed in plan.judging])
+    margins = verdicts.question_margins(plan, margin)
+    seeds = max((len(judging_table.common_seeds(str(plan.focus), against)) for against in margins), default=0)
+    if seeds >= MIN_SEEDS:
+        study = replace(study, look=1 + sum(MIN_SEEDS <= before < seeds for before in folder.looks()))
+
+    # differences, and the answers to the questions
+    study = replace(study, pairs=tuple(verdicts.make_pairs(plan, judging_table, margins, max(study.look, 1))))
+    unlearnt = _unlearnt(study, judging_table, first)
+    answers = []
+    for pair in study.pairs:
+        if pair.asked:
+            difference = judging_table.difference(pair.design, pair.against)
+            answers.append(verdicts.make_verdict(study, pair, difference, margins[pair.against], unlearnt))
+    return replace(study, verdicts=tuple(answers))
+
+
+def _design(
+    folder: StudyFolder,
+    design: PlannedDesign,
+    outcomes: Sequence[Outcome],
+    diverged: Mapping[Key, str],
+    table: RunTable,
+    costs: Costs | None,
+) -> DesignResult:
+    """The result of a design from the outcomes of its runs."""
+    runs, counted = [], []
+    for outcome in outcomes:
+        place = str(folder.run(outcome.key).relative_to(folder.path))
+        status: str = outcome.status
+        reason = outcome.reason
+        if outcome.key in diverged:
+            status, reason = "diverged", diverged[outcome.key]
+        elif outcome.status == "finished":
+            counted.append(outcome)
+        runs.append(RunResult(outcome.seed, status, outcome.quality, reason, place))
+
+    # κ of the concatenated heads at the start and at the end, a mean over seeds
+    run_kappas = [outcome.kappas for outcome in counted if outcome.kappas]
+    begin = _mean([kappas[0][1] for kappas in run_kappas])
+    end = _mean([kappas[-1][1] for kappas in run_kappas])
+
+    failed = sum(run.status == "failed" for run in runs)
+    quality = _quality(design.name, counted, failed, len(runs) - failed - len(counted), table)
+    optim = folder.plan.run_recipe(Key(design.name, folder.plan.seeds[0])).optim
+    rate = None if optim is None else optim.lr
+    trials = rates.rate_trials(folder, design.name)
+    return DesignResult(design, quality, tuple(runs), begin, end, _bounds(counted), costs, rate, trials)
+
+
+def _costs(entry: Mapping[str, Any]) -> Costs | None:
+    """Return the measured costs of a design from its entry in ``results.json``; None if it was not measured."""
+    if not entry.get("latency_s"):
+        return None
+    fields = {key: entry[key] for key in Costs.__dataclass_fields__ if key in entry}
+    for key, value in fields.items():
+        if key.endswith("_range") and value:
+            fields[key] = tuple(value)
+    return Costs(**fields)
+
+
+def _quality(name: str, outcomes: Sequence[Outcome], failed: int, diverged: int, table: RunTable) -> Quality:
+    if not outcomes:
+        return Quality(None, None, None, 0, failed, diverged)
+    estimate, sign, best = table.mean(name), outcomes[0].sign, outcomes[0].best
+    bounds = estimate.interval()
+    low, high = (None, None) if bounds is None else sorted(sign * bound for bound in bounds)
+    if best is not None and low is not None and high is not None:  # no model is better than a perfect one
+        low, high = (low, min(high, best)) if sign > 0 else (max(low, best), high)
+    return Quality(sign * estimate.mean, low, high, estimate.seeds, failed, diverged)
+
+
+def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
+    """Return the mean bounds of the last κ; None if a run has none."""
+    lows, highs = [], []
+    for outcome in outcomes:
+        if not outcome.kappas:
+            continue
+        if outcome.kappa_bounds is None:
+            return None
+        low, high = outcome.kappa_bounds
+        lows.append(low)
+        highs.append(math.inf if high is None else high)
+    return (sum(lows) / len(lows), sum(highs) / len(highs)) if lows else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+# -- have the models learnt? ------------------------------------------------------------------------------------------
+
+
+def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcome) -> dict[str, Any]:
+    """Check whether the baseline (or the best design) beats the reference, and whether its loss has settled."""
+    # the design to judge
+    results = [result for result in study.results if result.quality.mean is not None]
+    judged = next((result for result in results if result.name == BASELINE), None)
+    if judged is None:
+        judged = max(results, key=lambda result: first.sign * float(result.quality.mean or 0))
+    mean = float(judged.quality.mean or 0)
+    name = f"the {judged.name}" if judged.name == BASELINE else judged.name
+
+    # the suggested length of the runs if they have not learnt
+    keys = [Key(judged.name, run.seed) for run in judged.runs if run.status == "finished"]
+    rows = [folder.rows(key) for key in keys]
+    steps = study.steps or 0
+    longer = "more steps do not help, since its validation loss rises while its training loss falls; "
+
+    # compare with the trivial reference, if the task has one
+    trivial = learning.stored_reference(folder)
+    if trivial is not None and trivial.value is None:
+        trivial = None
+    words = ""
+    if trivial is not None:
+        reference_text = f"{trivial.name} ({format_digits(float(trivial.value or 0))})"
+        if not learning.is_beaten(learning.difference_from_reference(table, judged.name, trivial, first.sign)):
+            suggested = learning.suggested_steps(steps, False, rows)
+            help_text = f"about {suggested:,} steps instead of {steps:,}" if suggested else "more data"
+            why = (
+                f"{name} ({format_digits(mean)}) does not beat {reference_text} by more than the noise; "
+                f"{'' if suggested else longer}what helps: {help_text}, or pretrained weights (--weights)"
+            )
+            return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": suggested}
+        words = f"{name} ({format_digits(mean)}) beats {reference_text}"
+
+    # the losses of most of its runs must have settled
+    falling = sum(learning.still_falls(run_rows, steps) for run_rows in rows)
+    if 2 * falling > len(keys):
+        suggested = learning.suggested_steps(steps, True, rows)
+        why = (
+            f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can; "
+            f"what helps: about {suggested or 2 * steps:,} steps instead of {steps:,}"
+        )
+        return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": suggested}
+    return {"reference": trivial, "learnt": True, "learnt_why": words}
+
+
+def _unlearnt(study: Findings, table: RunTable, first: Outcome) -> dict[str, str]:
+    """Return the designs that do not beat the reference, with the reason why they answer nothing."""
+    unlearnt: dict[str, str] = {}
+    if study.reference is None:
+        return unlearnt
+    for result in study.results:
+        if table.common_seeds(result.name):
+            difference = learning.difference_from_reference(table, result.name, study.reference, first.sign)
+            if not learning.is_beaten(difference):
+                unlearnt[result.name] = (
+                    f"{result.name} does not beat {study.reference.name}, and models that have not learnt show nothing "
+                    "about their shapes"
+                )
+    return unlearnt

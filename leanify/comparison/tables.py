@@ -1,0 +1,170 @@
+"""The tables of a study as values, for the terminal and for its page. A column is an entry of one of these lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+from leanify.comparison.plan import Sizes, StudyPlan
+from leanify.comparison.values import DesignResult, Findings, Pair
+from leanify.core.units import (
+    decimal_places,
+    format_bytes,
+    format_count,
+    format_difference,
+    format_digits,
+    format_operations,
+    format_range,
+    metric_heading,
+)
+from leanify.spectra.report import figures, format_kappa
+
+Row = TypeVar("Row")
+Detail = Literal["brief", "full", "page"]  # as it is printed, with --explain, and on the page
+Columns = list[tuple[str, Callable[[Row], Any]]]  # name, and the cell of a row
+
+
+@dataclass(frozen=True)
+class Links:
+    """A table cell of links: address and text of each."""
+
+    links: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def _table(title: str, columns: Columns[Row], rows: Iterable[Row]) -> Table:
+    head = tuple(name for name, _ in columns)
+    cells = []
+    for row in rows:
+        cells.append(tuple(cell(row) for _, cell in columns))
+    return Table(title, head, tuple(cells))
+
+
+def designs(study: Findings, detail: Detail = "brief") -> Table:
+    """Return shape and quality of every design, and the reference; ``--explain`` and the page have more columns."""
+    columns: Columns[DesignResult] = [
+        ("", lambda result: result.name),
+        ("depth", lambda result: sizes(result.plan.depth)),
+        ("heads × dim", lambda result: f"{sizes(result.plan.heads)} × {sizes(result.plan.head_dim)}"),
+        *([("width", lambda result: sizes(result.plan.width))] if has_widths(study.plan) else []),
+        ("mlp", lambda result: sizes(result.plan.mlp)),
+        ("params", lambda result: format_count(result.plan.params)),
+        (metric_heading(study.metric or "quality"), quality),
+        ("seeds", _seeds),
+    ]
+    if detail != "brief":
+        columns += [
+            ("rate", lambda result: "–" if result.rate is None else f"{result.rate:.2g}"),
+            ("κ", lambda result: format_kappa(result.kappa, result.kappa_bounds)),
+        ]
+    if detail == "page":
+        columns += [
+            ("κ at the start", lambda result: figures(result.kappa_begin)),
+            ("predicted", lambda result: f"rank {result.plan.rank}"),
+            ("runs", _runs),
+        ]
+    table = _table("Designs: mean over seeds ± half of its 95% interval", columns, study.results)
+    reference = study.reference
+    if reference is None or reference.value is None:
+        return table
+    cells = {"": "reference", metric_heading(study.metric or "quality"): format_digits(reference.value)}
+    row = tuple(cells.get(name, "") for name in table.head)
+    return Table(table.title, table.head, (*table.rows, row))
+
+
+def costs(study: Findings, page: bool = False) -> Table:
+    """Return the measured costs of the designs; no rows if none was measured."""
+    columns: Columns[Any] = [
+        ("", lambda result: result.name),
+        ("MACs", lambda result: format_operations(result.plan.macs)),
+        ("latency", lambda result: format_range(result.costs.latency_s, result.costs.latency_range, 1e3, "ms")),
+        ("inference/s", lambda result: format_range(result.costs.throughput_per_s, result.costs.throughput_range)),
+        ("training/s", lambda result: format_range(result.costs.train_per_s, result.costs.train_range)),
+        ("training memory", lambda result: format_bytes(result.costs.train_peak_bytes)),
+    ]
+    if page:
+        columns.append(("predicted", lambda result: format_bytes(result.costs.train_predicted_bytes)))
+    return _table("Costs", columns, [result for result in study.results if result.costs is not None])
+
+
+def pairs(study: Findings) -> Table:
+    """Return the differences between designs, positive if better; * marks differences without a planned question."""
+    better = "more" if study.higher_is_better else "less"
+    columns: Columns[Pair] = [
+        (
+            f"difference ({better} {study.metric} is +)",
+            lambda pair: f"{pair.design} − {pair.against}{'' if pair.asked else ' *'}",
+        ),
+        ("mean", lambda pair: format_difference(pair.difference, pair.low, pair.high)[0]),
+        ("95% interval", lambda pair: format_difference(pair.difference, pair.low, pair.high)[1]),
+        ("p", lambda pair: "–" if pair.low is None else probability(pair.p)),
+        ("seeds", lambda pair: str(len(pair.seeds))),
+    ]
+    return _table("Paired differences", columns, study.pairs)
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def has_widths(plan: StudyPlan) -> bool:
+    """Whether designs differ in width."""
+    return len({design.width for design in plan.designs}) > 1
+
+
+def sizes(size: Sizes | None) -> str:
+    """One number, or one for each stage: 4/4/8/2."""
+    if size is None:
+        return "–"
+    return str(size) if isinstance(size, int) else "/".join(map(str, size))
+
+
+def quality(result: DesignResult) -> str:
+    quality_value = result.quality
+    return interval(quality_value.mean, quality_value.low, quality_value.high)
+
+
+def interval(mean: float | None, low: float | None, high: float | None) -> str:
+    """Format a mean ± half of its interval, with two digits of the uncertainty and as many decimals in the mean."""
+    if mean is None:
+        return "–"
+    if low is None or high is None:
+        return f"{mean:.4g}"
+    if high == low:
+        return f"{mean:.4g} ± 0"
+    places = decimal_places(low, high)
+    return f"{mean:.{places}f} ± {(high - low) / 2:.{places}f}"
+
+
+def probability(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _seeds(result: DesignResult) -> str:
+    quality_value = result.quality
+    parts = []
+    if quality_value.failed:
+        parts.append(f"{quality_value.failed} failed")
+    if quality_value.diverged:
+        parts.append(f"{quality_value.diverged} diverged")
+    return f"{quality_value.seeds} ({', '.join(parts)})" if parts else str(quality_value.seeds)
+
+
+def _runs(result: DesignResult) -> Links | str:
+    """Return every run's quality, as a link to the run's folder."""
+    links = []
+    for run in result.runs:
+        text = "failed" if run.quality is None else f"{run.quality:#.4g}"
+        if run.status == "diverged":
+            text = f"{text}, diverged"
+        links.append((quote(f"{run.path}/"), text))
+    return Links(tuple(links)) if links else "–"

@@ -1,0 +1,193 @@
+"""The findings of a study as frozen dataclasses: runs, designs with quality and costs, paired differences, verdicts.
+
+Differences are signed so that positive is better, whatever the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.comparison.plan import PlannedDesign, StudyPlan
+from leanify.comparison.statistics import Answer
+
+if TYPE_CHECKING:
+    from leanify.comparison.tournament import Round
+    from leanify.training.reference import ReferenceScore
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The mean metric over seeds with its 95% interval, None if unknown; without failed and diverged runs."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    failed: int
+    diverged: int = 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs measured in interleaved rounds, ``batch`` samples at a time except for the latency of one sample.
+
+    Rates are in samples per second; bytes are of training, measured and predicted. Each value is the median over the
+    rounds; its range has the middle half of them, None in studies of earlier versions.
+    """
+
+    latency_s: float
+    throughput_per_s: float
+    train_per_s: float
+    train_peak_bytes: int | None
+    train_predicted_bytes: int | None
+    batch: int
+    device: str
+    latency_range: Range | None = None
+    throughput_range: Range | None = None
+    train_range: Range | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run, finished, failed or diverged; ``path`` is its folder relative to the study's."""
+
+    seed: int
+    status: str
+    quality: float | None
+    reason: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate of a design, as a multiple of the recipe's and in full; ``quality`` is None if it failed."""
+
+    factor: float
+    rate: float
+    quality: float | None
+
+
+@dataclass(frozen=True)
+class DesignResult:
+    """One design: shape and prices, quality, κ at the start and the end of training, and measured costs."""
+
+    plan: PlannedDesign
+    quality: Quality
+    runs: tuple[RunResult, ...]
+    kappa_begin: float | None
+    kappa: float | None
+    kappa_bounds: tuple[float, float] | None  # bounds of ``kappa`` given the rounding of its inputs
+    costs: Costs | None
+    rate: float | None = None  # learning rate of its runs
+    trials: tuple[Trial, ...] = ()  # all tried rates
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def to_json(self) -> dict[str, Any]:
+        costs: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__)
+        return {
+            **self.plan.to_json(),
+            "quality": asdict(self.quality),
+            **(costs if self.costs is None else asdict(self.costs)),
+            "kappa_begin": self.kappa_begin,
+            "kappa": self.kappa,
+            "kappa_bounds": self.kappa_bounds and ["inf" if math.isinf(one) else one for one in self.kappa_bounds],
+            "rate": self.rate,
+            "rates": [asdict(trial) for trial in self.trials],
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The difference ``design`` − ``against``, positive if better, with its interval and two-sided p (`statistics`).
+
+    Both count the looks. ``asked`` is whether one of the study's questions is about it; the p of the others are
+    corrected together (Holm). ``seeds`` are the differences by seed.
+    """
+
+    design: str
+    against: str
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    asked: bool
+    seeds: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seeds": [{"seed": seed, "difference": value} for seed, value in self.seeds]}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to a question, with effect and interval in ``words``.
+
+    ``seeds_needed`` in total would decide it at the observed effect, None if unknown; ``seeds_range`` is the same at
+    the ends of the range that probably contains the effect, with None as upper end if no number is sufficient.
+    ``samples_needed`` is the number of validation samples if no number of seeds is sufficient.
+    """
+
+    question: str
+    answer: Answer
+    words: str
+    seeds_needed: int | None
+    seeds_range: tuple[int | None, int | None] | None
+    samples_needed: int | None
+    p: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class Findings:
+    """A study's findings so far. Before the first run has finished, ``metric`` is None and the tuples are empty.
+
+    margin     the acceptable loss in the metric's unit; ``margin_words`` adds the unit and the meaning of its share
+    evaluated  validation samples behind each quality, or blocks of them; 0 if the runs stored no outcomes
+    reference  a trivial model on the same samples; None if there is none for the task
+    learnt     whether the baseline has learnt, with the reason in ``learnt_why``; if not, nothing is answered
+    earlier    answers of the rule of earlier versions, by question without its margin
+    suggested_steps  steps with which models probably learn that have not yet; None if more steps do not help
+    look       number of looks at the answers, including this one; 0 if nothing can be answered yet
+    """
+
+    path: Path
+    plan: StudyPlan
+    results: tuple[DesignResult, ...]
+    metric: str | None = None
+    split: str | None = None
+    higher_is_better: bool = True
+    margin: float | None = None
+    margin_words: str = ""
+    evaluated: int = 0
+    pairs: tuple[Pair, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    look: int = 0
+    reference: ReferenceScore | None = None
+    learnt: bool = True
+    learnt_why: str = ""
+    suggested_steps: int | None = None
+    rounds: tuple[Round, ...] = ()
+    steps: int | None = None
+    earlier: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int | None:
+        """The samples that a run processes, over all epochs; None before one has finished."""
+        schedule = self.plan.recipe.schedule
+        return None if schedule is None or self.steps is None else self.steps * schedule.batch_size
+
+    @property
+    def missing(self) -> int:
+        """Runs that have not ended."""
+        return len(list(self.plan.runs())) - sum(len(result.runs) for result in self.results)
+
+    def result(self, name: str) -> DesignResult:
+        return next(result for result in self.results if result.name == name)

@@ -1,0 +1,218 @@
+"""The questions of a study and their answers: acceptable loss, paired differences, and verdicts as sentences.
+
+The questions about the design in focus (usually lean) are fixed before the study, so each has the whole error rate:
+
+    baseline       is it not worse by more than a margin?
+    each rival     does it beat the control, which has its depth and parameters with the old heads?
+
+All other differences are explored: their p-values are corrected together (Holm 1979), and so are their intervals
+(Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+from leanify.comparison import statistics
+from leanify.comparison.folder import Outcome
+from leanify.comparison.plan import BASELINE, NARROW, StudyPlan
+from leanify.comparison.statistics import MIN_SEEDS, Estimate, RunTable
+from leanify.comparison.values import DesignResult, Findings, Pair, Verdict
+from leanify.core.units import format_difference, format_share
+
+MARGIN = 0.05  # share of the baseline's error or loss
+ERRORS = ("top1", "accuracy", "majority")  # for these metrics, 100 − metric is the percentage of errors
+RIVAL_NAMES = {NARROW: "a narrower model of the same parameters"}
+RULE = 2  # version of the decision rule; 1 pooled the noise of a run over all designs
+
+
+def question_margins(plan: StudyPlan, margin: float) -> dict[str, float]:
+    """Return the acceptable loss of the design in focus against each design in a question."""
+    if plan.focus is None:
+        return {}
+    margins = {BASELINE: margin} | dict.fromkeys(plan.rivals, 0.0)
+    return {name: loss for name, loss in margins.items() if plan.has(name)}
+
+
+# -- the margin -------------------------------------------------------------------------------------------------------
+
+
+def resolve_margin(study: Findings, first: Outcome) -> float:
+    """Return the acceptable loss: set by the user, or a share of the baseline's error or loss."""
+    if study.plan.margin is not None:
+        return study.plan.margin
+    reference = study.plan.has(BASELINE) and study.result(BASELINE).quality.mean
+    if first.best is None or not reference:
+        return first.margin or 0.0  # runs of earlier versions, and studies without a baseline
+    return MARGIN * abs(first.best - reference)
+
+
+def describe_margin(study: Findings, first: Outcome, margin: float) -> str:
+    name = first.metric.replace("_", " ")
+    unit = first.unit or (f"points of {name}" if first.sign > 0 else name)
+    words = f"{margin:.2g} {unit}"
+    if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
+        return words
+    what_remains = "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
+    if first.sign < 0:
+        what_remains = "loss"
+    return f"{words} ({format_share(MARGIN)} of its {what_remains})"
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def make_pairs(plan: StudyPlan, table: RunTable, questions: Container[str], look: int) -> list[Pair]:
+    """Compare every design with the baseline and its rivals; differences with a question keep their own p."""
+    names = [design.name for design in plan.remaining]
+    differences: dict[tuple[str, str], Estimate] = {}
+    for against in (BASELINE, *plan.rivals):
+        for name in names:
+            if against in names and name not in (BASELINE, against) and table.common_seeds(name, against):
+                differences[name, against] = table.difference(name, against)
+
+    # p-values; differences without a question are corrected together
+    ps = {pair: statistics.two_sided(estimate, look) for pair, estimate in differences.items()}
+    explored = [pair for pair in differences if pair[0] != plan.focus or pair[1] not in questions]
+    ps |= zip(explored, statistics.holm([ps[pair] for pair in explored]), strict=True)
+
+    pairs = []
+    for (name, against), estimate in differences.items():
+        is_asked = (name, against) not in explored
+        alpha = statistics.alpha_of(look)
+        if not is_asked:  # intervals of differences without a question hold simultaneously
+            alpha /= len(explored)
+        low, high = estimate.interval(alpha) or (None, None)
+        seeds = []
+        for seed in table.common_seeds(name, against):
+            seeds.append((seed, table.runs[name, seed].quality - table.runs[against, seed].quality))
+        p = ps[name, against]
+        p_or_none = None if math.isnan(p) else p  # JSON has no NaN
+        pairs.append(Pair(name, against, estimate.mean, low, high, p_or_none, is_asked, tuple(seeds)))
+    return pairs
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def make_verdict(
+    study: Findings, pair: Pair, estimate: Estimate, margin: float, unlearnt: Mapping[str, str]
+) -> Verdict:
+    """Return the answer to a question; undecided if a run of either design is missing or has not learnt.
+
+    ``unlearnt`` has the designs that do not beat the trivial reference, with the reason.
+    """
+    name, against = pair.design, pair.against
+    rival = RIVAL_NAMES.get(against, f"the {against}")
+    if margin:
+        claim = f"{name} is not worse than {rival} by more than {study.margin_words}"
+        contrary = f"{name} is worse than {rival} by more than {study.margin_words}"
+        question = f"Is {name} not worse than {rival} by more than {study.margin_words}?"
+    else:
+        claim, contrary = f"{name} beats {rival}", f"{name} does not beat {rival}: it is worse"
+        question = f"Does {name} beat {rival}?"
+
+    # obstacles to an answer: without the missing runs, the mean is biased
+    decision = statistics.decide(estimate, margin, max(study.look, 1))
+    results = [study.result(name), study.result(against)]
+    obstacles = [missing_runs(result) for result in results if result.quality.failed or result.quality.diverged]
+    if not study.learnt:
+        obstacles.append("models that have not learnt show nothing about their shapes")
+    else:
+        obstacles += [unlearnt[result.name] for result in results if result.name in unlearnt]
+    answer = "undecided" if obstacles else decision.answer
+
+    # the sentence, the size of the difference, and the seeds that would decide it
+    sentence = {"shown": claim, "refuted": contrary, "undecided": f"not decided whether {claim}"}[answer]
+    parts = [_describe_size(study, pair, estimate), *obstacles]
+    if answer == "undecided" and not obstacles:
+        parts.append(describe_needed(estimate, decision.needed))
+    words = f"{sentence[0].upper()}{sentence[1:]}: {'; '.join(parts)}."
+    p = None if math.isnan(decision.p) else decision.p
+    verdict = Verdict(question, answer, words, None, None, None, p)
+    needed = decision.needed
+    if needed is None:
+        return verdict
+    seeds_range = (needed.low, needed.high)
+    return replace(verdict, seeds_needed=needed.seeds, seeds_range=seeds_range, samples_needed=needed.samples)
+
+
+def missing_runs(result: DesignResult) -> str:
+    """Describe the runs of a design that are missing from its mean, and possible remedies."""
+    quality = result.quality
+    parts = []
+    if quality.failed:
+        parts.append(f"{quality.failed} of {len(result.runs)} runs of {result.name} failed")
+    if quality.diverged:
+        parts.append(
+            f"{quality.diverged} of {len(result.runs)} runs of {result.name} diverged and count in no mean (a lower "
+            "rate, a longer warm-up or optim.clip helps)"
+        )
+    return "; ".join(parts)
+
+
+def _describe_size(study: Findings, pair: Pair, estimate: Estimate) -> str:
+    mean, span = format_difference(pair.difference, pair.low, pair.high)
+    seeds = f"{estimate.seeds} seed{'s' * (estimate.seeds != 1)}"
+    if pair.low is None or pair.high is None:
+        return f"the difference is {mean}, {seeds}"
+    samples = f" on {estimate.samples:,} samples" if estimate.samples else ""
+    look = f", look {study.look} at this study" if study.look > 1 else ""
+    return f"the difference is {mean}, 95% interval {span}, {seeds}{samples}{look}"
+
+
+def describe_needed(estimate: Estimate, needed: statistics.Needed | None) -> str:
+    """Describe the number of seeds or samples that would decide a question."""
+    if estimate.seeds < MIN_SEEDS:
+        return f"below {MIN_SEEDS} seeds nothing is answered"
+    if estimate.sample_part is None:
+        return "the outcomes of its samples are unknown, which runs of an earlier version did not keep"
+    if needed is None:
+        return "the noise of a run is unknown"
+    if needed.samples is not None:
+        return (
+            f"no number of seeds would decide it at the effect seen: {estimate.samples:,} validation samples are too "
+            f"few, about {needed.samples:,} would be needed"
+        )
+    if needed.seeds is None:
+        return f"more than {statistics.MAX_SEEDS} seeds would be needed at the effect seen"
+    high = f"more than {statistics.MAX_SEEDS}" if needed.high is None else str(needed.high)
+    return (
+        f"about {needed.seeds} seeds in all would decide it at the effect seen, {needed.low} to {high} at likely ones"
+    )
+
+
+# -- answers of earlier versions --------------------------------------------------------------------------------------
+
+
+def earlier_answers(results: Mapping[str, object]) -> dict[str, str]:
+    """Return the answers of earlier versions' rule, by question, from the contents of ``results.json``."""
+    if results.get("rule") == RULE:
+        earlier = results.get("earlier")
+        return dict(earlier) if isinstance(earlier, Mapping) else {}
+    answers = {}
+    verdicts = results.get("verdicts")
+    for verdict in verdicts if isinstance(verdicts, list) else []:
+        if isinstance(verdict, Mapping) and "question" in verdict:
+            answers[_stem(str(verdict["question"]))] = str(verdict.get("answer"))
+    return answers
+
+
+def describe_changes(study: Findings) -> list[str]:
+    """Yield one sentence per answer that changed from earlier versions' rule."""
+    sentences = []
+    for verdict in study.verdicts:
+        before = study.earlier.get(_stem(verdict.question), verdict.answer)
+        if before != verdict.answer:
+            sentences.append(
+                f"An earlier version answered {before!r} to “{verdict.question}”. It took all designs to be equally "
+                f"noisy, which made wrong answers where they are not; now each design has its own noise."
+            )
+    return sentences
+
+
+def _stem(question: str) -> str:
+    """Return a question without its margin, which changes a little with every run."""
+    return question.split(" by more than ")[0].rstrip("?")

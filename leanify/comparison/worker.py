@@ -1,0 +1,289 @@
+"""Execute one run of a study in a separate process, started by `runner`.
+
+The run starts, or resumes from its checkpoint; with a share of the schedule it stops there, with a checkpoint. κ is
+probed during training, and the outcome is written next to the run. Rows of the run's log are sent to the parent
+process. When the parent ends, this process is killed, so that no process remains.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from leanify.comparison.folder import PROBES, RUNS, Outcome, StudyFolder
+from leanify.comparison.plan import Key
+from leanify.core.errors import LeanifyError, SourceError, UnsupportedModel
+from leanify.core.files import writing
+from leanify.core.files.reading import read_json
+from leanify.core.path_kinds import is_run
+from leanify.data.samples import Reader, end_workers
+from leanify.runs.run_directory import RunDirectory
+from leanify.spectra.measure import condition
+from leanify.tasks.outcomes import outcomes
+from leanify.training.callbacks import Callback
+from leanify.training.loop import Trainer
+from leanify.training.start import recorded_recipe
+from leanify.upstream.libraries import first_line
+
+INTERRUPTED_CODE = 130  # a run's exit code after Ctrl-C or SIGTERM; it can be resumed
+NO_ROOM = 74  # and after a full disk; the run can be resumed as well; EX_IOERR of sysexits.h
+LOG = "worker.log"  # what runs print, in the study's folder of runs
+PROBE_SAMPLES = 16  # validation samples on which κ is probed
+POINTS = 8  # κ is probed at the start, and about this many times during training
+
+
+OnRow = Callable[[dict[str, Any]], None]
+
+
+class RunCallback(Callback):
+    """Follows a run: forwards its log rows, probes κ at evaluations, and stops it at step ``stop``.
+
+    κ is the median over samples and layers, so that one rank-deficient layer does not hide the others. The probe points
+    depend only on the step, so a resumed run probes at the same ones.
+    """
+
+    def __init__(self, on_row: OnRow, probes: bool) -> None:
+        self.on_row, self.probes = on_row, probes
+        self.stop: int | None = None
+        self.has_stopped = self.has_evaluated = False
+        self.file: Path | None = None
+        self.trainer: Trainer | None = None
+        self.kappas: dict[str, list[float | None]] = {}  # by step: κ and its bounds; no upper one if infinite
+
+    def attend(self, trainer: Trainer, run: Path) -> None:
+        self.trainer, self.file = trainer, run / PROBES
+        self.kappas = _probes(self.file)
+
+    def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
+        self.last = last_step
+        self.on_row({"began": summary, "step": first_step, "steps": last_step})
+        self.probe(first_step)
+
+    def on_warning(self, message: str) -> None:
+        print(message, file=sys.stderr)
+
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        self.on_row(dict(row))
+        self.has_evaluated |= row["split"] == "validation"
+
+    def on_step_end(self, step: int) -> None:
+        if self.has_evaluated:
+            self.has_evaluated = False
+            self.probe(step)
+        if step == self.stop:
+            self.has_stopped = True
+            signal.raise_signal(signal.SIGINT)
+
+    def probe(self, step: int) -> None:
+        """Probe κ at a step, unless this eighth of the run already has a value."""
+        if not self.probes:
+            return
+        places = {int(probe_step) * POINTS // self.last for probe_step in self.kappas}
+        if step * POINTS // self.last in places and step != self.last:
+            return
+        assert self.trainer is not None
+        assert self.file is not None
+        bounds = kappa(self.trainer)
+        if bounds is not None:
+            self.kappas[str(step)] = [number if number < float("inf") else None for number in bounds]
+            writing.write(self.file, json.dumps(self.kappas) + "\n")
+
+
+def _probes(file: Path) -> dict[str, list[Any]]:
+    """Return κ and its bounds by step, as written by `RunCallback.probe`; entries edited by a user are ignored."""
+    try:
+        content = read_json(file)
+    except SourceError:  # it is missing or damaged
+        return {}
+    probes = {}
+    for step, value in content.items() if isinstance(content, dict) else ():
+        entry = value if isinstance(value, list) else [value]  # earlier versions wrote no bounds
+        numbers = entry[:2] if len(entry) == 3 and entry[2] is None else entry  # the upper bound may be missing
+        is_valid = len(entry) in (1, 3) and all(type(number) in (int, float) for number in numbers)
+        if is_valid and re.fullmatch("[0-9]{1,12}", step):
+            probes[step] = entry
+    return probes
+
+
+def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
+    """Return κ of the concatenated heads on the first validation samples, and its bounds; None if not finite.
+
+    The bounds are medians like κ, so they are valid for it: a median grows with each of its values.
+    """
+    samples = trainer.splits.validation
+    # κ of each layer and sample on one batch
+    keys = [[(0, index) for index in range(min(PROBE_SAMPLES, len(samples)))]]
+    [batch] = Reader(samples, keys, trainer.seed, 0)
+    inputs, _ = trainer.evaluator.to_device(batch)
+    try:
+        layers = condition(trainer.state.eval_model, inputs).layers
+    except (UnsupportedModel, SourceError):
+        return None
+    layer_samples = [layer.samples for layer in layers if not layer.is_vector]
+    if not layer_samples:
+        return None
+    # medians over samples, then over layers
+    kappas, lows, highs = [], [], []
+    for layer in layer_samples:
+        kappas.append(statistics.median(sample.kappa for sample in layer))
+        lows.append(statistics.median(sample.low for sample in layer))
+        highs.append(statistics.median(sample.high for sample in layer))
+    median_kappa = statistics.median(kappas)
+    if not median_kappa < float("inf"):
+        return None
+    return median_kappa, statistics.median(lows), statistics.median(highs)
+
+
+def execute_run(folder: StudyFolder, key: Key, share: float | None = None, on_row: OnRow = lambda row: None) -> None:
+    """Train one run to its end, or for a share of it, and record its outcome. Does nothing for an ended run."""
+    with folder.lock_run(key):
+        if folder.outcome(key) is not None:
+            return
+        try:
+            trainer = _train(folder, key, share, on_row)
+        except LeanifyError as error:
+            if _is_full_disk(error):
+                raise
+            print_ = folder.plan.fingerprint(key)
+            folder.record(Outcome(key.design, key.seed, print_, "failed", str(error), rate=key.rate))
+            return
+        if trainer is not None:
+            folder.record_samples(key, _outcomes(folder, key, trainer))
+            folder.record(_outcome(folder, key, trainer))
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    """Whether a full disk caused an error, so that no design is responsible for it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return error is not None and _is_full_disk(error.__cause__)
+
+
+def _train(folder: StudyFolder, key: Key, share: float | None, on_row: OnRow) -> Trainer | None:
+    """Train a run; return its trainer if it reached the end, None if it stopped before."""
+    path = folder.run(key)
+    # remove leftovers of a killed run
+    for leftover in path.parent.glob(f".{path.name}.leanify-*"):
+        if writing.is_temp(leftover):  # left by a run that was killed while creating its folder
+            shutil.rmtree(leftover)
+    # a new run, or the interrupted one from its checkpoint
+    callback = RunCallback(on_row, probes=key.rate is None)
+    recipe = recorded_recipe(RunDirectory.open(path)) if is_run(path) else folder.run_recipe(key)
+    trainer = Trainer(recipe, callback)
+    run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
+    callback.attend(trainer, path)
+    # train up to the share of the schedule, unless an earlier process has reached it
+    stop = None if share is None else max(1, round(share * trainer.steps))
+    callback.stop = stop
+    if stop is not None and any(checkpoint.step >= stop for checkpoint in run.checkpoints()):
+        return None
+    try:
+        trainer.fit(run)
+    except KeyboardInterrupt:
+        if not callback.has_stopped:  # a user or the system interrupted it, perhaps before its stop step
+            raise
+        return None
+    return trainer
+
+
+def _outcomes(folder: StudyFolder, key: Key, trainer: Trainer) -> NDArray[np.float64]:
+    """Return each sample's contribution to the last evaluation; evaluate again if a run was killed just after it."""
+    evaluator = trainer.evaluator
+    if evaluator.tally is None:
+        trainer.test(RunDirectory.open(folder.run(key)))
+    if evaluator.tally is None:
+        trainer.evaluate()
+    assert evaluator.tally is not None
+    return outcomes(trainer.task, evaluator.tally)
+
+
+def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
+    rows, task = folder.rows(key), trainer.task
+    # the final metric, on the test split if the data have one
+    last = next((row for row in reversed(rows) if row["split"] == "test"), None)
+    last = last or next(row for row in reversed(rows) if row["split"] == "validation")
+    # κ by step, and the bounds of the last one
+    probes = {int(step): value for step, value in _probes(folder.run(key) / PROBES).items()}
+    probes = {step: probes[step] for step in sorted(probes) if step <= trainer.steps}
+    bounds = next((probe[1:] for probe in reversed(probes.values()) if len(probe) == 3), None)
+    return Outcome(
+        design=key.design,
+        seed=key.seed,
+        fingerprint=folder.plan.fingerprint(key),
+        status="finished",
+        metric=task.metric,
+        split=last["split"],
+        sign=task.sign,
+        rate=key.rate,
+        best=task.best,
+        unit=task.unit,
+        quality=last[task.metric],
+        step=trainer.steps,
+        kappas=tuple((step, found[0]) for step, found in probes.items()),
+        kappa_bounds=None if bounds is None else (bounds[0], bounds[1]),
+    )
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def main(study: str, key: Key, share: float | None, environment: Mapping[str, str], rows: Connection) -> None:
+    """Execute one run in this process, and end it with INTERRUPTED, NO_ROOM or 1 if the run has no outcome."""
+    _end_with_parent()
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it, but trials end themselves with it
+    # start data readers as in `train`: children of the fork server would have no parent here
+    multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn", force=True)
+    folder = StudyFolder.open(Path(study))
+    with writing.open_append(folder.path / RUNS / LOG) as log:
+        os.dup2(log.fileno(), 1)  # only results of the command are printed
+        os.dup2(log.fileno(), 2)
+    threadpool_limits(folder.plan.threads)
+    torch.set_num_threads(folder.plan.threads)
+
+    def send(row: dict[str, Any] | str) -> None:
+        with suppress(OSError):  # the reader has gone: `_end_with_parent` ends this process
+            rows.send(row)
+
+    try:
+        execute_run(folder, key, share, send)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_CODE)
+    except BaseException as error:
+        traceback.print_exc()
+        send(first_line(error))
+        sys.exit(NO_ROOM if _is_full_disk(error) else 1)
+    finally:
+        end_workers()  # otherwise this process would wait for data readers that have no more work
+
+
+def _end_with_parent() -> None:
+    """Kill this process as soon as its parent has ended, for whatever reason."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,191 @@
+"""Decode pictures as a viewer shows them. Training, `predict`, `condition` and the look at own data decode here.
+
+A photo is turned as its EXIF orientation says. Transparent pixels show a background: white, or black where white
+would hide what is drawn. Grey pictures of 16 bits are scaled by the range of their data set. `choose_decoder`
+decides both from the data, and a run keeps the choice in its recipe, so that everything that reads pictures for
+its model decodes them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from leanify.core.errors import DataError
+from leanify.core.recipe import DataSection
+from leanify.upstream.libraries import first_line
+
+# formats that are opened: among Pillow's others are some that start a program, as Ghostscript for PostScript
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
+FULL_RANGE = (0, 65535)  # of 16 bits
+MAX_LOOKED_AT = 256  # pictures, evenly spaced, by which a data set's decoder is chosen
+MIN_CONTRAST = 16  # of 255, between a picture's darkest and brightest pixel; one with less is flat
+SKIP = ", or skip such images with --set data.on_error=skip"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes the pictures of one data set."""
+
+    background: str = "white"  # of transparent pixels; "stored": pixels as the file stores them (runs before 0.2)
+    pixel_range: tuple[float, ...] = FULL_RANGE  # what becomes black and what becomes white in 16 bits
+
+    def __call__(self, file: Any, mode: str, name: Any) -> Any:
+        """Decode a picture from a file object into Pillow's ``mode``. Raises DataError that names it."""
+        from PIL import Image
+
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                return self._convert(image, mode, name)
+        except DataError:
+            raise
+        except Exception as error:  # Pillow's decoders raise many types for damaged files
+            reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
+            raise DataError(f"the image {name} cannot be read ({reason}): fix or remove it", SKIP) from error
+
+    def _convert(self, image: Any, mode: str, name: Any) -> Any:
+        if has_sixteen_bits(image):
+            values = read_deep_pixels(image, name)
+            low, high = self.pixel_range
+            eight_bits = values >> 8
+            if self.background != "stored":
+                eight_bits = ((values - low) * (255 / max(high - low, 1))).round().clip(0, 255)
+            return _turn(_from_array(eight_bits.astype(np.uint8)), image, self.background).convert(mode)
+        image.load()
+        if self.background == "stored" or not has_transparency(image):
+            return _turn(image, image, self.background).convert(mode)
+        return _turn(composite(image, self.background), image, self.background).convert(mode)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The choice as keys of a recipe's [data]."""
+        return {"background": self.background, "pixel_range": self.pixel_range}
+
+
+PLAIN = Decoder()
+
+
+def choose_decoder(
+    files: Any, background: str | None = None, pixel_range: tuple[float, ...] = ()
+) -> tuple[Decoder, str]:
+    """Choose the decoder that the training pictures need; returns it with a note for the user.
+
+    ``files`` gives (file object, class) by index. ``background`` and ``pixel_range`` are those that the user names.
+    """
+    # a sample of the pictures, spread over all of them
+    places: Any = np.unique(np.linspace(0, len(files) - 1, MAX_LOOKED_AT).astype(int)) if len(files) else []
+    # how many each background would hide, and the range of 16-bit pixels
+    hidden = {"white": 0, "black": 0}  # pictures that the background would make flat
+    transparent = 0
+    extremes: list[tuple[float, float]] = []
+    for place in places:
+        for colour, contrast in _transparent_contrasts(files, int(place), extremes).items():
+            hidden[colour] += contrast < MIN_CONTRAST
+            transparent += colour == "white"
+
+    # white, unless it hides more pictures than black does
+    notes = []
+    chosen_background = background or ("black" if hidden["black"] < hidden["white"] else "white")
+    if transparent and background != "stored":
+        notes.append(f"transparent pixels on {chosen_background}")
+    # the range of the data set's own pixels
+    chosen_range = pixel_range or FULL_RANGE
+    if extremes and not pixel_range:
+        chosen_range = (min(low for low, _ in extremes), max(high for _, high in extremes))
+    if extremes and background != "stored":
+        notes.append(f"16-bit pixels from {chosen_range[0]:,g} to {chosen_range[1]:,g}")
+    return Decoder(chosen_background, chosen_range), "".join(f", {note}" for note in notes)
+
+
+def recorded_decoder(data: DataSection) -> Decoder:
+    """The decoder that a run's recipe keeps."""
+    return Decoder(data.background or "stored", tuple(data.pixel_range) or FULL_RANGE)
+
+
+def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, float]]) -> Mapping[str, int]:
+    """A picture's contrast on each background if it is transparent; of 16 bits it adds its ``extremes``."""
+    from PIL import Image
+
+    try:
+        file, _ = files[place]
+        with file, Image.open(file, formats=FORMATS) as image:
+            if has_sixteen_bits(image):
+                values = read_deep_pixels(image, place)
+                extremes.append((int(values.min()), int(values.max())))
+            elif has_transparency(image):
+                return {colour: contrast_of(composite(image, colour)) for colour in ("white", "black")}
+    except Exception:  # training reports a picture that cannot be read
+        return {}
+    return {}
+
+
+def has_sixteen_bits(image: Any) -> bool:
+    """Whether an open picture of Pillow is grey with more than 8 bits a pixel."""
+    return bool(image.mode.startswith(("I", "F")))
+
+
+def has_transparency(image: Any) -> bool:
+    """Whether an open picture of Pillow has an alpha channel, or a colour that stands for transparency."""
+    is_palette_transparent = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info or is_palette_transparent
+
+
+def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
+    """The pixels of a grey picture of 16 bits, as integers (H, W). Raises DataError for an unknown range."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > FULL_RANGE[1]:
+        raise DataError(
+            f"the image {name} has pixels from {values.min():g} to {values.max():g}, of an unknown range: save it with "
+            "8 or 16 bits a channel",
+            SKIP,
+        )
+    return values.astype(np.int64)
+
+
+def composite(image: Any, background: str) -> Any:
+    """A transparent picture on a background, in RGB."""
+    from PIL import Image
+
+    straight = image.convert("LA") if image.mode == "La" else image
+    rgba = straight.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, background), rgba).convert("RGB")
+
+
+def contrast_of(image: Any) -> int:
+    """The largest difference between two pixels of an 8-bit picture, in its most different channel."""
+    extremes = image.getextrema()
+    pairs = extremes if isinstance(extremes[0], tuple) else (extremes,)
+    return int(max(high - low for low, high in pairs))
+
+
+def _from_array(values: np.ndarray) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(values)
+
+
+def _turn(picture: Any, original: Any, background: str) -> Any:
+    """Turn a picture as the EXIF data of the ``original`` say, where these can be read."""
+    if background == "stored":
+        # what EXIF's orientation asks for
+        return picture
+    from PIL import Image
+
+    methods = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    try:
+        orientation = original.getexif().get(0x0112)
+    except Exception:  # damaged EXIF data turn nothing; Pillow raises many types for them
+        orientation = None
+    method = methods.get(orientation) if isinstance(orientation, int) else None
+    return picture if method is None else picture.transpose(method)

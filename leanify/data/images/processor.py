@@ -1,0 +1,84 @@
+"""Pictures as the processor of a transformers checkpoint makes them: its size, crop, resampling and scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leanify.core.errors import DataError
+from leanify.upstream.libraries import first_line, import_transformers
+from leanify.upstream.origin import is_hf
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class ProcessorTransform:
+    """A picture of Pillow → (C, H, W), normalised, by the model's own processor."""
+
+    def __init__(self, processor: Any, shape: tuple[int, ...], place: Path) -> None:
+        self.processor, self.shape, self.place = processor, shape, place
+
+    def __call__(self, picture: Any) -> Tensor:
+        pixels: Tensor = self.processor(picture, return_tensors="pt")["pixel_values"][0]
+        if tuple(pixels.shape) != self.shape:
+            made, taken = (" × ".join(map(str, shape)) for shape in (pixels.shape, self.shape))
+            raise DataError(
+                f"the processor in {self.place} makes pictures of {made} and the model takes {taken}; "
+                "correct its preprocessor_config.json"
+            )
+        return pixels
+
+    @property
+    def statistics(self) -> dict[str, tuple[float, ...]]:
+        """Mean and standard deviation of each channel, for pixels between 0 and 1."""
+        channels = self.shape[0]
+        mean, std = (0.0,) * channels, (1.0,) * channels
+        if getattr(self.processor, "do_normalize", True):
+            mean, std = (tuple(getattr(self.processor, key) or ()) for key in ("image_mean", "image_std"))
+        # bytes are divided by 255 by the processor's rescaling; without it, or with another factor, scale alike
+        factor = 255 * self.processor.rescale_factor if getattr(self.processor, "do_rescale", True) else 255.0
+        return {"mean": tuple(x / factor for x in mean), "std": tuple(x / factor for x in std)}
+
+
+def find_processor(model: nn.Module, shape: tuple[int, ...]) -> ProcessorTransform | None:
+    """The processor in the folder of the model's weights, or None.
+
+    Raises DataError for one that transformers cannot make without running code of the folder's.
+    """
+    # only a checkpoint of transformers has a processor, next to its weights
+    folder = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "") if is_hf(model) else ""
+    place = Path(folder).expanduser()
+    if not folder or not any((place / name).is_file() for name in FILES):
+        return None
+    library = import_transformers()
+    try:
+        processor = library.AutoImageProcessor.from_pretrained(str(place), trust_remote_code=False)
+    except Exception as error:  # transformers raises many types for a damaged or foreign file
+        raise DataError(f"the processor in {place} does not open ({first_line(error)})") from error
+    transform = ProcessorTransform(processor, shape, place)
+    # its means and deviations must be of the model's channels
+    channels = {len(values) for values in transform.statistics.values()}
+    if channels != {shape[0]}:
+        raise DataError(f"the processor in {place} has statistics of {max(channels)} channels, the model {shape[0]}")
+    return transform
+
+
+def label_names(model: Any) -> tuple[str, ...]:
+    """The names of a trained classifier's outputs, in their order; empty where its folder has none."""
+    if is_hf(model):
+        labels = getattr(model.config, "id2label", None) or {}
+        names = [labels.get(number, labels.get(str(number))) for number in range(len(labels))]
+        is_default = all(name == f"LABEL_{number}" for number, name in enumerate(names))
+        return () if is_default or None in names else tuple(map(str, names))
+    stored_names = (getattr(model, "pretrained_cfg", None) or {}).get("label_names") or ()
+    return tuple(map(str, stored_names))
+
+
+def model_order(classes: list[str], model: nn.Module) -> list[str]:
+    """The classes of a folder in the order of the model's outputs, where its names are the same ones."""
+    names = label_names(model)
+    if len(set(names)) == len(names) == len(classes) and set(names) == set(classes):
+        return list(names)
+    return classes

@@ -1,0 +1,218 @@
+"""Look at a run's data before its first step: one line of facts, warnings, and errors for what cannot be learnt.
+
+It looks at labels and token ids of all samples, at the contents of files of equal size in two splits, and at up to
+256 pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanify.core.errors import DataError
+from leanify.core.files.reading import open_file, preview
+from leanify.data.images.decoding import MIN_CONTRAST, contrast_of
+from leanify.data.samples import Selection, Splits
+
+MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
+MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
+MANY_UNKNOWN = 0.9  # of all tokens: a model learns nothing from such texts
+
+
+@dataclass
+class Look:
+    """The observations: a line of facts, and a sentence for each suspicious one."""
+
+    facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        return "; ".join(self.facts)
+
+
+def look_at(splits: Splits) -> Look:
+    """Look at the splits of a run. Raises DataError for data from which nothing can be learnt."""
+    look = Look()
+    parts = {"training": splits.train, "validation": splits.validation}
+    if splits.test is not None:
+        parts["test"] = splits.test
+    look.facts.append(", ".join(f"{len(samples):,} {name}" for name, samples in parts.items()) + " samples")
+    _look_at_labels(look, splits, parts)
+    _look_at_tokens(look, splits)
+    _look_at_pictures(look, splits.train)
+    _look_for_equal_samples(look, parts)
+    return look
+
+
+def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
+    """Classes by their number of samples; classes in one split alone; labels that never differ."""
+    labels = {name: getattr(samples, "labels", None) for name, samples in parts.items()}
+    training = None if labels["training"] is None else np.asarray(labels["training"])
+    if training is None or training.ndim != 1 or not len(training):
+        return
+    values, counts = np.unique(training, return_counts=True)
+    if len(values) == 1:
+        value = _class_name(splits, values[0])
+        raise DataError(f"all {len(training):,} training samples have the label {value}: there is nothing to learn")
+    if training.dtype.kind == "f":
+        look.facts.append(f"labels from {training.min():g} to {training.max():g}")
+        return
+    rarest, commonest = int(counts.argmin()), int(counts.argmax())
+    look.facts.append(
+        f"{len(values):,} classes of {counts[rarest]:,} ({_class_name(splits, values[rarest])}) to "
+        f"{counts[commonest]:,} ({_class_name(splits, values[commonest])})"
+    )
+    single = [_class_name(splits, value) for value in values[counts == 1]]
+    if single:
+        has = _count(len(single), "class has", "classes have")
+        look.warnings.append(f"{has} one training sample: {preview(single)}")
+    for name in list(parts)[1:]:
+        if labels[name] is None:
+            continue
+        there = np.unique(np.asarray(labels[name]))
+        for missing, where in ((np.setdiff1d(values, there), name), (np.setdiff1d(there, values), "training")):
+            names = [_class_name(splits, value) for value in missing]
+            if names:
+                has = _count(len(names), "class has", "classes have")
+                look.warnings.append(f"{has} no {where} sample: {preview(names)}")
+
+
+def _class_name(splits: Splits, value: Any) -> str:
+    number = int(value) if float(value).is_integer() else None
+    return splits.names[number] if number is not None and 0 <= number < len(splits.names) else f"{value:g}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def _look_at_tokens(look: Look, splits: Splits) -> None:
+    """Texts without a word, and texts of unknown words alone."""
+    base, indices = _unwrap(splits.train)
+    flat = getattr(base, "flat", {}).get("input_ids")
+    if flat is None or splits.tokenizer is None:
+        return
+    special = set(getattr(splits.tokenizer, "all_special_ids", ()))
+    unknown = getattr(splits.tokenizer, "unk_token_id", None)
+    ids = flat[0]
+    is_unknown = ids == unknown if unknown is not None else np.zeros(len(ids), bool)
+    is_word = ~np.isin(ids, list(special - {unknown}))
+
+    # tokens of each text: words, and unknown ones among them
+    word_sums, unknown_sums = (np.concatenate([[0], np.cumsum(which)]) for which in (is_word, is_unknown & is_word))
+    ends = base.starts + base.lengths
+    words = (word_sums[ends] - word_sums[base.starts])[indices]
+    unknowns = (unknown_sums[ends] - unknown_sums[base.starts])[indices]
+    if words.sum() and unknowns.sum() >= MANY_UNKNOWN * words.sum():
+        raise DataError(
+            f"{unknowns.sum() / words.sum():.0%} of the words in the training texts are unknown to the tokenizer: it "
+            "is not the tokenizer of these texts; name another with --set data.tokenizer=DIR"
+        )
+    empty, strange = np.flatnonzero(words == 0), np.flatnonzero((words > 0) & (words == unknowns))
+    for texts, what in ((empty, "no word"), (strange, "unknown words alone")):
+        if len(texts):
+            has = _count(len(texts), "training text has", "training texts have")
+            look.warnings.append(f"{has} {what}: sample {indices[texts[0]] + 1}")
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def _look_at_pictures(look: Look, train: Any) -> None:
+    """Pictures of one flat colour; refused where all of them are the same colour."""
+    base, indices = _unwrap(train)
+    files, decoder = getattr(base, "files", None), getattr(base, "decoder", None)
+    if files is None or decoder is None or not len(indices):
+        return
+    flat, colours, seen = [], set(), 0
+    end = time.monotonic() + MAX_SECONDS
+    places: Any = np.unique(np.linspace(0, len(indices) - 1, MAX_PICTURES).astype(int))
+    for place in places:
+        name = str(files.filename(int(indices[place]), absolute=True))
+        try:
+            file, _ = files[int(indices[place])]
+            with file:
+                picture = decoder(file, base.mode, name)
+        except Exception:  # training reports such a picture, or skips it
+            continue
+        seen += 1
+        if contrast_of(picture) < MIN_CONTRAST:
+            flat.append(name)
+            colours.add(picture.getpixel((0, 0)))
+        if time.monotonic() > end:
+            break
+    if not flat:
+        return
+    example = f"{len(flat):,} of {seen:,} pictures looked at are of one flat colour, as {flat[0]}"
+    if len(flat) == seen > 1 and len(colours) == 1:
+        raise DataError(f"{example}, and all of the same: there is nothing to learn")
+    look.warnings.append(example)
+
+
+# -- two splits --------------------------------------------------------------------------------------------------------
+
+
+def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
+    """Find samples of a split that are in training, too: they measure memory."""
+    training = parts["training"]
+    for name in list(parts)[1:]:
+        if max(len(training), len(parts[name])) > MAX_COMPARED:
+            continue
+        sizes = [set(_sizes(samples)) for samples in (training, parts[name])]
+        shared = sizes[0] & sizes[1]
+        known = dict(_digests(training, shared))
+        pairs = [(other, known[digest]) for digest, other in _digests(parts[name], shared) if digest in known]
+        if pairs:
+            look.warnings.append(
+                f"{len(pairs):,} of {len(parts[name]):,} {name} samples are among the training samples, too: "
+                f"{pairs[0][0]} is {pairs[0][1]}"
+            )
+
+
+def _sizes(samples: Any) -> Iterator[int]:
+    """The size of each sample: bytes of a file, tokens of a text; none where samples are not compared."""
+    base, indices = _unwrap(samples)
+    if getattr(base, "flat", None):
+        yield from base.lengths[indices].tolist()
+    for path in _paths(base, indices):
+        yield path.stat().st_size if path.is_file() else -1
+
+
+def _digests(samples: Any, sizes: set[int]) -> Iterator[tuple[bytes, str]]:
+    """(digest, name) of each sample that has one of some sizes."""
+    base, indices = _unwrap(samples)
+    if getattr(base, "flat", None):
+        ids, _ = base.flat["input_ids"]
+        for place in indices[np.isin(base.lengths[indices], list(sizes))].tolist():
+            tokens = ids[base.starts[place] : base.starts[place] + base.lengths[place]]
+            yield hashlib.sha256(tokens.tobytes()).digest(), f"sample {place + 1}"
+    for path in _paths(base, indices):
+        if path.is_file() and path.stat().st_size in sizes:
+            with open_file(path, DataError) as file:
+                yield hashlib.sha256(file.read()).digest(), str(path)
+
+
+def _paths(base: Any, indices: np.ndarray) -> Iterator[Path]:
+    """The files of pictures in folders."""
+    listed = getattr(getattr(base, "files", None), "samples", None)
+    if listed is not None:
+        for index in indices:
+            yield Path(str(listed[int(index)][0]))
+
+
+def _unwrap(samples: Any) -> tuple[Any, np.ndarray]:
+    """A data set without the selections around it, and the indices that they select."""
+    indices = np.arange(len(samples))
+    while isinstance(samples, Selection):
+        indices, samples = samples.indices[indices], samples.whole
+    return samples, indices

@@ -1,1 +1,0 @@
-"""Designs under a budget: count, price, search, plan, profile."""

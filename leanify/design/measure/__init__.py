@@ -1,1 +1,0 @@
-"""What a model costs when it runs: latency, memory, profiles."""

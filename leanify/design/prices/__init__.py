@@ -1,1 +1,0 @@
-"""What a design costs: counted on the meta device, a price list for every block, remembered."""

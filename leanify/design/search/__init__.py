@@ -1,1 +1,0 @@
-"""From a budget and a price list to designs: rules, limits, ranking, control."""

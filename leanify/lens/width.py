@@ -1,0 +1,213 @@
+"""Change a model's residual width: upstream's constructor builds it, surgery applies the other sizes.
+
+No table lists the axes that follow the width. The constructor is called with another width on meta, and the
+result is read; a model that ignores the argument is refused. The axes with different lengths follow the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.core.architecture import Architecture
+from leanify.core.errors import LeanifyError, ShapeError
+from leanify.lens.discovery import inherit_rows
+from leanify.lens.located import LocatedModel
+from leanify.lens.sites import locate
+from leanify.upstream.given import get_example, give
+from leanify.upstream.modules import copy_to_meta, is_user_module
+from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
+from leanify.upstream.width import Candidate, respell_width
+
+_bases: dict[str, tuple[Architecture, dict[str, Any]]] = {}  # the last origin → (its shape, its current options)
+_known: dict[str, int] = {}  # origin → index of the candidate that built its last width
+
+
+class NoWidth(ShapeError):
+    """Raised if upstream cannot build a model of this width."""
+
+
+def differs_in_width(old: Architecture, new: Architecture) -> bool:
+    """Whether any layer of ``new`` has another width than the layer of ``old`` at the same position."""
+    if [stage.name for stage in old.stages] != [stage.name for stage in new.stages]:
+        return False  # refused elsewhere
+    for before, after in zip(old.stages, new.stages, strict=True):
+        for index, block in enumerate(after.blocks):
+            for old_layer, new_layer in zip(before.blocks[min(index, before.depth - 1)], block, strict=False):
+                if old_layer.width != new_layer.width:
+                    return True
+    return False
+
+
+def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Iterator[tuple[Candidate, LocatedModel]]:
+    """Yield constructor calls that build the widths of ``new``, with their located models on meta; other sizes vary.
+
+    After the last one, raises ShapeError with the reason why upstream cannot build another.
+    """
+    # the constructor and its arguments as they are now
+    model = located_model.model
+    if min(layer.width for layer in new.layers()) < 1:
+        raise NoWidth(f"{_change(located_model.architecture, new)}: a width must be positive")
+    origin = get_origin(model)
+    if origin is None or origin.library == "live":
+        raise NoWidth(
+            f"{_change(located_model.architecture, new)}: only what builds this {type(model).__name__} can change its "
+            "width; name the function that does as the source, model.py:make, with an argument: make(width=…)"
+        )
+    origin, base = _current_origin(model, origin)
+    reason = "upstream has no argument that is its width"
+    if origin.library == "module":
+        reason = f"{origin.name} has no argument width; write it as make(width=…)"
+    # possible spellings of the width; the one that worked last comes first
+    numbered = list(enumerate(respell_width(origin, base, _align(base, new))))
+    first = _known.get(_key(origin), 0)
+    numbered.sort(key=lambda pair: pair[0] != first)
+    for number, candidate in numbered:
+        try:
+            built = locate_built(candidate, model)
+        except LeanifyError as error:
+            reason = str(error)
+            continue
+        if differs_in_width(built.architecture, new) or not _is_alike(built.architecture, base):
+            reason = f"{_differences(origin, candidate)} builds {_widths(built.architecture)}"
+            continue
+        if any(layer.heads < layer.kv_heads for layer in built.architecture.layers()):
+            continue  # heads that no attention can compute
+        _known[_key(origin)] = number
+        yield candidate, built
+    raise NoWidth(f"{_change(located_model.architecture, new)}: {' '.join(reason.split())[:300]}")
+
+
+def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Architecture]:
+    """Return the constructor call of the model as it is now (classes and image size may have changed), and the shape
+    that it builds.
+    """
+    if is_hf(model):
+        config: Any = model.config
+        origin = Origin("hf", config.model_type, plain_keys(config), type(model).__name__)
+    key = repr(origin)
+    if key not in _bases:
+        built = locate_built(Candidate(origin, {}), model)
+        _bases.clear()
+        _bases[key] = built.architecture, live_options(built.model) if origin.library == "timm" else {}
+    architecture, options = _bases[key]
+    if origin.library == "timm":
+        now = live_options(model)
+        changed = {name: value for name, value in now.items() if options.get(name) != value}
+        origin = replace(origin, options={**origin.options, **changed})
+    return origin, architecture
+
+
+def locate_built(candidate: Candidate, model: nn.Module) -> LocatedModel:
+    """Build ``candidate`` on meta and locate it; a user's own module gets the example inputs of ``model``."""
+    if not is_user_module(candidate.origin):
+        built = candidate.build("meta")
+        inherit_rows(built, model)
+        return locate(built)
+    # read a user's own module while it can run, then move it to meta
+    built = candidate.build("cpu")
+    example = get_example(model)
+    if example is not None and get_example(built) is None:
+        give(built, example)
+    inherit_rows(built, model)
+    locate(built)
+    return locate(copy_to_meta(built))
+
+
+def build_like(candidate: Candidate, model: nn.Module) -> nn.Module:
+    """Build ``candidate`` with parameters in the type and on the device of ``model``."""
+    parameter = next(model.parameters())
+    return candidate.build("cpu").to(parameter.device, parameter.dtype).train(model.training)
+
+
+@torch.no_grad()
+def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_shape: Architecture) -> None:
+    """Copy the first channels of every tensor of ``old`` into ``new``, in place; their other sizes must be equal.
+
+    An axis may contain the width several times (queries, keys and values of one map; four merged pixels): the first
+    channels of each part are kept.
+    """
+    # old width → new width
+    pairs = {}
+    for before, after in zip(old_shape.layers(), new_shape.layers(), strict=True):
+        pairs[before.width] = after.width
+    sources: dict[str, Tensor] = {**dict(old.named_parameters()), **dict(old.named_buffers())}
+    targets: dict[str, Tensor] = {**dict(new.named_parameters()), **dict(new.named_buffers())}
+    # copy equal shapes as they are, and the first channels of axes that became shorter
+    for name, target in targets.items():
+        source = sources.get(name)
+        if source is None or source.is_meta or target.is_meta or source.dim() != target.dim():
+            continue
+        is_table = isinstance(target, nn.Parameter) is False and not target.is_floating_point()
+        if source.shape == target.shape and not is_table:
+            target.copy_(source)
+        elif isinstance(target, nn.Parameter) or target.is_floating_point():
+            for axis in range(source.dim()):
+                if source.shape[axis] != target.shape[axis]:
+                    indices = kept_channels(source.shape[axis], target.shape[axis], pairs.items())
+                    source = source.index_select(axis, indices.to(source.device))
+            common = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
+            target[common] = source[common].to(target.dtype)
+
+
+def kept_channels(old: int, new: int, widths: Iterable[tuple[int, int]]) -> Tensor:
+    """Return the indices that remain if an axis of ``old`` channels is cut to ``new``: the first of each part."""
+    for old_width, new_width in widths:
+        parts = old // old_width
+        if parts and old == parts * old_width and new == parts * new_width and new_width < old_width:
+            return torch.arange(old).view(parts, old_width)[:, :new_width].reshape(-1)
+    return torch.arange(min(old, new))
+
+
+def with_widths(new: Architecture, old: Architecture) -> Architecture:
+    """Return ``new`` with the widths of the layers in ``old``; additional blocks repeat the last width."""
+    stages = []
+    for stage, old_stage in zip(new.stages, old.stages, strict=True):
+        blocks = []
+        for index, block in enumerate(stage.blocks):
+            old_block = old_stage.blocks[min(index, old_stage.depth - 1)]
+            pairs = zip(block, old_block, strict=True)
+            blocks.append(tuple(replace(layer, width=old_layer.width) for layer, old_layer in pairs))
+        stages.append(replace(stage, blocks=tuple(blocks)))
+    return replace(new, stages=tuple(stages))
+
+
+def _align(base: Architecture, new: Architecture) -> Architecture:
+    """Return ``new`` at the depth of ``base``, as upstream's constructor builds it."""
+    stages = []
+    for stage, other in zip(base.stages, new.stages, strict=True):
+        blocks = other.blocks[: stage.depth] + other.blocks[-1:] * (stage.depth - other.depth)
+        stages.append(replace(other, blocks=blocks))
+    return replace(new, stages=tuple(stages))
+
+
+def _is_alike(built: Architecture, base: Architecture) -> bool:
+    """Whether only the sizes of layers differ, and not the stages, their depths or their layers."""
+
+    def frame(architecture: Architecture) -> list[object]:
+        return [(stage.name, [len(block) for block in stage.blocks]) for stage in architecture.stages]
+
+    return frame(built) == frame(base)
+
+
+def _change(old: Architecture, new: Architecture) -> str:
+    return f"{old.source} is {_widths(old)}, and {_widths(new)} was requested"
+
+
+def _widths(architecture: Architecture) -> str:
+    widths = dict.fromkeys(stage.primary.width for stage in architecture.stages if stage.primary)
+    return f"{', '.join(map(str, widths))} wide"
+
+
+def _differences(origin: Origin, candidate: Candidate) -> str:
+    options = {**candidate.origin.options, **candidate.arguments}
+    changed = {key: value for key, value in options.items() if origin.options.get(key) != value}
+    return f"{origin} with {str(changed)[:160]}"
+
+
+def _key(origin: Origin) -> str:
+    return f"{origin.library}/{origin.name}/{origin.cls}"

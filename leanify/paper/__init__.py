@@ -1,1 +1,0 @@
-"""What only the paper's experiments need: the Long-Range Arena, models that no library has, the audit."""

@@ -1,0 +1,418 @@
+"""Count a model's parameters and multiply-adds on ``meta``.
+
+Nothing is estimated: upstream's own forward runs, on ``meta`` where possible, and torch counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from leanify.core import machine
+from leanify.core.errors import LeanifyError, UnsupportedModel
+from leanify.core.units import format_bytes
+from leanify.lens.located import LocatedLayer, LocatedModel
+from leanify.lens.sites import locate
+from leanify.lens.surgery import tie
+from leanify.profiling.shapes import Cost
+from leanify.upstream import modules
+from leanify.upstream.build import build_shell
+from leanify.upstream.caches import cache_size
+from leanify.upstream.given import Given, get_example
+from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import format_error
+from leanify.upstream.origin import get_origin, is_hf
+
+Result = TypeVar("Result")
+Observe = Callable[[nn.Module, dict[str, Tensor]], Result]
+CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+_CHECK_LOCK = threading.RLock()  # an environment belongs to all threads
+CACHED_BYTES = 2  # a number: bfloat16 or float16
+
+
+def parameters(module: nn.Module) -> int:
+    """The number of parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def body_parameters(located_model: LocatedModel) -> int:
+    """The parameters of the blocks: everything but embeddings, final norms and classifier."""
+    return sum({id(p): p.numel() for block in located_model.blocks for p in block.parameters()}.values())
+
+
+def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
+    """One forward pass; timm takes its image by position."""
+    return model(inputs["x"]) if set(inputs) == {"x"} and get_example(model) is None else model(**inputs)
+
+
+class Positional(nn.Module):
+    """A model for tracers: it takes inputs by position and returns the tensors that ``select`` takes."""
+
+    def __init__(self, model: nn.Module, names: list[str], select: Callable[[Any], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.model, self.names, self.select = model, names, select
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.select(call(self.model, dict(zip(self.names, inputs, strict=True)))))
+
+
+class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts FLOPs by torch's own formulas in ``total``; a composite operator is counted by its parts.
+
+    torch's `FlopCounterMode` gives a total at the end only; here it can be read between two modules.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_made_of_others(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+@cache
+def _is_made_of_others(operator: Any) -> bool:
+    return bool(operator._can_decompose())
+
+
+def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """Multiply-adds of one forward pass (half of its FLOPs), by torch's formulas; exact if nothing is fused."""
+    with disable_gradients(model), Countable(), Flops() as flops:
+        call(model, inputs)
+    return int(flops.total) // 2
+
+
+def module_macs_by_path(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """Multiply-adds of one forward pass in each module that has any, by its path; the model's are at ``""``."""
+    # the counter's total at the end of a module's call less its total at the beginning
+    flops = Flops()
+    before: dict[str, list[int]] = {}
+    module_macs: dict[str, int] = {}
+    hooks = []
+    for path, module in model.named_modules():
+
+        def enter(_: nn.Module, args: Any, path: str = path) -> None:
+            before.setdefault(path, []).append(flops.total)
+
+        def leave(_: nn.Module, args: Any, result: Any, path: str = path) -> None:
+            start_total = before[path].pop()
+            if not before[path]:  # not in a call of itself
+                module_macs[path] = module_macs.get(path, 0) + flops.total - start_total
+
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    with remove_on_exit(hooks), disable_gradients(model), Countable(), flops:
+        call(model, inputs)
+    return {**{path: count // 2 for path, count in module_macs.items() if count}, "": flops.total // 2}
+
+
+@contextmanager
+def disable_gradients(model: nn.Module) -> Iterator[None]:
+    """Disable gradients, also of parameters: torch's counter fails on views of parameters that require one."""
+    trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained_parameters:
+            parameter.requires_grad_(False)
+        with torch.no_grad():
+            yield
+    finally:
+        for parameter in trained_parameters:
+            parameter.requires_grad_(True)
+
+
+class Countable(TorchFunctionMode):
+    """Makes upstream's forward run on ``meta`` and countable.
+
+    All tokens go to the first expert: experts have one size, so the counts are the same. Questions about
+    values are answered as for a sample without padding: masks are true everywhere, and searches find nothing.
+    A tensor with values (a grid of patches) moves to ``meta`` in an operation with a tensor on ``meta``.
+    """
+
+    answers: Mapping[Any, Callable[[Tensor], Any]] = {
+        Tensor.all: lambda mask: torch.tensor(True),
+        Tensor.any: lambda found: torch.tensor(False),
+        torch.any: lambda found: torch.tensor(False),
+        Tensor.sum: lambda mask: torch.tensor(mask.numel()) if mask.dtype is torch.bool else mask.sum(),
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # grouped products of experts: of all tokens with one expert's weights each
+        if getattr(func, "__name__", "") == "_grouped_mm":
+            return torch.mm(args[0], args[1][0])
+        # questions about values that tensors on meta do not have get the answer of an unmasked input
+        if len(args) == 1 and _has_no_values(args[0]):
+            if func in (Tensor.nonzero, torch.where):
+                asking = sys._getframe(1).f_locals.get("self")
+                if type(asking).__name__.endswith("Experts"):
+                    return self._chosen(func, args[0])
+            if func in self.answers and not kwargs:
+                return self.answers[func](args[0])
+        if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
+            return False
+        # constants in memory are moved to meta
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError:
+            if not any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
+                raise
+            on_meta = [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args]
+            return func(*on_meta, **(kwargs or {}))
+
+    def _chosen(self, func: Any, mask: Tensor) -> Any:
+        """The rows of an expert: all of them; the experts that have rows: the first."""
+        if func is torch.where:
+            return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
+        return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")
+
+
+def _has_no_values(value: Any) -> bool:
+    """Whether a tensor has no values: on ``meta``, or torch's FakeTensor (whose module is slow to import)."""
+    return isinstance(value, Tensor) and (value.is_meta or type(value).__name__ == "FakeTensor")
+
+
+def unmasked_inputs(
+    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int | None = None
+) -> dict[str, Tensor]:
+    """A batch without a mask: upstream would read its values, which do not exist on ``meta``."""
+    inputs = example_inputs(model, batch, tokens, device)
+    if isinstance(inputs, Given):
+        return inputs
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+    """The meta model in memory: its parameters zero, its buffers as upstream makes them if their shapes are the same.
+
+    No expert rejects a token, though all tokens choose the first.
+    """
+    real = without_values(model, device)
+    with torch.no_grad():
+        for parameter in real.parameters():
+            parameter.zero_()
+    return real
+
+
+def without_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+    """The meta model in memory, as `zeros`, but with parameters that have no values yet."""
+    real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+    modules.empty_attributes(real, device)
+    tie(real, model)
+
+    # upstream's buffers: tables of positions and windows decide on the way through the model
+    origin = get_origin(model)
+    tensors: dict[str, Tensor] = {}
+    if origin is not None and any(True for _ in real.buffers()):
+        tensors = dict(build_shell(origin).named_buffers())
+    with torch.no_grad():
+        for path, buffer in real.named_buffers():
+            tensor = tensors.get(path)
+            if tensor is not None and tensor.shape == buffer.shape:
+                buffer.copy_(tensor)
+            else:
+                buffer.zero_()
+
+    # experts take all tokens: a limited capacity would drop some, depending on values
+    for module in real.modules():
+        if isinstance(getattr(module, "expert_capacity", None), int):
+            module.expert_capacity = 1 << 30  # type: ignore[assignment]
+    return real.eval()
+
+
+def observe_forward(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
+    """The result of ``observe`` in a forward pass on ``meta``, or, if upstream's code needs values (it branches on
+    them, or makes CPU tensors of its own), with zeros on the CPU. Raises UnsupportedModel if neither runs.
+    """
+    result = observe_on_meta(model, tokens, observe)
+    return observe_on_cpu(model, tokens, observe) if result is None else result
+
+
+def observe_on_meta(
+    model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None
+) -> Result | None:
+    """The result of ``observe`` in a forward pass on ``meta``; None if that fails.
+
+    transformers' own checks of values (as many image tokens as features) are off: meta tensors cannot pass them.
+    """
+    # transformers' checks of values are off: there are none on meta
+    with _CHECK_LOCK:
+        before = os.environ.get(CHECK_VARIABLE)
+        os.environ[CHECK_VARIABLE] = "1"
+        try:
+            return observe(model, unmasked_inputs(model, tokens, batch=batch))
+        except LeanifyError:
+            raise
+        except Exception:  # upstream's code may raise anything on meta
+            return None
+        finally:
+            os.environ.pop(CHECK_VARIABLE)
+            if before is not None:
+                os.environ[CHECK_VARIABLE] = before
+
+
+def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None) -> Result:
+    """The result of ``observe`` in a forward pass of zeros in memory. Raises UnsupportedModel if that fails.
+
+    Attention is not fused: torch's counter cannot see into the CPU's fused kernels.
+    """
+    # only if the weights fit in memory
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = machine.available_memory(torch.device("cpu"))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        if free is not None and size > free:
+            raise MemoryError(f"it takes {format_bytes(size)} of memory, {format_bytes(free)} are available")
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
+    except LeanifyError:
+        raise
+    except Exception as error:
+        # default configurations of several parts may not fit each other
+        origin = get_origin(model)
+        hint = ""
+        if origin is not None and origin.library == "hf" and "vision_config" in origin.options:
+            hint = "; its parts may have default sizes that do not fit each other: name a checkpoint or its config.json"
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {format_error(error)}{hint}"
+            ". leanify.read, write and grow may still do for it"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def count(model: nn.Module, tokens: int | None = None, context: int = 0) -> Cost:
+    """The cost of a model on ``meta``. Raises UnsupportedModel if upstream's forward does not run."""
+    return count_located(locate(model), tokens, context)
+
+
+def count_located(located_model: LocatedModel, tokens: int | None = None, context: int = 0) -> Cost:
+    """`count` for a model that is located already."""
+    params = parameters(located_model.model)
+    forward = observe_forward(located_model.model, tokens, macs)
+    prefill, decode = generation(located_model, context)
+    kv, active = cache_bytes(located_model, context), params - idle_parameters(located_model)
+    return Cost(params, body_parameters(located_model), forward, active, kv, prefill=prefill, decode=decode)
+
+
+def idle_parameters(located_model: LocatedModel) -> int:
+    """The parameters of the experts that a token is not sent to, also in blocks without attention."""
+    # (idle experts, experts) by the class of mixtures; 0 active experts mean that the configuration has no number
+    idle: dict[type, tuple[int, int]] = {}
+    for layer in located_model.layers:
+        shape = layer.read()
+        if shape.experts and shape.active and layer.mlp is not None:
+            idle[type(layer.mlp.module)] = (shape.experts - shape.active, shape.experts)
+    total = 0
+    for module in {module for module in located_model.model.modules() if type(module) in idle}:
+        idle_experts, experts = idle[type(module)]
+        total += parameters(module) * idle_experts // experts
+    return total
+
+
+def cache_bytes(located_model: LocatedModel, context: int) -> int:
+    """Bytes of the key/value caches after ``context`` tokens of one sequence, as servers keep them.
+
+    Keys and values of every key/value head, up to the layer's window; under latent attention the latent and the rotary
+    part only (DeepSeek-V2, §2.1). Cross-attention does not count: its cache does not grow with the context.
+    """
+    numbers = 0
+    for layer in located_model.layers:
+        cache = cache_size(located_model.model, layer.attention.module) if context else None
+        if cache is not None:
+            shape = layer.read()
+            numbers += cache.cached_tokens(context) * (cache.latent or 2 * shape.kv_heads * shape.head_dim)
+    return CACHED_BYTES * numbers
+
+
+def generation(located_model: LocatedModel, context: int) -> tuple[int, int]:
+    """(prefill, decode) of an encoder-decoder in multiply-adds; zeros for other models, or if it does not run on meta.
+
+    prefill  the encoder reads ``context`` tokens (or its sound or image), the decoder its first token
+    decode   one more token of the decoder, with ``context`` cached ones
+
+    They follow from two forward passes, with one and with two decoder tokens: keys and values of the encoder's output
+    are computed once and cancel; the decoder's own attention maps have one entry for one token and four for two.
+    """
+    model: Any = located_model.model
+    if not context or not is_hf(model) or not getattr(model.config, "is_encoder_decoder", False):
+        return 0, 0
+
+    def decoder_macs(number: int) -> int | None:
+        def observe(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+            return macs(model, {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :number]})
+
+        return observe_on_meta(model, context, observe)
+
+    # passes with one and with two tokens: their difference is the work of one more token
+    one_token, two_tokens = decoder_macs(1), decoder_macs(2)
+    if one_token is None or two_tokens is None:
+        return 0, 0
+
+    # attention to the cache: MACs of a query with one key and its value, and with all tokens that its layer keeps
+    row = rows = 0
+    for layer in located_model.layers:
+        cache = cache_size(model, layer.attention.module)
+        if cache is not None:
+            shape = layer.read()
+            pair = shape.heads * (cache.pair or 2 * shape.head_dim)
+            row, rows = row + pair, rows + pair * cache.cached_tokens(context)
+    return one_token, two_tokens - one_token - 3 * row + rows
+
+
+def token_counts(located_model: LocatedModel, tokens: int | None = None) -> list[int]:
+    """The number of tokens N of A in each stage: the rows of the input of its primary output projection."""
+    # the widest layer of a block represents its stage
+    layers: dict[str, LocatedLayer] = {}
+    for stage in located_model.stages:
+        block = next(block for block in stage.blocks if block)
+        layers[stage.name] = max(block, key=lambda layer: layer.read().width)
+
+    def layer_rows(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+        rows_by_path: dict[str, int] = {}
+        # hooks on the output projection's input, or behind an attention that never calls it
+        hooks = []
+        for stage, layer in layers.items():
+
+            def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage) -> None:
+                rows_by_path[name] = _rows(args[0])
+
+            def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
+                for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                    if isinstance(tensor, Tensor) and tensor.dim() > 1:
+                        rows_by_path.setdefault(name, _rows(tensor))  # torch's own attention takes the weights alone
+
+            if layer.is_observable:
+                hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
+            hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
+        with remove_on_exit(hooks), disable_gradients(model), Countable():
+            call(model, inputs)
+        return [rows_by_path.get(stage, 1) for stage in layers]
+
+    return observe_forward(located_model.model, tokens, layer_rows)
+
+
+def _rows(tensor: Tensor) -> int:
+    """The tokens of one sample: (…, N, C), (…, H, W, C), or (N, 1, C)."""
+    shape = tensor.shape
+    tokens_first = len(shape) == 3 and shape[-2] == 1
+    return shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]

@@ -1,0 +1,197 @@
+"""A live model on ``meta``, which is written in other shapes and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from leanify.core.architecture import Architecture
+from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
+from leanify.lens.blocks import container_prefix
+from leanify.lens.families import short
+from leanify.lens.ledger import describe_kept
+from leanify.lens.located import LocatedModel, LocatedStage
+from leanify.lens.sites import locate
+from leanify.lens.surgery import write_located
+from leanify.profiling.causality import causal_stages
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.counting import (
+    body_parameters,
+    count_located,
+    module_macs_by_path,
+    observe_on_cpu,
+    observe_on_meta,
+    parameters,
+    token_counts,
+    unmasked_inputs,
+)
+from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import Cost, Facts
+from leanify.upstream.caches import CacheSize, cache_size, longest_context
+from leanify.upstream.inputs import describe_inputs
+from leanify.upstream.libraries import format_error
+from leanify.upstream.origin import get_origin
+from leanify.upstream.wall import reraise_as
+
+CONTEXT = 4096
+COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
+
+
+class LiveModel:
+    """A model on ``meta``. ``tokens`` is the length of a text input, ``context`` the number of cached tokens."""
+
+    def __init__(self, model: nn.Module, tokens: int | None = None, context: int | None = None) -> None:
+        self.model, self._length, self._context = model, tokens, context
+
+    @cached_property
+    def located_model(self) -> LocatedModel:
+        return locate(self.model)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """Raises UnsupportedModel, as `locate` does."""
+        # MACs of each module in one pass: on meta, or for small models with zeros in memory
+        inputs = describe_inputs(unmasked_inputs(self.model, self._length))
+        macs = observe_on_meta(self.model, self._length, module_macs_by_path)
+        if macs is None and parameters(self.model) < COUNTED_IN_MEMORY:
+            macs = observe_on_cpu(self.model, self._length, module_macs_by_path)
+        # for each stage: the caches that its layers keep, which blocks are alike, and whether it looks back only
+        kinds, caches = [], []
+        for stage in self.located_model.stages:
+            attentions = [[layer.attention.module for layer in block] for block in stage.blocks]
+            caches.append(tuple(tuple(cache_size(self.model, attention) for attention in row) for row in attentions))
+            kinds.append(tuple(_kinds(stage, caches[-1], macs or {})))
+        origin = get_origin(self.model)
+        return Facts(
+            library=origin.library if origin else "",
+            name=origin.name if origin else type(self.model).__name__,
+            architecture=self.located_model.architecture,
+            context=self._context or min(longest_context(self.model) or CONTEXT, CONTEXT),
+            inputs=inputs,
+            params=parameters(self.model),
+            macs=None if macs is None else macs[""],
+            kinds=tuple(kinds),
+            causal=tuple(causal_stages(self.located_model, self._length)),
+            caches=tuple(caches),
+            notes=tuple(describe_kept(self.located_model)),
+        )
+
+    def cost(self, shape: Architecture) -> Cost:
+        """The cost in this shape. Raises UnsupportedModel, which names the suspect rows of `families` if the
+        model runs in its own shape only.
+        """
+        try:
+            return count_located(write_located(self.located_model, shape), self._length, self.facts.context)
+        except UnsupportedModel as error:
+            if self.facts.macs is None or shape == self.located_model.architecture:
+                raise
+            reason = self._needs_depth(shape) or _suspects(self.located_model, shape, error.__cause__ or error)
+            raise UnsupportedModel(reason) from error
+
+    def _needs_depth(self, shape: Architecture) -> str:
+        """An error message if the model does not run with fewer of its own blocks in a stage; else ""."""
+        # one stage after the other loses a block, as far as the shape asks
+        architecture = self.located_model.architecture
+        for index, (old, new) in enumerate(zip(architecture.stages, shape.stages, strict=True)):
+            if new.depth >= old.depth:
+                continue
+            stages = [*architecture.stages]
+            stages[index] = replace(old, blocks=old.blocks[: new.depth])
+            try:
+                count_located(
+                    write_located(self.located_model, replace(architecture, stages=tuple(stages))), self._length
+                )
+            except LeanifyError as error:
+                cause = error.__cause__ or error
+                if isinstance(cause, MemoryError):
+                    return ""
+                return (
+                    f"{architecture.source} cannot lose blocks in {old.name}: with {new.depth} of {old.depth} its "
+                    f"forward fails with {type(cause).__name__} ({' '.join(str(cause).split())[:120]}), as if a module "
+                    "outside takes the states after certain blocks. leanify.read, write and grow work at its depth"
+                )
+        return ""
+
+    def tokens(self, shape: Architecture) -> list[int]:
+        """The number of tokens N of A in each stage."""
+        return token_counts(write_located(self.located_model, shape), self._length)
+
+    def sizes(self, shape: Architecture) -> list[int]:
+        """Return all parameters in this shape, and the parameters of the blocks; no forward pass is needed."""
+        with reraise_as("no other width is built", ShapeError):  # upstream's constructors may raise anything
+            written = write_located(self.located_model, shape)
+        return [parameters(written.model), body_parameters(written)]
+
+    def stage_params(self, stages: Sequence[int]) -> int:
+        """The parameters in the blocks of these stages, shared ones counted once.
+
+        Without a list of blocks, the parameters of its attentions and MLPs.
+        """
+        sizes: dict[int, int] = {}
+        for index in stages:
+            stage = self.located_model.stages[index]
+            if stage.container is not None:
+                modules = list(stage.container.children())
+            else:
+                modules = [site.module for layer in stage.layers for site in layer.sites]
+            for module in modules:
+                sizes.update({id(p): p.numel() for p in module.parameters()})
+        return sum(sizes.values())
+
+
+def make_price_list(
+    model: nn.Module,
+    tokens: int | None = None,
+    stage_indices: Sequence[int] | None = None,
+    context: int | None = None,
+) -> PriceList:
+    """The price list of a model on meta; ``stage_indices`` are the stages whose shape may change."""
+    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens, context), False)), stage_indices)
+
+
+def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:
+    """An error message with the rows of `families` that may be wrong if a model runs in its own shape only."""
+    # the rows whose sizes the shape changed, in this order of suspicion
+    size_rows, head_rows, all_rows = [], [], []
+    for located_stage, stage in zip(located_model.stages, shape.stages, strict=True):
+        for layers, block in zip(located_stage.blocks, stage.blocks, strict=False):  # depths may differ
+            for layer, new in zip(layers, block, strict=True):
+                old = layer.read()
+                all_rows.append(layer.mlp or layer.attention)
+                if old.head_dim != new.head_dim:
+                    size_rows.append(layer.attention)
+                if old.heads != new.heads:
+                    head_rows.append(layer.attention)
+    names = ", ".join(dict.fromkeys(short(site.reading.name) for site in size_rows or head_rows or all_rows))
+    hint = '; if upstream makes a part for one head_dim, it needs constant = ["d"]' if size_rows else ""
+    return (
+        f"{located_model.architecture.source} runs as it stands, but not in another shape "
+        f"({format_error(error, 120)}). The row to correct is that of {names}{hint}"
+    )
+
+
+def _kinds(
+    stage: LocatedStage, layer_caches: Sequence[tuple[CacheSize | None, ...]], macs: Mapping[str, int]
+) -> Iterator[int]:
+    """Yield for each block the index of the first one that looks like it and has the same MACs (``macs``, by path)."""
+    if stage.container is None:
+        yield 0
+        return
+    # blocks are alike if layers, caches, modules, tensors, switches and MACs are
+    looks: list[Any] = []
+    for layers, caches, (name, block) in zip(stage.blocks, layer_caches, stage.container.named_children(), strict=True):
+        modules = list(block.modules())
+        look = (
+            [layer.read() for layer in layers],
+            caches,
+            [type(module).__qualname__ for module in modules],
+            [parameter.shape for parameter in block.parameters()],
+            [switch for module in modules for switch in vars(module).items() if isinstance(switch[1], bool)],
+            macs.get(f"{container_prefix(stage.name)}.{name}".lstrip(".")),
+        )
+        looks.append(look)
+        yield looks.index(look)

@@ -1,0 +1,177 @@
+"""The price of any shape of a model, by arithmetic on a handful of counts. Imports no torch.
+
+A block's parameters and MACs are affine in its heads at a fixed head_dim and affine in its MLP's hidden units, whatever
+the family, because projections, attention maps and per-head parameters all are. So three counts of a shortened model
+price every head count and every MLP of a block, and the search is integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from leanify.core.architecture import Architecture, primary_layer, widest
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.shapes import Cost, Shape, StageShape, read_shape
+from leanify.spectra.theory import gaussian_kappa
+
+
+@dataclass(frozen=True)
+class Line:
+    """A price as an affine function of heads and MLP at one head_dim.
+
+    ``group`` heads are added at a time, and ``units`` hidden units.
+    """
+
+    heads: int
+    group: int
+    mlp: int
+    units: int
+    at: Cost
+    per_group: Cost
+    per_units: Cost
+
+    def __call__(self, heads: int, mlp: Any) -> Cost:
+        more_heads, more_units = (heads - self.heads) // self.group, (mlp - self.mlp) // self.units
+        cost: Cost = self.at + self.per_group * more_heads + self.per_units * more_units
+        return cost
+
+    def __sub__(self, other: Line) -> Line:
+        """The line of a difference; both start at the same heads and MLP."""
+        return replace(
+            self,
+            at=self.at - other.at,
+            per_group=self.per_group - other.per_group,
+            per_units=self.per_units - other.per_units,
+        )
+
+
+class PriceList:
+    """The prices of every block of a model, counted when they are first needed.
+
+    facts          the facts of the source
+    stage_indices  the stages whose shape may change
+    base           the cost of the model with each of them at its minimum depth
+    tokens         N of A in each stage
+
+    A block's price is the cost of a model that ends with it, less the cost of one that ends before it, with
+    all blocks of the stage in the same shape: some share tables of positions. Blocks that look alike (same
+    layers, modules, parameters and switches) and have the same MACs share a price.
+    """
+
+    def __init__(self, costs: ModelCosts, stage_indices: Sequence[int] | None = None) -> None:
+        self.costs = costs
+        self.facts = costs.facts
+        self.architecture = self.facts.architecture
+        self.stage_indices = tuple(self.architecture.variable_stages if stage_indices is None else stage_indices)
+        self.base = costs.cost(self._short_architecture())
+        self.tokens = costs.tokens(self._short_architecture())
+        self._line = cache(self._count_line)
+        self._blocks = cache(self._count_blocks)
+
+    @property
+    def baseline(self) -> Shape:
+        """The changed stages as they are in the source."""
+        return read_shape(self.architecture, self.stage_indices)
+
+    def total(self, shape: Shape) -> Cost:
+        """The cost of the model in this shape. Arrays of ``mlp`` give arrays of costs."""
+        cost = self.base
+        for index, stage in enumerate(shape):
+            if stage is not None:
+                cost = cost + self.stage(index, stage)
+        return cost
+
+    def stage(self, index: int, shape: StageShape) -> Cost:
+        """The cost that a stage in this shape adds to `base`."""
+        anchor = self._anchor(index, shape)
+        shortest = self.architecture.stages[index].shortest
+        cost: Cost = self._line(index, shortest, anchor)(shape.heads, shape.mlp) - self.base
+        for block, times in self._blocks(index, shape.depth).items():
+            with_it = self._line(index, block + 1, anchor)
+            without = self._line(index, block, anchor)
+            cost = cost + (with_it - without)(shape.heads, shape.mlp) * times
+        return cost
+
+    def fixed_cost(self, stages: Sequence[int], cost: str) -> int:
+        """How much of a cost the blocks of these stages have in the source."""
+        if cost in ("macs", "kv"):
+            shapes = [(index, shape) for index, shape in enumerate(read_shape(self.architecture, stages)) if shape]
+            return sum(int(getattr(self.stage(index, shape), cost)) for index, shape in shapes)
+        return self.costs.stage_params(stages)
+
+    def kappa(self, shape: Shape) -> float:
+        """The largest predicted κ of the changed stages (Theorem 3.2); other stages are equal in all designs."""
+        stages = zip(shape, self.tokens, strict=True)
+        return max(gaussian_kappa(stage.inner, tokens) for stage, tokens in stages if stage is not None)
+
+    def attention_share(self, index: int, shape: StageShape) -> Any:
+        """The share of attention in a block's parameters: of those that grow with heads or with hidden units,
+        and in a mixture of those that one token uses. An array if ``mlp`` is one.
+        """
+        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
+        attention = line.per_group.active / line.group * shape.heads
+        return attention / (attention + self.mlp_params(index, shape))
+
+    def is_gated(self, index: int) -> bool:
+        """Whether the MLPs of a stage have three maps a hidden unit, as gated ones do, and not two."""
+        stage = self.architecture.stages[index]
+        primary = primary_layer(stage)
+        if not primary.mlp:
+            return False
+        shape = StageShape(stage.depth, primary.heads, primary.head_dim, primary.mlp)
+        layers = len(widest(next(block for block in stage.blocks if block)))  # DaViT's blocks have two MLPs
+        units = layers * primary.mlp * max(1, primary.active)
+        return bool(self.mlp_params(index, shape) > 2.5 * units * primary.width)
+
+    def mlp_params(self, index: int, shape: StageShape) -> Any:
+        """The parameters of a block's MLP that one token uses. An array if ``mlp`` is one."""
+        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
+        return line.per_units.active / line.units * shape.mlp
+
+    def _count_blocks(self, index: int, depth: int) -> Counter[int]:
+        """The blocks after the minimum depth in a stage of this depth: the first of each kind → their number.
+
+        Blocks beyond the source's last one repeat it.
+        """
+        kinds = self.facts.kinds[index]
+        shortest = self.architecture.stages[index].shortest
+        first: dict[int, int] = {}
+        counts: Counter[int] = Counter()
+        for block in range(shortest, depth):
+            kind = kinds[min(block, len(kinds) - 1)]
+            counts[first.setdefault(kind, block)] += 1
+        return counts
+
+    def _anchor(self, index: int, shape: StageShape) -> StageShape:
+        """The start of a line: the source's heads (the shape's own if head_dim differs) and its MLP."""
+        primary = primary_layer(self.architecture.stages[index])
+        heads = primary.heads if shape.head_dim == primary.head_dim else shape.heads
+        return shape._replace(depth=0, heads=heads, mlp=primary.mlp)
+
+    def _short_architecture(self) -> Architecture:
+        """Every changed stage at its minimum depth."""
+        stages = list(self.architecture.stages)
+        for index in self.stage_indices:
+            stages[index] = stages[index].reshape(depth=stages[index].shortest)
+        return replace(self.architecture, stages=tuple(stages))
+
+    def _count_line(self, index: int, depth: int, anchor: StageShape) -> Line:
+        """The price of the model with this depth in one stage, by that stage's heads and MLP."""
+        stage = self.architecture.stages[index]
+        heads, mlp = anchor.heads, anchor.mlp
+
+        # the model's cost with this stage changed and every other one at its minimum depth
+        def model_cost(heads: int, mlp: int) -> Cost:
+            stages = list(self._short_architecture().stages)
+            stages[index] = anchor._replace(depth=depth, heads=heads, mlp=mlp).applied_to(stage)
+            return self.costs.cost(replace(self.architecture, stages=tuple(stages)))
+
+        # linear in heads and in MLP units: three counts give the line
+        start_cost = model_cost(heads, mlp)
+        per_group = model_cost(heads + stage.group, mlp) - start_cost
+        per_units = model_cost(heads, mlp + stage.units) - start_cost if mlp else Cost(0, 0, 0)
+        return Line(heads, stage.group, mlp, stage.units, start_cost, per_group, per_units)

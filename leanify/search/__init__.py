@@ -1,0 +1,1 @@
+"""Designs under a budget: options, grid, rules, ranking, control, plan."""

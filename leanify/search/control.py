@@ -1,0 +1,111 @@
+"""The control: lean's depth and parameters, the baseline's heads, wider MLPs. It isolates the effect of heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from leanify.core.architecture import primary_layer
+from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import Shape
+from leanify.search.rules import SMALL_MULTIPLE, Rules
+from leanify.search.towers import Tower, towers
+
+CLOSE = 0.001  # maximum difference, as a share of lean's parameters
+
+
+def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
+    """Return the shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
+
+    Hidden units are multiples of 64, 32, 16 or 8: the largest multiple that comes within 0.1% of lean's parameters, or
+    the nearest result with 8. Returns None if the stages have no MLP to widen or if lean has the baseline's heads: the
+    control always differs from lean.
+    """
+    shape = _restore_heads(prices, lean)
+    if shape == lean or not any(stage and stage.mlp for stage in shape):
+        return None
+    params = int(prices.total(lean).params)
+    for tower in towers(prices.architecture, prices.stage_indices):
+        if any(shape[i] != lean[i] for i in tower.stages):
+            shape = _widen_mlps(prices, tower, shape, lean, params, rules)
+    return shape
+
+
+def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int, rules: Rules) -> bool:
+    """Whether one tower's lean shape has a control within 0.1% of ``params``, the parameters of the whole model; True
+    if the tower has no MLP to widen.
+    """
+    old = _restore_heads(prices, lean)
+    if not any(stage and stage.mlp for stage in old):
+        return True
+    shape = _widen_mlps(prices, tower, old, lean, params, rules)
+    off = _params(prices, tower, shape) - _params(prices, tower, lean)
+    return abs(off) <= CLOSE * params
+
+
+def _restore_heads(prices: PriceList, shape: Shape) -> Shape:
+    """Return the shape with the baseline's heads."""
+    stages = []
+    for stage, stage_shape in zip(prices.architecture.stages, shape, strict=True):
+        if stage_shape is not None:
+            primary = primary_layer(stage)
+            stage_shape = stage_shape._replace(heads=primary.heads, head_dim=primary.head_dim)
+        stages.append(stage_shape)
+    return tuple(stages)
+
+
+def _widen_mlps(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
+    """Widen the tower's MLPs until the shape has lean's parameters, which are ``params``.
+
+    Parameters are affine in the hidden units, so one factor applies to all MLPs. Every MLP is rounded; the leading one
+    is also tried one step narrower and one step wider.
+    """
+    # the widths of the tower's MLPs
+    stages = prices.architecture.stages
+    mlps = {}
+    for i in tower.stages:
+        stage = shape[i]
+        if stage is not None and stage.mlp:
+            mlps[i] = stage.mlp
+    # parameters are linear in the widths: one factor reaches lean's
+    target_params, current_params = _params(prices, tower, lean), _params(prices, tower, shape)
+    per_doubling = (
+        _params(prices, tower, _replace_mlps(shape, {i: 2 * mlp for i, mlp in mlps.items()})) - current_params
+    )
+    factor = 1 + (target_params - current_params) / per_doubling if per_doubling else 1.0
+    # the nearest design over multiples, coarse ones first, and one step around the factor
+    nearest, nearest_off = shape, math.inf
+    first = rules.mlp_multiple(stages[tower.lead])
+    for multiple in (first, *(m for m in (32, 16, SMALL_MULTIPLE) if m < first)):
+        for shift in (-1, 0, 1):
+            widths = {}
+            for i, mlp in mlps.items():
+                step = math.lcm(stages[i].units, multiple)
+                steps = round(mlp * factor / step) + (shift if i == tower.lead else 0)
+                widths[i] = step * max(1, steps)
+            widened_shape = _replace_mlps(shape, widths)
+            off = abs(_params(prices, tower, widened_shape) - target_params)
+            if off < nearest_off:
+                nearest, nearest_off = widened_shape, off
+        if nearest_off <= CLOSE * params / 2:
+            break
+    return nearest
+
+
+def _replace_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:
+    """Return the shape with these hidden units, given by stage index."""
+    stages = list(shape)
+    for i, stage in enumerate(stages):
+        if stage is not None and i in mlps:
+            stages[i] = stage._replace(mlp=mlps[i])
+    return tuple(stages)
+
+
+def _params(prices: PriceList, tower: Tower, shape: Shape) -> int:
+    """Return the tower's parameters minus the parameters of the shortest model."""
+    total = 0
+    for i in tower.stages:
+        stage = shape[i]
+        if stage is not None:
+            total += int(prices.stage(i, stage).params)
+    return total

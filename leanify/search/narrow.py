@@ -1,0 +1,218 @@
+"""The narrow design: the baseline's depth and head_dim in a smaller residual width, with lean's parameters.
+
+It answers the obvious question: why not simply use a narrower model? Heads and hidden units shrink in proportion to the
+width; hidden units absorb the rounding of heads to integers. Every size is counted on meta, not estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanify.core.architecture import Architecture, Stage, primary_layer
+from leanify.core.errors import LeanifyError, ShapeError
+from leanify.core.units import format_count, format_share
+from leanify.profiling.price_list import PriceList
+from leanify.search.design import Design, design_of_architecture
+from leanify.search.narrow_shape import WidthScale, narrow_heads
+from leanify.search.request import Request
+
+CLOSE = 0.005  # narrow may have this share fewer parameters than lean
+TRIED = 4  # number of widths to try: the best guesses, then those with the baseline's ratio inner / width
+MLP_SHARE = 0.6  # assumed MLP share of parameters, to guess which widths keep the MLP's ratio; counts decide
+RATIO = 2.0  # maximum factor on the MLP's ratio; beyond it, the design would no longer isolate the width
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """The narrow design, or the ``reason`` why there is none."""
+
+    design: Design | None
+    reason: str = ""
+
+
+def find_narrow(prices: PriceList, lean: Design | None, request: Request) -> Narrow:
+    """Return the narrower model with lean's parameters, or with the pinned width. With a pinned width and no lean, the
+    MLP shrinks in proportion.
+
+    Raises ShapeError for a pinned width that this model cannot have; the message names the nearest possible one.
+    """
+    search = _NarrowSearch(prices, request)
+    if request.options.width is not None:
+        return Narrow(design_of_architecture(prices, search.pinned(request.options.width, lean)))
+    assert lean is not None
+    try:
+        return Narrow(design_of_architecture(prices, search.nearest(search.counted(lean))))
+    except LeanifyError as error:  # the model has no such width, or does not run with it
+        return Narrow(None, f"no narrow: {error}")
+
+
+class _NarrowSearch:
+    """Narrower shapes of a model and their parameters, as the budget counts them."""
+
+    def __init__(self, prices: PriceList, request: Request) -> None:
+        self.prices, self.request = prices, request
+        self.architecture = prices.architecture
+        self.scale = WidthScale.read(self.architecture)
+        self.lead = primary_layer(max(self._changed_stages(), key=lambda stage: stage.depth))
+
+    def _changed_stages(self) -> list[Stage]:
+        return [self.architecture.stages[index] for index in self.prices.stage_indices]
+
+    def counted(self, design: Design) -> int:
+        """Return the parameters of a design that the budget counts."""
+        return int(getattr(design.cost, self.request.params_cost))
+
+    def params(self, architecture: Architecture) -> int:
+        """Return the parameters of a shape, built on meta. Raises ShapeError if upstream cannot build its width."""
+        params, body = self.prices.costs.sizes(architecture)
+        return params if self.request.params_cost == "params" else body
+
+    def pinned(self, pin: float, lean: Design | None) -> Architecture:
+        """Return the shape with a pinned width (channels, or a share of them); its MLP compensates for the difference
+        to lean's parameters.
+        """
+        # the nearest width that is possible
+        full = self.lead.width
+        units = self.scale.units_below()
+        width = pin if pin > 1 else pin * full
+        if not units or width >= full:
+            raise ShapeError(f"--width {pin:g}: it must be below the model's width, {full}")
+        unit = min(units, key=lambda unit: abs(self.scale.width(unit) - width))
+        nearest = self.scale.width(unit)
+        if pin > 1 and nearest != pin:
+            raise ShapeError(
+                f"--width {pin:g}: the widths of {self.architecture.source} go in steps of "
+                f"{self.scale.width(self.scale.step)}; the nearest is {nearest}"
+            )
+        # upstream must be able to build it
+        try:
+            in_proportion = self.scale.reshape(unit)
+            self.params(in_proportion)
+        except ShapeError as error:
+            other = next(self._possible(width), None)
+            hint = "no other width works either" if other is None else f"the nearest that works is {other}"
+            raise ShapeError(f"--width {pin:g}: {error}; {hint}") from error
+        return in_proportion if lean is None else self._with_mlp(unit, self.counted(lean))[0]
+
+    def _possible(self, width: float) -> Iterator[int]:
+        """Yield widths that upstream can build, nearest first."""
+        natural = [unit for unit in self.scale.units_below() if self._is_natural(unit)]
+        for unit in sorted(natural, key=lambda unit: abs(self.scale.width(unit) - width))[:TRIED]:
+            try:
+                self.params(self.scale.reshape(unit))
+            except ShapeError:
+                continue
+            yield self.scale.width(unit)
+
+    def _is_natural(self, unit: int) -> bool:
+        """Whether inner / width is exactly the baseline's ratio."""
+        width = self.scale.width(unit)
+        inner = narrow_heads(self.lead, width) * self.lead.head_dim
+        return inner * self.lead.width == self.lead.inner * width
+
+    def nearest(self, target: int) -> Architecture:
+        """Return the shape with slightly fewer than ``target`` parameters whose heads and MLP are closest to
+        proportional.
+
+        Raises ShapeError if no width works.
+        """
+        units = self.scale.units_below()
+        if not units:
+            raise ShapeError(f"the width of {self.architecture.source}, {self.lead.width}, goes in no smaller steps")
+        # count the best guesses until one is close to the target
+        refusal, best, best_params = None, None, 0
+        tried = 0
+        for unit in self._by_need(units, target):
+            try:
+                shape, params = self._with_mlp(unit, target)
+            except ShapeError as error:
+                refusal = refusal or error
+                continue
+            tried += 1
+            if best_params < params <= target:
+                best, best_params = shape, params
+            if best_params >= target * (1 - CLOSE) or tried == TRIED:
+                break
+        if best is None:
+            smallest = refusal or ShapeError(f"no width of {self.architecture.source} has {target:,} parameters")
+            raise smallest
+        return best
+
+    def _by_need(self, units: list[int], target: int) -> Iterator[int]:
+        """Yield units, starting with those whose heads and MLP would deviate least from the proportion."""
+        full = self.params(self.architecture)
+        # fit params(r) = b·r + c·r², with r the share of the width, to the model and a narrower one
+        share = _root(0.0, float(full), target)
+        counted_unit = min(units, key=lambda unit: abs(unit / self.scale.unit - share))
+        counted_share = counted_unit / self.scale.unit
+        slope, curve = 0.0, float(full)
+        try:
+            counted = self.params(self.scale.reshape(counted_unit))
+            curve = (full - counted / counted_share) / (1 - counted_share)
+            slope = full - curve
+        except ShapeError:
+            pass
+        # score each unit by how far MLP and heads would deviate from the proportion
+        needs = {}
+        for unit in units:
+            part = unit / self.scale.unit
+            guess = slope * part + curve * part**2
+            more_mlp = 1 + (target - guess) / (MLP_SHARE * guess)
+            inner = narrow_heads(self.lead, self.scale.width(unit)) * self.lead.head_dim
+            heads_part = inner / (self.lead.inner * part)
+            # parameters of rounded-up heads are missing in the MLP
+            more_mlp += (1 - heads_part) * (1 - MLP_SHARE) / MLP_SHARE
+            if 1 / RATIO < more_mlp < RATIO:
+                needs[unit] = abs(math.log(more_mlp)) + abs(math.log(heads_part))
+        # the best guesses, then units with the baseline's ratio of inner to width
+        ordered = sorted(needs, key=lambda unit: needs[unit])
+        natural = [unit for unit in ordered if self._is_natural(unit)]
+        yield from ordered[:TRIED]
+        yield from [unit for unit in natural if unit not in ordered[:TRIED]][:TRIED]
+
+    def _with_mlp(self, unit: int, target: int) -> tuple[Architecture, int]:
+        """Return the shape with this unit whose hidden units bring it to ``target`` parameters, and its parameters."""
+        # parameters at the proportional MLP, and per share of the MLP
+        shape = self.scale.reshape(unit)
+        at_ratio = self.params(shape)
+        if not any(layer.mlp for layer in shape.layers()):
+            return shape, at_ratio
+        wider = self.scale.reshape(unit, RATIO)
+        per_share = (self.params(wider) - at_ratio) / (RATIO - 1)
+        share = 1 + (target - at_ratio) / per_share if per_share else 1.0
+        if not 1 / RATIO < share < RATIO:
+            return shape, at_ratio
+        options = self.request.options
+        best, best_params = shape, at_ratio if at_ratio <= target else 0
+        for step in (options.multiple,) if options.multiple else (8, 1):
+            lead_mlp = max(1.0, self.lead.mlp * unit / self.scale.unit)
+            for shift in (0.0, -step / lead_mlp):
+                near = self.scale.reshape(unit, share + shift, step)
+                params = self.params(near)
+                if best_params < params <= target:
+                    best, best_params = near, params
+            if best_params >= target * (1 - CLOSE):
+                break
+        return best, best_params or at_ratio
+
+
+def _root(slope: float, curve: float, target: float) -> float:
+    """Solve slope·r + curve·r² = target for the share r."""
+    return (-slope + math.sqrt(slope**2 + 4 * curve * target)) / (2 * curve)
+
+
+def narrow_warnings(narrow: Narrow, lean: Design, request: Request) -> Iterator[str]:
+    """Yield why a narrow design is missing, or how it differs from lean in more than its width."""
+    if narrow.design is None:
+        yield narrow.reason
+        return
+    cost = request.params_cost
+    off = 1 - getattr(narrow.design.cost, cost) / getattr(lean.cost, cost)
+    if abs(off) > CLOSE:
+        why = "its width is pinned" if request.options.width is not None else "its widths go in no finer steps"
+        yield f"narrow has {format_share(abs(off))} {'fewer' if off > 0 else 'more'} parameters than lean: {why}"
+    limit = request.limits.get("macs")
+    if limit is not None and narrow.design.macs > limit:
+        yield f"narrow takes {format_count(narrow.design.macs)} MACs at lean's parameters, more than the limit"

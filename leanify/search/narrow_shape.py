@@ -1,0 +1,100 @@
+"""A narrower shape: residual widths, heads and hidden units in one proportion, with the same depth and head_dim.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from leanify.core.architecture import Architecture, Layer
+
+FEWEST = 4  # minimum number of steps for exact proportions
+CHANNELS = 8  # widths are multiples of this, or of their common divisor with it
+
+
+@dataclass(frozen=True)
+class WidthScale:
+    """The widths of an architecture's stages as multiples of one unit, which a narrower shape reduces.
+
+    unit  channels; the greatest common divisor of the widths, or the leading width if the divisor is too small, in
+          which case each width is rounded separately
+    step  decrement of the unit that keeps all widths multiples of `CHANNELS`, if they are in the baseline
+    """
+
+    architecture: Architecture
+    unit: int
+    step: int
+    is_rounded: bool = False
+
+    @classmethod
+    def read(cls, architecture: Architecture) -> WidthScale:
+        widths = set(primary_widths(architecture))
+        # the common divisor, and the smallest step that keeps all widths multiples of CHANNELS
+        unit = math.gcd(*widths)
+        step = 1
+        for width in widths:
+            parts = width // unit
+            channels = math.gcd(CHANNELS, width)
+            step = math.lcm(step, channels // math.gcd(channels, parts))
+        scale = cls(architecture, unit, step)
+        if len(scale.units_below()) >= FEWEST:
+            return scale
+        # too few steps: scale the leading width and round the others
+        lead = lead_width(architecture)
+        return cls(architecture, lead, math.gcd(CHANNELS, lead), True)
+
+    def units_below(self, share: float = 1.0) -> list[int]:
+        """Return the units of narrower shapes, widest first: multiples of the step below ``share`` of the unit."""
+        steps = math.ceil(self.unit * share / self.step) - 1
+        return [self.step * count for count in range(steps, 0, -1)]
+
+    def width(self, unit: int) -> int:
+        """Return the width of the leading stage at this unit."""
+        return self.widths(unit)[lead_width(self.architecture)]
+
+    def widths(self, unit: int) -> dict[int, int]:
+        """Return {old width: new width} at this unit."""
+        new_widths = {}
+        for width in primary_widths(self.architecture):
+            step = math.gcd(CHANNELS, width) if self.is_rounded else 1
+            new_widths[width] = step * max(1, round(width * unit / (self.unit * step)))
+        return new_widths
+
+    def reshape(self, unit: int, mlp_share: float = 1.0, mlp_step: int = CHANNELS) -> Architecture:
+        """Return the shape at this unit. ``mlp_share`` multiplies the hidden units after they shrink with the width."""
+        widths = self.widths(unit)
+        share = unit / self.unit
+
+        def change(layer: Layer) -> Layer:
+            if layer.width not in widths:
+                return layer  # a separate inner stream, as in TNT
+            width = widths[layer.width]
+            mlp = layer.mlp
+            if mlp:
+                step = math.gcd(mlp_step, mlp)
+                mlp = step * max(1, round(mlp * share * mlp_share / step))
+            return replace(layer.set_heads(narrow_heads(layer, width)), width=width, mlp=mlp)
+
+        return self.architecture.map_layers(change)
+
+
+def narrow_heads(layer: Layer, width: int) -> int:
+    """Return the number of heads in proportion to the width, in complete key/value groups."""
+    groups = layer.heads * width / (layer.width * layer.group)
+    return layer.group * max(1, round(groups))
+
+
+def primary_widths(architecture: Architecture) -> Iterator[int]:
+    """Yield the width of every block, taken from its widest layers, because others may have a separate stream."""
+    for stage in architecture.stages:
+        yield from (layer.width for layer in stage.primaries)
+
+
+def lead_width(architecture: Architecture) -> int:
+    """Return the width of the deepest stage that a redesign changes."""
+    stages = [architecture.stages[index] for index in architecture.variable_stages]
+    lead = max(stages, key=lambda stage: stage.depth)
+    return lead.primary.width if lead.primary is not None else 0

@@ -1,0 +1,177 @@
+"""The options of `redesign`: one frozen value that the command line, Python and JSON share.
+
+Each field of `Options` is one option, and its annotation holds the data for every interface: the command line derives
+the flag ``--max-macs`` from ``max_macs``, `leanify.redesign` accepts it as a keyword argument, and a plan's JSON
+records the options that were set. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
+
+from leanify.core.architecture import check_size
+from leanify.core.errors import LeanifyError, ShapeError
+from leanify.search.amounts import Budget, check_budget
+from leanify.upstream.libraries import nearest
+
+BUDGET, SHAPE, RULES, SOURCE, OUTPUT = "Budgets", "Shape", "Rules", "Source", "Output"  # panels of the help
+Pin = int | Sequence[int] | Mapping[str, int] | None  # one number, one per stage, or one per tower by name
+PINS = ("depth", "heads", "head_dim", "mlp")
+EXPERTS = ("experts", "active")  # keys in a pin of the MLP: experts in a mixture, experts per token
+BUDGETS = ("target_params", "max_macs", "max_latency", "max_memory", "max_kv")
+CHOICES = {
+    "count": ("all", "body"),
+    "heads_mode": ("grow", "split", "auto"),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The command-line form of an option, and the ``panel`` of the help that lists it.
+
+    ``name`` is set only if it differs from the field's name.
+    """
+
+    panel: str
+    metavar: str
+    help: str
+    name: str | None = None
+    min: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The request to `redesign`. A budget is a share of the baseline or an amount; a pin is one number, one per stage,
+    or one per tower by its name. None leaves a budget or pin open.
+
+    ``mlp`` may also contain ``experts`` and ``active``, which apply to every mixture. ``tokens`` is the length of a
+    text input, for callers that know their data; it has no command-line flag.
+
+    Raises BudgetError, ShapeError or LeanifyError for a value that is invalid for every model.
+    """
+
+    target_params: Annotated[
+        Budget, Flag(BUDGET, "SHARE|COUNT…", "at most this: 0.5, 43M; for towers encoder=0.75,decoder=0.5")
+    ] = None
+    count: Annotated[str, Flag(BUDGET, "all|body", "count all parameters, or only the blocks'")] = "all"
+    max_macs: Annotated[Budget, Flag(BUDGET, "SHARE|COUNT", "multiply-adds: 0.5, 8G")] = None
+    max_latency: Annotated[Budget, Flag(BUDGET, "SHARE|TIME", "of one sample, measured here: 0.5, 12ms")] = None
+    max_memory: Annotated[Budget, Flag(BUDGET, "SHARE|BYTES", "predicted training memory: 0.5, 8GB")] = None
+    max_kv: Annotated[Budget, Flag(BUDGET, "SHARE|BYTES", "key/value cache per token: 0.5, 64KB")] = None
+    context: Annotated[int | None, Flag(BUDGET, "N", "tokens in the cache (default: at most 4096)", min=1)] = None
+    depth: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the blocks: 8, one per stage, or encoder=6")] = None
+    heads: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the heads")] = None
+    head_dim: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the channels per head")] = None
+    mlp: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the MLP's hidden units; a mixture's experts=4,active=1")] = None
+    width: Annotated[
+        float | None, Flag(SHAPE, "N|SHARE", "the width of narrow: 512, or 0.75 of the model's (default: by budget)")
+    ] = None
+    heads_mode: Annotated[str, Flag(SHAPE, "grow|split|auto", "more heads of the same size, or smaller heads")] = "grow"
+    multiple: Annotated[int | None, Flag(RULES, "N", "unit of MLP and inner width (default: 64; narrow: 8)", min=1)] = (
+        None
+    )
+    tensor_parallel: Annotated[int | None, Flag(RULES, "N", "devices among which heads and MLP must divide", min=1)] = (
+        None
+    )
+    min_mlp: Annotated[
+        float | None, Flag(RULES, "X", "minimum MLP, in widths (default: 2, gated 2.67)", min=0, max=1000)
+    ] = None
+    max_mlp: Annotated[
+        float | None, Flag(RULES, "X", "maximum MLP, in widths (default: the baseline's)", min=0, max=1000)
+    ] = None
+    min_depth: Annotated[int | None, Flag(RULES, "N", "minimum blocks (default: a third; log3 of width)", min=1)] = None
+    max_heads: Annotated[float, Flag(RULES, "X", "at most this many times the baseline's heads", min=1, max=100)] = 2.0
+    overrides: Annotated[
+        Mapping[str, Any],
+        Flag(SOURCE, "KEY=VALUE", "for upstream's constructor or configuration; class=NAME", "--override"),
+    ] = field(default_factory=dict)
+    top: Annotated[int, Flag(OUTPUT, "N", "number of candidates to show", min=1, max=10_000)] = 3
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        # None stands for the default
+        for name, default in _defaults().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        # choices, pins and budgets
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise LeanifyError(f"{flag_name(name)} {getattr(self, name)!r} is not one of {', '.join(choices)}")
+        for name, pin in self.pins.items():
+            _check_pin(name, pin)
+        for name in BUDGETS:
+            check_budget(flag_name(name), getattr(self, name))
+        if self.width is not None and not 0 < self.width < float("inf"):
+            raise ShapeError(f"--width {self.width}: it must be a number of channels (512) or a share of them (0.75)")
+        # numbers within the bounds of their flags
+        for name, flag in flags().items():
+            value = getattr(self, name)
+            if flag.min is not None and value is not None and not flag.min <= value < float("inf"):
+                raise ShapeError(f"{flag_name(name)} {value}: it must be at least {flag.min}")
+            if flag.max is not None and value is not None and value > flag.max:
+                raise ShapeError(f"{flag_name(name)} {value:.9g}: it must be at most {flag.max:,}")
+
+    @property
+    def changed_options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as a plan's JSON records them."""
+        default = _defaults()
+        return {name: value for name, value in vars(self).items() if value != default[name]}
+
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """Return the fixed sizes by name; None for a size that the search may choose."""
+        return {name: getattr(self, name) for name in PINS}
+
+    @property
+    def experts(self) -> dict[str, int]:
+        """Return the fixed numbers of experts, by the names in `EXPERTS`."""
+        mlp = self.mlp if isinstance(self.mlp, Mapping) else {}
+        return {name: mlp[name] for name in EXPERTS if name in mlp}
+
+
+def _check_pin(name: str, pin: Any) -> None:
+    """Raise ShapeError unless a pin is an integer, a list of integers, or one integer per tower."""
+    numbers = pin.values() if isinstance(pin, Mapping) else pin
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+        numbers = [numbers]
+    for number in numbers:
+        if number is not None:
+            check_size(name, number)
+
+
+def _defaults() -> dict[str, Any]:
+    return {option.name: option.default for option in fields(Options)} | {"overrides": {}}
+
+
+@cache
+def flags() -> dict[str, Flag]:
+    """Return the flag of every option that has one, by field name."""
+    hints = get_type_hints(Options, include_extras=True)
+    return {name: get_args(hint)[1] for name, hint in hints.items() if isinstance(get_args(hint)[-1], Flag)}
+
+
+def flag_name(name: str) -> str:
+    """Return an option's flag: ``max_macs`` → ``--max-macs``."""
+    return flags()[name].name or f"--{name.replace('_', '-')}"
+
+
+def check_names(function: str, words: Mapping[str, Any]) -> None:
+    """Raise TypeError for an unknown keyword argument, as Python does; the message suggests the nearest option."""
+    for word in words:
+        if word not in _defaults():
+            raise TypeError(f"{function}() got an unexpected keyword argument {word!r}{nearest(word, _defaults(), 1)}")
+
+
+def parameters() -> list[inspect.Parameter]:
+    """Return the options as keyword parameters, for function signatures."""
+    kinds = get_type_hints(Options)
+    option_parameters = inspect.signature(Options).parameters.values()
+    return [
+        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kinds[parameter.name])
+        for parameter in option_parameters
+    ]

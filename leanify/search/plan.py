@@ -1,0 +1,278 @@
+"""A plan: the result of `redesign`, with methods to build and save its designs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.core.architecture import Architecture
+from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
+from leanify.core.tabular import Tabular
+from leanify.core.units import format_bytes, format_count, format_gigas, format_share
+from leanify.core.units import format_damage as damage_words
+from leanify.profiling.price_list import PriceList
+from leanify.search.design import Design
+from leanify.search.options import Options
+from leanify.search.ranking import Ranking, is_causal
+from leanify.search.request import Request
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanify.profiling.price_cache import Source
+    from leanify.search.measured_limits import Timing
+    from leanify.sources.source import ModelSource
+
+Carry = Callable[[Callable[[], "nn.Module"], Architecture], "nn.Module"]
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Tabular):
+    """The result of `redesign`, best candidate first. It is displayed as a table, also in notebooks.
+
+    >>> import leanify
+    >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
+    >>> plan.chosen.params <= 0.6 * plan.baseline.params
+    True
+    >>> plan.to_frame()["design"].tolist()[:3]
+    ['baseline', 'lean', 'control']
+
+    given      the source as passed by the user; ``source`` is its name
+    control    None if the stages have no MLP to widen, or if lean has the baseline's heads
+    narrow     the baseline's depth with a smaller residual width; None if the model has no other width
+    plain      the best design without more heads, or None; ``plain_name`` names its difference to the baseline
+    follows    description of the published row or rule that lean follows
+    warnings   published bounds that the plan crosses because of the user's options
+    remarks    costs of lean compared with control and plain, and other notes
+    towers     parts that change independently of each other, by name
+    inputs     description of the input for which MACs are counted
+    """
+
+    source: str
+    options: Options
+    baseline: Design
+    chosen: Design
+    control: Design | None
+    narrow: Design | None
+    plain: Design | None
+    plain_name: str | None
+    candidates: list[Design]
+    warnings: list[str]
+    remarks: list[str]
+    searched: int
+    seconds: float
+    tokens: int
+    inputs: str
+    towers: list[str]
+    follows: str
+    budget: str
+    source_value: Source = field(repr=False, compare=False)
+    prices: PriceList = field(repr=False, compare=False)
+    request: Request = field(repr=False)
+    ranking: Ranking | None = field(default=None, repr=False, compare=False)
+    timing: Timing | None = None
+    directory: str | None = None
+    with_control: bool = False
+
+    @cached_property
+    def model_source(self) -> ModelSource:
+        """The resolved source; resolving it imports torch."""
+        from leanify.sources import find
+
+        return find.find(self.source_value, overrides=self.options.overrides)
+
+    @property
+    def name(self) -> str:
+        """The display name of the source: upstream's name, or the user's directory."""
+        source_path = Path(self.source).expanduser()
+        folder_name = source_path.parent.resolve().name if source_path.is_file() else source_path.resolve().name
+        if source_path.exists():
+            return folder_name
+        is_typed = "/" in self.source or ":" in self.source  # a user's module: the facts contain its full path
+        return self.source if is_typed else self.prices.facts.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``redesign --json`` prints."""
+        return {
+            "source": self.source,
+            "options": self.options.changed_options,
+            "baseline": self.baseline.to_json(),
+            "chosen": self.chosen.to_json(),
+            "control": self.control and self.control.to_json(),
+            "narrow": self.narrow and self.narrow.to_json(),
+            "plain": self.plain and {"name": self.plain_name, **self.plain.to_json()},
+            "follows": self.follows,
+            "recommended": None,  # filled in by a study of this model
+            "candidates": [design.to_json() for design in self.candidates],
+            "warnings": self.warnings,
+            "remarks": self.remarks,
+            "directory": self.directory,
+            "searched": self.searched,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "inputs": self.inputs,
+            "towers": self.towers,
+            "timing": self.timing and self.timing.to_json(self.chosen),
+        }
+
+    def designs(self) -> list[tuple[str, Design]]:
+        """Return every design with its names; a shape with two names appears once, with both (``control, plain``)."""
+        roles = [("baseline", self.baseline), ("lean", self.chosen), ("control", self.control)]
+        roles += [("narrow", self.narrow), ("plain", self.plain)]
+        if is_causal(self.prices):  # here fewer layers with the old heads were best
+            roles.insert(1, roles.pop())
+        roles += [("also", design) for design in self.candidates[1:]]
+        # one entry per shape, with all of its names
+        designs_by_shape: dict[str, tuple[str, Design]] = {}
+        for name, design in roles:
+            if design is None:
+                continue
+            shape = str(design.architecture)
+            if shape not in designs_by_shape:
+                designs_by_shape[shape] = name, design
+            elif name != "also":
+                designs_by_shape[shape] = f"{designs_by_shape[shape][0]}, {name}", design
+        return list(designs_by_shape.values())
+
+    def headline(self) -> str:
+        share = self.chosen.params / self.baseline.params
+        return f"{self.name} · {self.budget} · lean keeps {format_share(share)} of the parameters"
+
+    def rows(self) -> list[dict[str, Any]]:
+        row_list = []
+        for name, design in self.designs():
+            sizes = design.to_json()
+            del sizes["architecture"]
+            row_list.append({"design": name, **sizes})
+        return row_list
+
+    def cells(self) -> list[dict[str, str]]:
+        cell_list = []
+        for name, design in self.designs():
+            row = {"design": name}
+            for key in ("depth", "width", "heads", "head_dim", "mlp"):
+                size = design.sizes[key]
+                row[key] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+            cell_list.append({**row, "params": format_count(design.params), "GMACs": format_gigas(design.macs)})
+        return cell_list
+
+    def build(
+        self,
+        weights: str | Path | None = None,
+        seed: int = 0,
+        pretrained: bool = False,
+        design: Design | None = None,
+        carry: Carry | None = None,
+    ) -> nn.Module:
+        """Build a design (the chosen one by default), initialised by upstream or with weights from a SOURCE.
+
+        ``carry`` transfers weights: it makes a model of another shape from a trained one, which is loaded on demand. A
+        module passed by the user keeps its class, its forward, and the weights that fit.
+        """
+        import torch
+
+        from leanify.lens import surgery
+        from leanify.sources import find
+        from leanify.sources import weights as weights_of
+
+        shape = (design or self.chosen).architecture
+        torch.manual_seed(seed)
+        live = self.source_value
+        if isinstance(live, torch.nn.Module) and weights is None:
+            return carry(lambda: live, shape) if carry else surgery.write(live, shape)
+        if weights is None and not pretrained:
+            return weights_of.build_fresh(replace(self.model_source, architecture=shape))
+
+        def original() -> nn.Module:
+            return find.load_with_weights(self.model_source, weights, pretrained)
+
+        if carry is None:
+            return surgery.write(original(), shape)
+        return carry(lambda: weights_of.require_all_layers(original, weights or self.source), shape)
+
+    def provenance(self, role: str, design: Design, has_weights: bool, carry: Carry | None = None) -> str:
+        """Describe the origin of a design for its README: both sizes, the budget, and the origin of its weights."""
+        result = getattr(carry, "results", {}).get(role)
+        if result is not None:
+            weights = f"Weights of the original, pruned: {result.unit} {damage_words(result.damage)} before training."
+        elif has_weights:
+            weights = "Weights of the original in new shapes; it has not been trained since."
+        else:
+            weights = "New weights: it has not been trained."
+        params = f"{format_count(design.params)} of {format_count(self.baseline.params)} parameters"
+        macs = f"{format_gigas(design.macs)} of {format_gigas(self.baseline.macs)} GMACs"
+        return f"{params}, {macs}; budget: {self.budget}. {weights}"
+
+    def pick_design(self, name: str) -> Design:
+        """Return the design named lean, plain, narrow or control, or N for the Nth candidate. Raises ShapeError."""
+        if name.isdigit() and 1 <= int(name) <= len(self.candidates):
+            return self.candidates[int(name) - 1]
+        roles = {"lean": self.chosen, "plain": self.plain, "narrow": self.narrow, "control": self.control}
+        available = {known_name: design for known_name, design in roles.items() if design is not None}
+        if name not in available:
+            raise ShapeError(f"--choose {name!r} is not one of {', '.join(available)} and 1 to {len(self.candidates)}")
+        return available[name]
+
+    def save(
+        self,
+        directory: str | Path,
+        weights: str | Path | None = None,
+        seed: int = 0,
+        pretrained: bool = False,
+        control: bool = False,
+        force: bool = False,
+        carry: Carry | None = None,
+        choose: str = "lean",
+    ) -> Plan:
+        """Build a model, write it as a lean directory, and return the plan with the directory's path.
+
+        ``choose`` names the design (`pick_design`). With ``control``, lean and control are written to the
+        subdirectories ``lean`` and ``control``. With ``force``, earlier output of leanify in the directory is replaced.
+        Raises LeanifyError if the design does not exist.
+        """
+        from leanify.core.files.writing import check_new_directory, new_directory
+        from leanify.sources import lean_directory
+
+        check_new_directory(directory, force)
+        design = self.pick_design(choose)
+        if control and choose != "lean":
+            raise LeanifyError(f"--control writes lean and its control, and --choose {choose} another design")
+
+        def write(name: str, one: Design, folder: str | Path, force: bool, title: str) -> None:
+            built = self.build(weights, seed, pretrained, one, carry)
+            has_weights = pretrained or weights is not None
+            note = self.provenance(name, one, has_weights, carry)
+            is_fresh = not has_weights and carry is None and isinstance(self.source_value, str | Path)
+            lean_directory.save(built, folder, force, title, note=note, is_initialised=is_fresh)
+
+        if not control:
+            check_disk_space(4 * design.params, Path(directory))
+            write(choose, design, directory, force, lean_directory.TITLE)
+            return replace(self, directory=str(directory))
+        if self.control is None:
+            raise LeanifyError(f"lean has no control to write ({'; '.join(self.warnings)})")
+        check_disk_space(4 * (self.chosen.params + self.control.params), Path(directory))
+        with new_directory(directory, force) as folder:
+            write("lean", self.chosen, folder / "lean", False, lean_directory.TITLE)
+            write("control", self.control, folder / "control", False, "The control of a lean model")
+        return replace(self, directory=str(directory), with_control=True)
+
+
+def check_disk_space(size: int, directory: Path) -> None:
+    """Raise an error unless ``size`` bytes of weights fit on the disk and into memory."""
+    from leanify.core import machine
+
+    parent = next(folder for folder in directory.absolute().parents if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise DirectoryError(f"the weights take {format_bytes(size)}; {directory} has {format_bytes(free)} free")
+    memory = machine.memory("MemAvailable")
+    if memory is not None and size > memory:
+        raise LeanifyError(
+            f"building this model takes {format_bytes(size)} of memory, {format_bytes(memory)} are available; "
+            "without -o the redesign is planned in no memory at all"
+        )

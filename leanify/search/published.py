@@ -1,0 +1,101 @@
+"""The published lean models (`published.toml`), and the row nearest to one tower of a model."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from leanify.core.architecture import Architecture, Layer, primary_layer
+from leanify.profiling.shapes import Facts
+from leanify.search.towers import Tower, tower_stages
+
+FILE = Path(__file__).with_suffix(".toml")
+READERS = ("vision", "encoder", "decoder")  # kinds by input type; other kinds are parts of a model name
+SAME_WIDTH, SAME_DEPTH = 1.5, 2.0  # a row applies to models within these factors of its size
+
+
+class Sizes(NamedTuple):
+    """The shape of the leading stage."""
+
+    depth: int
+    heads: int
+    head_dim: int
+    mlp: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published lean model and its baseline. `published.toml` explains the fields."""
+
+    name: str
+    kind: str
+    width: int
+    baseline: Sizes
+    lean: Sizes
+
+    @property
+    def is_split(self) -> bool:
+        """Whether its heads are smaller than the baseline's."""
+        return self.lean.head_dim < self.baseline.head_dim
+
+    @property
+    def shape(self) -> str:
+        """Its layers, heads and hidden units, such as ``7 × 16, 1536``."""
+        return f"{self.lean.depth} × {self.lean.heads}{' split' * self.is_split}, {self.lean.mlp}"
+
+    def is_baseline(self, layer: Layer, depth: int) -> bool:
+        """Whether a model is exactly this row's baseline."""
+        return (layer.width, Sizes(depth, layer.heads, layer.head_dim, layer.mlp)) == (self.width, self.baseline)
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return all published rows."""
+    table = tomllib.loads(FILE.read_text(encoding="utf-8"))["row"]
+    return tuple(
+        Row(row["name"], row["kind"], row["width"], Sizes(*row["baseline"]), Sizes(*row["lean"])) for row in table
+    )
+
+
+def nearest_row(facts: Facts, tower: Tower) -> Row | None:
+    """Return the row of a tower's kind with the nearest width; None if none has about its width and depth."""
+    kind = tower_kind(facts, tower)
+    lead = facts.architecture.stages[tower.lead]
+    primary = primary_layer(lead)
+    candidates = []
+    for row in rows():
+        width_off = abs(math.log(primary.width / row.width))
+        is_as_deep = abs(math.log(lead.depth / row.baseline.depth)) <= math.log(SAME_DEPTH)
+        if row.kind == kind and is_as_deep and width_off <= math.log(SAME_WIDTH):
+            mlp_off = abs(primary.mlp / primary.width - row.baseline.mlp / row.width)  # tie-break for equal widths
+            candidates.append((width_off, mlp_off, row))
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
+
+
+def tower_kind(facts: Facts, tower: Tower) -> str | None:
+    """Return the kind of a tower as named by the rows; None if no row was published for such models."""
+    stages = tower_stages(facts.architecture, tower)
+    lead = facts.architecture.stages[tower.lead]
+    # 1. By upstream's name: families with rows for their number of stages.
+    for row in rows():
+        if row.kind not in READERS and re.search(rf"(^|[:/]){row.kind}", facts.name.lower()):
+            return row.kind
+    if len(stages) > 1 or lead.mixture is not None:
+        return None
+    # 2. By input type, for models with equal layers.
+    reads_text = "token ids" in facts.inputs
+    if "vision" in lead.name or "visual" in lead.name or ("image" in facts.inputs and not reads_text):
+        return "vision"
+    if reads_text and "image" not in facts.inputs and _has_one_tower(facts.architecture):
+        return "decoder" if facts.causal[tower.lead] else "encoder"
+    return None
+
+
+def _has_one_tower(architecture: Architecture) -> bool:
+    """Whether the model is not an encoder-decoder: one list of blocks, perhaps with a pooling head."""
+    return sum(not stage.is_fixed for stage in architecture.stages) == 1

@@ -1,0 +1,248 @@
+"""`redesign`: turn a source and options into a plan.
+
+find → price → search → choose → (build → save)
+
+If the prices are known (`prices.costs`), this module does not import torch; `Plan.build` does.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.core.errors import BudgetError, ShapeError
+from leanify.core.recipe import Recipe
+from leanify.core.units import format_seconds as duration
+from leanify.core.units import format_share
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.price_cache import price_file
+from leanify.profiling.price_list import PriceList
+from leanify.search import request as requests
+from leanify.search import search
+from leanify.search.control import control as control_of
+from leanify.search.design import make_design
+from leanify.search.narrow import find_narrow, narrow_warnings
+from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
+from leanify.search.plan import Plan
+from leanify.search.ranking import Ranking, lean_rule
+from leanify.search.request import Request
+from leanify.search.towers import stages_to_change, towers
+from leanify.search.warnings import remarks, warnings
+
+if TYPE_CHECKING:
+    from leanify.profiling.live_model import LiveModel
+    from leanify.profiling.price_cache import Source
+    from leanify.search.measured_limits import Search, Timing
+
+HALF = 0.5  # default share of the parameters
+
+
+def redesign(
+    source: Source,
+    options: Options | None = None,
+    *,
+    ranking: Ranking | None = None,
+    inputs: Any = None,
+    rows: Any = None,
+    **changes: Any,
+) -> Plan:
+    """Trade layers for heads, and return the plan that ``leanify redesign`` prints. Models are built on ``meta`` only.
+
+    ``source`` is a name, a path, a recipe as a value, a resolved model, or a user's own module with ``inputs``, an
+    example of its forward's input (and ``rows``, as in `leanify.read`); its MACs are counted on this example.
+    ``options``, and keyword arguments of the same names (``redesign("vit_base", target_params=0.5)``), are the
+    command's options. A budget is a share of the baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or an amount
+    for latency, memory and cache (``"12ms"``, ``"8GB"``, ``"64KB"`` per token); ``"encoder=0.75,decoder=0.5"`` limits
+    towers separately. Latency is measured for a forward pass of one sample: the best designs are timed alternately with
+    the baseline, and the designs within the limit are kept. Memory is predicted for a training step of batch 1. Without
+    a budget or pin, the budget is half of the parameters. Pins fix a value: one number, one per stage, or one per tower
+    by name (``depth={"encoder": 5}``). ``overrides`` are passed on as in `leanify.load`, with ``class`` for its
+    ``cls``; ``tokens`` is the length of a text. ``ranking`` scores a grid of designs, lowest is best.
+
+    Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
+
+
+    >>> import leanify
+    >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
+    >>> plan.chosen.depth < plan.baseline.depth and plan.chosen.heads > plan.baseline.heads
+    True
+    """
+    check_names("redesign", changes)
+    options = replace(options or Options(), **changes)
+    source = _attach_inputs(source, options, inputs, rows)
+    is_open = all(getattr(options, name) is None for name in (*BUDGETS, *PINS))
+    if is_open and options.width is None:
+        options = replace(options, target_params=HALF)
+    costs = model_costs(source, options)
+    prices = _prices(_name(source), costs, options)
+    baseline = search.baseline_design(prices)
+    narrow = None
+    if is_open and options.width is not None:  # only a width is pinned: its parameters are the budget
+        narrow = find_narrow(prices, None, Request(options))
+        if narrow.design is not None:
+            options = replace(options, target_params=narrow.design.params)
+    request = requests.make_request(prices, options, baseline.cost)
+    seconds = 0.0
+
+    def find(request: Request, top: int) -> search.SearchResult:
+        nonlocal seconds
+        began = time.perf_counter()
+        result = search.search(prices, request, top, ranking)
+        seconds += time.perf_counter() - began
+        return result
+
+    budget = requests.describe_budget(request, baseline.cost)
+    # where nobody named a budget, half of the parameters, or the smallest budget that has a design
+    default_remark = ""
+    timing = None
+    if is_open and options.target_params == HALF:
+        try:
+            result = find(request, options.top)
+        except BudgetError as error:
+            if error.min_params is None:
+                raise
+            share = format_share(error.min_params / baseline.params)
+            default_remark = f"half of the parameters fits no design within the bounds; {share} is the smallest budget"
+            options = replace(options, target_params=error.min_params)
+            request = requests.make_request(prices, options, baseline.cost)
+            budget = requests.describe_budget(request, baseline.cost)
+            result = find(request, options.top)
+    elif options.max_memory is None and options.max_latency is None:
+        result = find(request, options.top)
+    else:
+        result, request, timing = _within_measured(prices, request, find)
+    shape = control_of(prices, result.chosen.shape, request.rules)
+    control = None if shape is None else make_design(prices, shape)
+    narrow = narrow or find_narrow(prices, result.chosen, request)
+    warning_list = [*warnings(prices, request, baseline, result), *prices.facts.notes]
+    remark_list = list(remarks(prices, request, baseline, result, control))
+    if default_remark:
+        remark_list.insert(0, default_remark)
+    for remark in narrow_warnings(narrow, result.chosen, request):
+        remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # without its path
+    if timing is not None:
+        from leanify.search.measured_limits import latency_warnings
+
+        if not (options.target_params or options.max_macs):
+            limit, full = timing.limit_s, timing.clock.baseline
+            budget = f"budget {duration(limit)} a pass, {format_share(limit / full)} of {duration(full)}"
+        baseline, control = timing.time_design(baseline), control and timing.time_design(control)
+        warning_list += latency_warnings(timing, result.chosen)
+    changed_towers = towers(prices.architecture, prices.stage_indices)
+    plan = Plan(
+        source=_name(source),
+        options=options,
+        baseline=baseline,
+        chosen=result.chosen,
+        control=control,
+        narrow=narrow.design,
+        plain=result.plain,
+        plain_name=None if result.plain is None else search.plain_name(baseline, result.plain),
+        candidates=result.front[: options.top],
+        warnings=warning_list,
+        remarks=remark_list,
+        searched=result.searched,
+        seconds=seconds,
+        tokens=prices.tokens[changed_towers[0].lead],
+        inputs=prices.facts.inputs,
+        towers=[tower.name for tower in changed_towers],
+        follows="a ranking of the caller's own" if ranking is not None else lean_rule(prices),
+        budget=budget,
+        source_value=source,
+        prices=prices,
+        request=request,
+        ranking=ranking,
+        timing=timing,
+    )
+    costs.keep()
+    return plan
+
+
+_shown = signature(redesign)  # all options by name, for ``help`` and the documentation
+_own = [each for each in _shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+redesign.__signature__ = _shown.replace(parameters=[*_own, *parameters()])  # type: ignore[attr-defined]
+
+
+def model_costs(source: Source, options: Options) -> ModelCosts:
+    """Return the costs of a source under the options that change its model; errors of building it are passed on."""
+    file = price_file(source, options.overrides, options.tokens, options.context)
+    return ModelCosts(lambda: live_model(source, options), file)
+
+
+def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
+    """Return the model on meta, and whether it is on this machine. Raises ShapeError for one that cannot run."""
+    from leanify.profiling.live_model import LiveModel
+    from leanify.sources import find
+    from leanify.upstream.inputs import check_tokens
+
+    model_source = find.find(source, overrides=options.overrides)
+    model = find.build_on_meta(model_source)
+    check_tokens(model, options.tokens)
+    live = LiveModel(model, options.tokens, options.context)
+    for layer in live.located_model.architecture.layers():
+        if layer.kv_heads > layer.heads:
+            raise ShapeError(
+                f"{model_source.origin.name} has {layer.heads} heads on {layer.kv_heads} key/value heads, which no "
+                f"attention "
+                "can compute: --override one of them (num_attention_heads, num_key_value_heads)"
+            )
+    return live, not isinstance(model_source.weights, str)
+
+
+def _attach_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> Source:
+    """Return the source, as a module that has been read if it is a module or an input was passed for it."""
+    if inputs is None and rows is None and isinstance(source, (str, Path, Recipe)):
+        return source
+    from torch import nn
+
+    from leanify.lens import surgery
+    from leanify.sources import find
+
+    if isinstance(source, (str, Path)):
+        source = find.load(source, overrides=options.overrides)
+    if isinstance(source, nn.Module):
+        surgery.read(source, inputs, rows)
+    return source
+
+
+def _name(source: Source) -> str:
+    """Return the name of a source in a plan."""
+    if isinstance(source, (str, Path)):
+        return str(source)
+    if isinstance(source, Recipe):
+        return source.model.source
+    named_source: Any = source
+    return str(named_source.origin) if hasattr(named_source, "origin") else type(named_source).__name__
+
+
+def _prices(name: str, costs: ModelCosts, options: Options) -> PriceList:
+    architecture = costs.facts.architecture
+    stage_indices = stages_to_change(architecture, options.pins)
+    stages = [architecture.stages[i] for i in stage_indices]
+    has_something_to_trade = any(s.shortest < s.depth or (s.primary and s.primary.mlp) for s in stages)
+    if options.heads is None and not has_something_to_trade:
+        raise ShapeError(
+            f"{name} has nothing to trade for heads: its attentions are not in a list of blocks that could be "
+            "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
+        )
+    return PriceList(costs, stage_indices)
+
+
+def _within_measured(
+    prices: PriceList, request: Request, find: Search
+) -> tuple[search.SearchResult, Request, Timing | None]:
+    """Return the best designs within limits that require a model to measure, and the timings."""
+    from leanify.search.measured_limits import MemoryLimit, limit_latency, limit_memory
+
+    options = request.options
+    memory = None if options.max_memory is None else MemoryLimit(prices, options)
+
+    def find_within_memory(request: Request, top: int) -> search.SearchResult:
+        return find(request, top) if memory is None else limit_memory(prices, request, find, top, memory)
+
+    if options.max_latency is None:
+        return find_within_memory(request, options.top), request, None
+    return limit_latency(prices, request, find_within_memory, memory)

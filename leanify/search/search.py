@@ -1,0 +1,238 @@
+"""Find the best design that trades layers for heads within a budget, tower by tower.
+
+The towers share a budget in proportion to their blocks; if a tower cannot become small enough, the others save the
+rest. Lean is the first design, in the common order (`ranking`), that has fewer layers and more heads, meets the bounds
+(`rules`) and uses the budget. Plain is the first design without more heads. The alternatives are the first design of
+every depth.
+
+Without a design within the bounds, nothing is proposed. At widths up to 128, sweeps were trained: with bidirectional
+attention the limits of the sweeps replace the bounds; with causal attention they do so if the bounds allow no design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leanify.core.architecture import primary_layer
+from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import Shape
+from leanify.search.control import has_close_control
+from leanify.search.design import Design, changes, make_design
+from leanify.search.grid import Grid, make_grids
+from leanify.search.limits import Limits, adds_heads, is_within, nearest, share_out, trades_layers, unspent
+from leanify.search.ranking import SWEPT_WIDTH, Ranking, grid_scores, is_causal, is_published, preference, rank
+from leanify.search.refusals import refusal
+from leanify.search.request import Request
+from leanify.search.rules import MAX_MACS
+from leanify.search.towers import towers
+
+SWEPT_CUT, SWEPT_MLP, SWEPT_HEADS = 4, 0.5, 3.0  # of the trained sweeps: 8 → 2 layers, MLPs of half a width
+CLOSE_SCORE = 0.05  # designs of one depth with scores this close count as equal
+AS_GOOD = 24  # number of equal designs to check for a control
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    chosen    the best design that trades layers for heads
+    plain     the best design without more heads, None if there is none or heads are pinned
+    front     the chosen design, the best of every other depth, and then the next best
+    searched  the number of priced designs
+    headless  the names of towers in which no head was added
+    is_beyond_bounds  whether the limits of the sweeps at this width applied instead of the bounds
+    """
+
+    chosen: Design
+    plain: Design | None
+    front: list[Design]
+    searched: int
+    headless: list[str]
+    is_beyond_bounds: bool = False
+
+
+@dataclass(frozen=True)
+class _TowerResult:
+    """Designs of one tower, by index in its grid; the first of ``front`` adds heads if any does."""
+
+    grid: Grid
+    plain: int | None
+    front: list[int]
+    has_heads: bool
+
+
+def search(
+    prices: PriceList, request: Request, top_k: int | None = None, ranking: Ranking | None = None
+) -> SearchResult:
+    """Return the best design within the limits, and the best of other depths, ``top_k`` in all.
+
+    Raises BudgetError if no design within the bounds is within the limits; the message names the smallest sufficient
+    budget and the rule that prevents a smaller one.
+    """
+    attempts = _attempts(prices, request)
+    for attempt, is_beyond_bounds in attempts:
+        result = _search(prices, attempt, top_k, ranking)
+        if result is not None:
+            return replace(result, is_beyond_bounds=is_beyond_bounds)
+    raise refusal(prices, request, attempts[-1][0], _has_designs)
+
+
+def _attempts(prices: PriceList, request: Request) -> list[tuple[Request, bool]]:
+    """Return the requests to try in order, each with whether it replaces the bounds by the limits of the sweeps."""
+    swept = [(sweep, True) for sweep in _swept_requests(prices, request)]
+    if swept and not is_causal(prices):
+        return swept  # here sweeps decide
+    return [(request, False), *swept[-1:]]
+
+
+def _has_designs(prices: PriceList, request: Request) -> bool:
+    """Whether a search of this request succeeds."""
+    try:
+        return any(_search(prices, attempt, 1, None) is not None for attempt, _ in _attempts(prices, request))
+    except ShapeError:  # a bound that no stage can follow
+        return False
+
+
+def _swept_requests(prices: PriceList, request: Request) -> list[Request]:
+    """Return the request with the limits of the sweeps instead of the published bounds, then with narrower MLPs too; an
+    empty list for larger widths.
+    """
+    stages = [prices.architecture.stages[i] for i in prices.stage_indices]
+    if any(primary_layer(stage).width > SWEPT_WIDTH for stage in stages) or not request.wants_heads:
+        return []
+    if any(preference(prices, tower).has_own_row for tower in towers(prices.architecture, prices.stage_indices)):
+        return []
+    options = request.options
+    depths = [stage.depth for stage in stages]
+    min_depth = options.min_depth or max(min(2, *(max(1, depth - 1) for depth in depths)), min(depths) // SWEPT_CUT)
+    wide = replace(options, min_depth=min_depth, max_heads=max(SWEPT_HEADS, options.max_heads))
+    narrow = replace(wide, min_mlp=SWEPT_MLP if options.min_mlp is None else options.min_mlp)
+    return [replace(request, options=wide), replace(request, options=narrow)]
+
+
+def _search(prices: PriceList, request: Request, top_k: int | None, ranking: Ranking | None) -> SearchResult | None:
+    """Return the result within the rules of the request; None if no design is within them."""
+    grids = make_grids(prices, request)
+    shares = share_out(prices, request, grids)
+    best_by_tower = []
+    for grid, limits in zip(grids, shares, strict=True):
+        result = _best(prices, grid, limits, request, top_k, ranking)
+        if result is not None:
+            best_by_tower.append(result)
+    if len(best_by_tower) < len(grids) or (request.wants_heads and not any(one.has_heads for one in best_by_tower)):
+        return None
+
+    # Designs of the model combine the first designs of every tower, then the second ones, etc.
+    front = []
+    for place in range(max(len(one.front) for one in best_by_tower)):
+        picks = [(one.grid, one.front[min(place, len(one.front) - 1)]) for one in best_by_tower]
+        front.append(_join_towers(prices, picks))
+    plain = None
+    best_plain = [(one.grid, one.plain) for one in best_by_tower if one.plain is not None]
+    if len(best_plain) == len(best_by_tower):
+        plain = _join_towers(prices, best_plain)
+    headless = [one.grid.tower.name for one in best_by_tower if request.wants_heads and not one.has_heads]
+    return SearchResult(front[0], plain, front, sum(map(len, grids)), headless)
+
+
+def _best(
+    prices: PriceList, grid: Grid, limits: Limits, request: Request, top_k: int | None, ranking: Ranking | None
+) -> _TowerResult | None:
+    """Return the best designs of one tower; None if none is within its limits."""
+    is_inside = is_within(grid, limits)
+    if not is_inside.any():
+        return None
+    spent = is_inside & ~unspent(grid, limits)
+    preferred = preference(prices, grid.tower)
+
+    # 1. The design without more heads. It also limits lean: at equal parameters, to 1.1 times its MACs.
+    plain, is_affordable = None, np.ones(len(grid), bool)
+    has_old_heads = ~adds_heads(grid) & (grid.head_dim == grid.old.head_dim)
+    plain_pool = _first((spent & has_old_heads, nearest(grid, limits, is_inside & has_old_heads)))
+    if request.wants_heads and plain_pool is not None:
+        plain = int(rank(grid, np.flatnonzero(plain_pool), preferred, ranking)[0])
+        if not preferred.is_swept:
+            is_affordable = (grid.macs <= MAX_MACS * grid.macs[plain]) | is_published(grid, preferred)
+
+    # 2. Lean: fewer layers and more heads. A tower whose budget leaves no layers to trade keeps its heads.
+    lean = trades_layers(grid, request) & is_affordable
+    pool = _first((spent & lean, nearest(grid, limits, is_inside & lean), spent & is_affordable))
+    if pool is None:
+        pool = nearest(grid, limits, is_inside)
+    order = rank(grid, np.flatnonzero(pool), preferred, ranking)
+    scores = ranking(grid) if ranking is not None else grid_scores(grid, preferred)
+    best = _prefer_controlled(prices, grid, order, scores, request)
+
+    # 3. The best design of every depth.
+    front = [best]
+    for depth in np.unique(grid.depth):
+        peers = np.flatnonzero(spent & is_affordable & (grid.depth == depth))
+        if depth != grid.depth[best] and peers.size:
+            front.append(int(rank(grid, peers, preferred, ranking)[0]))
+    others = rank(grid, np.array(front[1:], np.int64), preferred, ranking)
+    front = [best, *map(int, others)][:top_k]
+
+    # If more designs are requested than there are depths, the next best ones follow.
+    if top_k is not None and len(front) < top_k:
+        front += [int(i) for i in order[: top_k + len(front)] if i not in front][: top_k - len(front)]
+    return _TowerResult(grid, plain, front, bool(lean[best]))
+
+
+def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
+    """Return the first mask that contains a design."""
+    return next((mask for mask in masks if mask.any()), None)
+
+
+def _prefer_controlled(
+    prices: PriceList, grid: Grid, order: NDArray[np.int64], scores: NDArray[np.float64], request: Request
+) -> int:
+    """Return the first of ``order``, or of equally good designs of its depth, that has a control within 0.1% of its
+    parameters; without such a control, training cannot isolate the effect of heads.
+    """
+    first = int(order[0])
+    if request.wants_heads:
+        is_as_good = (scores[order] <= scores[first] + CLOSE_SCORE) & (grid.depth[order] == grid.depth[first])
+        for i in order[is_as_good][:AS_GOOD]:
+            if has_close_control(prices, grid.tower, grid.get_shape(i), int(grid.params[i]), request.rules):
+                return int(i)
+    return first
+
+
+def _join_towers(prices: PriceList, picks: Sequence[tuple[Grid, int]]) -> Design:
+    """Combine one design of every tower into a design of the model."""
+    shape: Shape = (None,) * len(prices.architecture.stages)
+    for grid, i in picks:
+        tower_shape = grid.get_shape(i)
+        shape = tuple(old if new is None else new for old, new in zip(shape, tower_shape, strict=True))
+    return make_design(prices, shape)
+
+
+def plain_name(baseline: Design, plain: Design) -> str:
+    """Return the name of a design without more heads, based on the sizes that it reduces."""
+    stages = changes(baseline, plain)
+    has_fewer_layers = any(after.depth < before.depth for before, after in stages)
+    is_narrower = any(after.mlp < before.mlp for before, after in stages)
+    if has_fewer_layers and is_narrower:
+        return "plain-cut"
+    return "mlp-only" if is_narrower else "depth-only"
+
+
+def baseline_design(prices: PriceList) -> Design:
+    """Return the unchanged source, priced like any design. Raises UnsupportedModel if its counted costs differ: then
+    equal blocks have different costs (tokens are merged between them), and prices of other designs would be wrong.
+    """
+    design = make_design(prices, prices.baseline)
+    macs, params = prices.facts.macs, prices.facts.params
+    if macs not in (None, design.macs) or params != design.params:
+        raise UnsupportedModel(
+            f"{prices.architecture.source} cannot be priced block by block: its costs depend on the position of "
+            "blocks, for example because tokens are merged or other parts read certain blocks (they add up to "
+            f"{design.macs:,} MACs and {design.params:,} parameters; {macs} and {params} were "
+            "counted). leanify.read, write and grow may still work"
+        )
+    return design

@@ -1,0 +1,139 @@
+"""Replace or remove blocks of a model, without copying tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.lens.blocks import Run
+from leanify.lens.located import LocatedModel, LocatedStage, Site
+from leanify.lens.sites import locate
+from leanify.shrinking.axes import layer_sites
+from leanify.upstream.origin import get_origin, set_origin
+from leanify.upstream.settle import drop_path_rates, sync_derived_attributes
+
+
+def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]) -> LocatedModel:
+    """Return the model with new blocks in the lists of some stages, given by the stage's name.
+
+    Only modules are copied: tensors are shared with the old model, and the given blocks are used directly. Raises
+    ShapeError for a stage that is not a list of blocks, UnsupportedModel for a block that does not fit its position.
+    """
+    left_out: list[nn.Module] = []
+    for name, new in blocks.items():
+        old = stage_blocks(located_model, name)
+        if find_stage(located_model, name).container is None:
+            raise ShapeError(f"stage {name!r} is not a list of blocks: none can be removed or replaced")
+        if isinstance(find_stage(located_model, name).container, Run):
+            raise ShapeError(f"the blocks of stage {name!r} do not form a separate list: none can be replaced")
+        for place, (before, after) in enumerate(zip(old, new, strict=False)):
+            # blocks that depend on their position (shifted windows, a table in the first) must keep it
+            different = before is not after and find_difference(
+                before, after, position_counters(located_model, name, place)
+            )
+            if different:
+                raise UnsupportedModel(
+                    f"stage {name!r} cannot lose or join blocks there: another block would stand at place {place}, "
+                    f"and {different} differs between the two"
+                )
+        left_out += old
+    model = copy_modules(located_model.model, left_out)
+    set_origin(model, get_origin(located_model.model))
+    for name, new in blocks.items():
+        container: Any = model.get_submodule(name)
+        del container[:]
+        for block in new:
+            container.append(block)
+    new_located = locate(model)
+    rates = {stage.name: drop_path_rates(stage_blocks(located_model, stage.name)) for stage in located_model.stages}
+    sync_derived_attributes(model, located_model.architecture, new_located.architecture, rates)
+    return new_located
+
+
+def copy_modules(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
+    """Return a copy of a module and its submodules that shares all tensors; ``without`` is replaced by identities."""
+    shared_tensors: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for left_out in without:
+        shared_tensors[id(left_out)] = nn.Identity()
+    return copy.deepcopy(module, shared_tensors)
+
+
+def copy_block(block: nn.Module) -> nn.Module:
+    """Return a deep copy of a block that still shares its configuration with the rest of the model."""
+    configs = (getattr(module, "config", None) for module in block.modules())
+    return copy.deepcopy(block, {id(config): config for config in configs if config is not None})
+
+
+@contextmanager
+def disable_cache(model: nn.Module) -> Iterator[None]:
+    """Disable key/value caches of decoders: a block called twice would attend to its first call."""
+    candidates = (getattr(module, "config", None) for module in model.modules())
+    configs: dict[int, Any] = {id(config): config for config in candidates if getattr(config, "use_cache", False)}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
+def stage_blocks(located_model: LocatedModel, stage: str) -> list[nn.Module]:
+    """Return the blocks of a stage; an empty list if it has no list of blocks."""
+    container = find_stage(located_model, stage).container
+    return [] if container is None else list(container.children())
+
+
+def find_stage(located_model: LocatedModel, name: str) -> LocatedStage:
+    match = next((stage for stage in located_model.stages if stage.name == name), None)
+    if match is None:
+        names = ", ".join(stage.name for stage in located_model.stages)
+        raise ShapeError(f"there is no stage {name!r}; this model has {names}")
+    return match
+
+
+def block_sites(located_model: LocatedModel, stage: str, index: int) -> Iterator[Site]:
+    """Yield the attentions and MLPs of a block, each once."""
+    paths = set()
+    for layer in find_stage(located_model, stage).blocks[index]:
+        for site in layer_sites(layer):
+            if site.path not in paths:
+                paths.add(site.path)
+                yield site
+
+
+COUNTERS = {"layer_idx", "layer_id", "block_idx", "idx", "drop_prob", "scale_by_keep", "training"}
+LENGTHS = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels"}
+LENGTHS |= {"normalized_shape", "num_features"}
+PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+def position_counters(located_model: LocatedModel, stage: str, index: int) -> set[str]:
+    """Return the attributes of a block, by path, that count its heads or hidden units."""
+    path = f"{stage}.{list(dict(find_stage(located_model, stage).container.named_children()))[index]}"
+    counters: set[str] = set()
+    for site in block_sites(located_model, stage, index):
+        inner = site.path.removeprefix(path.lstrip(".")).lstrip(".")
+        counters |= {f"{inner}.{name}".lstrip(".") for name in site.reading.attributes}
+        parts = {**site.reading.rows, **site.reading.columns}
+        counters |= {f"{inner}.{part}.{name}".lstrip(".") for part in parts for name in LENGTHS}
+    return counters
+
+
+def find_difference(a: nn.Module, b: nn.Module, counters: set[str]) -> str:
+    """Return the path of the first attribute or parameter in which two blocks differ, except ``counters``, or ""."""
+    others = dict(b.named_modules())
+    for path, module in a.named_modules():
+        for name, value in vars(module).items() if path in others else ():
+            where = f"{path}.{name}".lstrip(".")
+            if name.startswith("_") or name in COUNTERS or where in counters or not isinstance(value, PLAIN):
+                continue
+            if value != getattr(others[path], name, value):
+                return where
+    unlike = dict(a.named_parameters()).keys() ^ dict(b.named_parameters()).keys()
+    return min(unlike, default="")

@@ -1,0 +1,51 @@
+"""Batches of a recipe's training split, on which weights are selected and corrected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from leanify.core.recipe import TrainingRecipe
+from leanify.data.samples import Reader, Splits
+from leanify.lens.sites import locate
+from leanify.profiling.counting import token_counts
+from leanify.training.preparation import model_on_meta
+from leanify.upstream.inputs import example_inputs
+
+TOKENS = 8_192  # tokens of the samples that select and correct weights
+MAX_SAMPLES = 512  # even if they are short
+BATCH_SIZE = 8
+
+
+def calibration_batches(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
+    """Return batches with at least ``tokens`` tokens, if the training split has that many; at least four batches."""
+    # tokens per sample: mean length of texts, patches of images, or the recipe's length
+    lengths = getattr(splits.train, "lengths", None)
+    if lengths is not None:
+        length = max(1, int(lengths.mean()))
+    elif recipe.data.task == "classification":
+        length = min(token_counts(locate(model_on_meta(recipe.model))))
+    else:
+        length = next(iter(example_inputs(model, 1, recipe.data.length, device="meta").values())).shape[-1]
+    count = max(4 * BATCH_SIZE, min(MAX_SAMPLES, -(-tokens // length)))
+    return sample_batches(splits, model, count, recipe.run.seed)
+
+
+def sample_batches(splits: Splits, model: nn.Module, count: int, seed: int) -> list[dict[str, Any]]:
+    """Return batches of model inputs with at most ``count`` training samples, selected by the seed."""
+    # samples drawn with the seed, in batches of about equal size
+    count = min(count, len(splits.train))
+    indices = np.random.default_rng(seed).choice(len(splits.train), count, replace=False)
+    parts = np.array_split(indices, max(2, count // BATCH_SIZE))
+    keys = []
+    for part in parts:
+        keys.append([(0, int(index)) for index in part])
+    # scale each batch and name its tensors after the model's arguments
+    main_input = next(iter(example_inputs(model, 1, device="meta")))
+    batches = []
+    for inputs, _ in Reader(splits.train, keys, seed, 0):
+        model_inputs = splits.scale_inputs(inputs)
+        batches.append(dict(model_inputs) if isinstance(model_inputs, dict) else {main_input: model_inputs})
+    return batches

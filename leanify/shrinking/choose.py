@@ -1,0 +1,216 @@
+"""Select heads and hidden units: remove one after another, each time the one with the smallest loss.
+
+Removing inputs S of an output projection W, and refitting the rest by least squares, raises E|W a − W' a|² by
+
+    tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ),  H = E[a aᵀ] + λ
+
+(Hassibi and Stork 1993, Optimal Brain Surgeon, equation 5; for groups of inputs, such as a head's, Kurtić et
+al. 2023, ZipLM, equation 2). W and H⁻¹ are updated after each removal, so two redundant units are not both removed.
+Without data for a projection, the norm of its columns decides; experts in one tensor keep the units with the largest
+weights over all experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from leanify.core.errors import UnsupportedModel
+from leanify.lens import notation
+from leanify.lens.located import Site
+from leanify.lens.resize import linear_features, weighted_part
+from leanify.shrinking.axes import Picks, resizable_axes
+from leanify.shrinking.calibration import Moments
+
+RIDGE = 1e-4  # λ, relative to the mean power of an input: enough for float64 with redundant inputs
+SCARCE = 1e-2  # λ with fewer tokens than twice the inputs, which leave H uncertain
+WIDE = 2048  # above this many inputs, H⁻¹ is updated in float32: half the time and memory
+ROUNDS = 24  # updates of the full H⁻¹ to remove all inputs; each removes several, selected sequentially
+
+
+def output_projection(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
+    """Return the path and module of the output projection of heads (``h``) or hidden units (``m``)."""
+    for part, how in site.reading.columns.items():
+        if symbol in how.split() and (module := weighted_part(site.module, part)) is not None:
+            return f"{site.path}.{part}", module
+    return "", None
+
+
+def choose_units(site: Site, symbol: str, counts: Sequence[int], moments: Mapping[str, Moments]) -> dict[int, Picks]:
+    """Return the heads or units to keep at each count, in their old order; key/value groups stay complete.
+
+    If several heads share a key/value head, a count is of key/value heads.
+    """
+    is_grouped = symbol == "h" and site.sizes.get("g", 1) > 1
+    group_size = site.sizes["h"] // site.sizes["g"] if is_grouped else 1
+    path, module = output_projection(site, symbol)
+    if module is None:  # experts in one tensor
+        scores = _unit_sizes(site, symbol, group_size)
+        kept_by_count = {count: _best(scores, count) for count in counts}
+    elif path not in moments:  # without data: by the norm of the columns
+        matrix = weight_matrix(module).double()
+        places = _input_positions(site, symbol, path, group_size).to(matrix.device)
+        scores = matrix.square().sum(0)[places].sum(1)
+        kept_by_count = {count: _best(scores, count) for count in counts}
+    else:
+        matrix = weight_matrix(module).double()
+        places = _input_positions(site, symbol, path, group_size).to(matrix.device)
+        second, tokens = moments[path].second.to(matrix.device), moments[path].tokens
+        if isinstance(module.bias, Tensor):
+            constant = matrix.new_zeros(len(matrix), 1)  # the constant input stays, whatever its weight
+            matrix = torch.cat([matrix, constant], 1)
+        else:
+            second = second[:-1, :-1]
+        ridge = RIDGE if tokens >= 2 * len(second) else SCARCE
+        kept_by_count = survivors(matrix, second, places, counts, ridge)
+    # key/value heads → picks of their groups
+    if is_grouped:
+        return {count: _group_picks(indices, group_size) for count, indices in kept_by_count.items()}
+    return {count: {symbol: indices} for count, indices in kept_by_count.items()}
+
+
+def most_important(site: Site, counts: Mapping[str, int], scores: Tensor) -> Picks:
+    """Return the heads with the largest scores, in their old order; key/value groups stay complete."""
+    groups = site.sizes.get("g", 1)
+    if groups == 1:
+        return {"h": _best(scores, counts["h"])}
+    return _group_picks(_best(scores.view(groups, -1).sum(1), counts["g"]), site.sizes["h"] // groups)
+
+
+def _group_picks(groups: Tensor, group_size: int) -> Picks:
+    return {"g": groups, "h": (groups[:, None] * group_size + torch.arange(group_size)).flatten()}
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    return scores.topk(count).indices.sort().values.cpu()
+
+
+def importances(site: Site, symbol: str, moments: Mapping[str, Moments]) -> Tensor:
+    """Return E|W_S a_S|² of every head or unit S, or |W_S|² without data for the projection."""
+    path, module = output_projection(site, symbol)
+    if module is None:
+        return _unit_sizes(site, symbol, 1)
+    matrix = weight_matrix(module).double()
+    places = _input_positions(site, symbol, path, 1)
+    if path not in moments:
+        return matrix.square().sum(0)[places].sum(1)
+    second = moments[path].second[:-1, :-1].to(matrix.device)
+    return torch.stack([torch.einsum("oi,ij,oj->", matrix[:, at], second[at][:, at], matrix[:, at]) for at in places])
+
+
+def survivors(
+    matrix: Tensor, second: Tensor, groups: Tensor, counts: Sequence[int], ridge: float = RIDGE
+) -> dict[int, Tensor]:
+    """Return the groups of inputs to keep at each count; the groups of a smaller count are a subset of a larger one's.
+
+    ``matrix`` is W, outputs × inputs; ``second`` is E[a aᵀ], inputs × inputs; ``groups`` has the inputs of each group,
+    groups × size. Inputs outside every group, such as the constant input of a bias, stay.
+    """
+    # H⁻¹ from its Cholesky factor
+    strength = ridge * float(second.diagonal().mean().clamp(min=1e-30))
+    inverse = second.clone()
+    inverse.diagonal().add_(strength)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(inverse))
+    if len(inverse) > WIDE:
+        inverse, matrix = inverse.float(), matrix.float()
+    # remove several groups per round, from the largest count to the smallest
+    matrix, alive = matrix.clone(), torch.arange(len(groups), device=matrix.device)
+    several = max(1, len(groups) // ROUNDS)
+    result: dict[int, Tensor] = {}
+    for count in sorted(set(counts), reverse=True):
+        while len(alive) > count:
+            removing = min(several, len(alive) - count)
+            # the candidates: twice as many of the cheapest groups, of which the best sequence is removed
+            columns = matrix[:, groups].permute(1, 2, 0)
+            costs = _costs(columns @ columns.mT, _blocks(inverse, groups))
+            cheapest = costs.topk(min(2 * removing, len(alive)), largest=False).indices
+            removed_indices = cheapest[_pick_sequentially(matrix, inverse, groups[cheapest], removing)]
+            # refit W to the remaining inputs, and update H⁻¹
+            at = groups[removed_indices].flatten()
+            change = torch.linalg.solve(inverse[at][:, at], inverse[at])
+            stays = _complement(len(inverse), at)
+            matrix = matrix[:, stays] - matrix[:, at] @ change[:, stays]
+            inverse = inverse[stays][:, stays].sub_(inverse[stays][:, at] @ change[:, stays])
+            kept_indices = _complement(len(alive), removed_indices)
+            alive, groups = alive[kept_indices], torch.searchsorted(stays, groups[kept_indices])
+        result[count] = alive.cpu()
+    return result
+
+
+def _complement(count: int, removed_indices: Tensor) -> Tensor:
+    """Return 0 … count − 1 without the removed indices."""
+    stays = torch.ones(count, dtype=torch.bool, device=removed_indices.device)
+    stays[removed_indices] = False
+    return stays.nonzero()[:, 0]
+
+
+def _pick_sequentially(matrix: Tensor, inverse: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Select ``count`` groups to remove, one at a time, from their blocks of WᵀW and H⁻¹."""
+    inputs = groups.flatten()
+    power, inverse = matrix[:, inputs].T @ matrix[:, inputs], inverse[inputs][:, inputs]
+    groups = torch.arange(len(inputs), device=inputs.device).view_as(groups)
+    alive, removed_indices = torch.ones(len(groups), dtype=torch.bool, device=inputs.device), []
+    for _ in range(count):
+        costs = _costs(_blocks(power, groups), _blocks(inverse, groups))
+        removed_indices.append(int(costs.masked_fill(~alive, torch.inf).argmin()))
+        alive[removed_indices[-1]] = False
+        at = groups[removed_indices[-1]]
+        change = torch.linalg.solve(inverse[at][:, at], inverse[at])
+        inverse = inverse - inverse[:, at] @ change
+        power = power - change.T @ power[at]  # (W − W_S C)ᵀ(W − W_S C), one factor at a time
+        power = power - power[:, at] @ change
+    return torch.tensor(removed_indices, device=inputs.device)
+
+
+def _blocks(square: Tensor, groups: Tensor) -> Tensor:
+    """Return the diagonal block of each group: groups × size × size."""
+    return square[groups[:, :, None], groups[:, None, :]]
+
+
+def _costs(powers: Tensor, inverses: Tensor) -> Tensor:
+    """Return tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ) of every group S, from its blocks of WᵀW and H⁻¹; zero for removed groups."""
+    if powers.shape[-1] == 1:
+        return powers[:, 0, 0] / inverses[:, 0, 0]
+    inner: Tensor = torch.linalg.pinv(inverses, hermitian=True)
+    return (inner * powers).sum((1, 2))
+
+
+def _unit_sizes(site: Site, symbol: str, group_size: int) -> Tensor:
+    """The size of every unit, or ``group_size`` heads: |row|² · |column|², over all tensors that hold it.
+
+    Experts in one tensor (experts × units × width) have no output projection whose inputs could be measured. They all
+    keep the same units, so their squares are summed.
+    """
+    runs = torch.arange(site.sizes[symbol]).view(-1, group_size)
+    scores = torch.ones(len(runs), dtype=torch.float64)
+    for axes in resizable_axes(site):
+        for axis, layout in axes.layouts.items():
+            if symbol not in notation.symbols(layout):
+                continue
+            # squares along the axis, and their sum for every unit
+            others = [other for other in range(axes.value.dim()) if other != axis]
+            squares = axes.value.float().square()
+            powers = squares.sum(others, dtype=torch.float64).cpu() if others else squares.double().cpu()
+            places = torch.stack([notation.pick_positions(layout, site.sizes, {symbol: run}) for run in runs])
+            scores *= powers[places].sum(1)
+    if not scores.max() > 0:
+        raise UnsupportedModel(f"{site.path} holds nothing by which its heads or units could be scored")
+    return scores
+
+
+def _input_positions(site: Site, symbol: str, path: str, group_size: int) -> Tensor:
+    """Return the inputs of an output projection for each unit, or for each group of heads: units × size."""
+    layout = site.reading.columns[path.removeprefix(f"{site.path}.")]
+    runs = torch.arange(site.sizes[symbol]).view(-1, group_size)
+    return torch.stack([notation.pick_positions(layout, site.sizes, {symbol: run}) for run in runs])
+
+
+def weight_matrix(module: nn.Module) -> Tensor:
+    """Return the weight of a linear map as outputs × inputs, also of a 1 × 1 convolution."""
+    features = linear_features(module)
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    matrix: Tensor = weight.detach().movedim(features.output_axis, 0).flatten(1)
+    return matrix

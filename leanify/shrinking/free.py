@@ -1,0 +1,240 @@
+"""Select a shape for every block: measure the possible cuts, and solve a mixed-integer program under the budget.
+
+NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores each by its
+effect on the outputs, and lets an integer program select. Here a block may have fewer heads, a narrower MLP, or be
+removed; each variant is measured in place, starting at its block (`tape`). Damages are additive only for small cuts,
+so the first round takes half of the saving, and everything is measured again from there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leanify.core.architecture import Block
+from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
+from leanify.lens.located import LocatedModel
+from leanify.lens.sites import locate
+from leanify.shrinking.axes import shared_table
+from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
+from leanify.shrinking.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
+from leanify.shrinking.narrow import shape_layer, teacher_cuts
+from leanify.shrinking.tape import CallTrace, record, replay_recorded
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.transfer import Step, TransferResult
+from leanify.upstream.settle import sync_derived_attributes
+
+UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a variant keeps
+ROUNDS = 2
+PATCHES = 50  # tokens that an image counts as: a classifier has one output per image
+TOKENS = 1024  # tokens of the held-out batches on which variants are scored
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One possible cut of a block: its parameters and its damage. ``part`` is heads, mlp or block."""
+
+    stage: str
+    place: int
+    part: str
+    block: Block | None
+    params_saved: int
+    damage: float
+
+
+def transfer_free(
+    teacher: CalibratedTeacher, max_params: int, on_step: Callable[[Step], None] = lambda step: None
+) -> TransferResult:
+    """Return a model with at most ``max_params`` parameters whose blocks differ, by damage. Raises BudgetError."""
+    batches = list(_scoring_batches(teacher))
+    target = collect_outputs(teacher.model, batches, teacher.headless)
+    model, divergence_now, steps = teacher.model, 0.0, list[Step]()
+    before = _parameters(model)
+    for turn in range(1, ROUNDS + 1):
+        # the variants of each block, and the selection that saves this round's share
+        now = teacher if model is teacher.model else replace(teacher, model=model, _heads={}, _cuts={})
+        variants_taken = solve_program(
+            variants(now, batches, target), _parameters(model) - before + (before - max_params) * turn // ROUNDS
+        )
+        # the model after the cut: its damage is forecast as a sum, and measured
+        model = apply_variants(now, variants_taken)
+        predicted_divergence = divergence_now + sum(variant.damage for variant in variants_taken)
+        divergence_now = divergence(collect_outputs(model, teacher.held_out, teacher.headless), teacher.outputs)
+        steps.append(
+            Step(
+                f"round {turn}: {_describe(variants_taken)}; damages add up to {predicted_divergence:.3g}",
+                "",
+                (),
+                divergence_now,
+            )
+        )
+        on_step(steps[-1])
+    return TransferResult(copy.deepcopy(model), steps, target.unit, {})
+
+
+def passes(teacher: CalibratedTeacher) -> float:
+    """Estimate the number of model runs on all held-out batches for `free`: every variant from its block on."""
+    blocks = sum(len(stage.blocks) for stage in teacher.architecture.stages)
+    share = len(list(_scoring_batches(teacher))) / len(teacher.held_out)
+    return ROUNDS * (1 + blocks * (len(UNITS) + len(HEADS) + 1) / 2 * share)
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _describe(chosen: Sequence[Variant]) -> str:
+    names = {"heads": "attentions of fewer heads", "mlp": "narrower MLPs", "block": "blocks left out"}
+    parts = [variant.part for variant in chosen]
+    parts_text = [f"{parts.count(part)} {name}" for part, name in names.items() if part in parts]
+    return ", ".join(parts_text) or "nothing to lose"
+
+
+def _scoring_batches(teacher: CalibratedTeacher) -> Iterator[Batch]:
+    """Yield held-out batches until they contain `TOKENS` tokens."""
+    token_count = 0
+    for batch in teacher.held_out:
+        if token_count >= TOKENS:
+            return
+        yield batch
+        token_count += teacher.count(batch) if "input_ids" in batch else len(next(iter(batch.values()))) * PATCHES
+
+
+@torch.no_grad()
+def variants(teacher: CalibratedTeacher, batches: Sequence[Batch], target: TeacherOutputs) -> list[Variant]:
+    """List every variant of every block and its added damage, for stages with a list of blocks."""
+    library: list[Variant] = []
+    base = divergence(collect_outputs(teacher.model, batches, teacher.headless), target)
+    for stage in (stage for stage in teacher.located_model.stages if stage.container is not None):
+        blocks = stage_blocks(teacher.located_model, stage.name)
+        calls = record(teacher.model, blocks, batches)
+        is_shared = shared_table(teacher.located_model, stage) != ""
+        for place, layers in enumerate(stage.blocks):
+            old = tuple(layer.read() for layer in layers)
+            several = list(_shapes(old, is_shared, len(blocks)))
+            teacher.measure_block(stage, place, [shape for _, shape in several if shape is not None])
+            for part, new_block in several:
+                try:
+                    located_model = _reshape_blocks(teacher, stage.name, {place: new_block})
+                except (UnsupportedModel, ShapeError):
+                    continue
+                params_saved = _parameters(teacher.model) - _parameters(located_model.model)
+                if params_saved <= 0:
+                    continue
+                cost = (
+                    divergence(_outputs_from(teacher, located_model, stage.name, place, batches, calls), target) - base
+                )
+                library.append(Variant(stage.name, place, part, new_block, params_saved, cost))
+    return library
+
+
+def _shapes(old: Block, is_shared: bool, depth: int) -> Iterator[tuple[str, Block | None]]:
+    """List the shapes that a block could take: fewer heads unless its table is shared, a narrower MLP, or no block."""
+    for share in () if is_shared else HEADS:
+        yield "heads", tuple(layer.set_heads(_round_down(layer.heads * share, layer.group)) for layer in old)
+    for share in UNITS:
+        yield "mlp", tuple(replace(layer, mlp=_round_down(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
+    if depth > 1:
+        yield "block", None
+
+
+def _round_down(count: float, multiple: int) -> int:
+    return max(multiple, int(count) // multiple * multiple)
+
+
+def _reshape_blocks(teacher: CalibratedTeacher, stage: str, shapes: Mapping[int, Block | None]) -> LocatedModel:
+    """Return the teacher with some blocks of a stage in other shapes, or removed."""
+    # copy the blocks that change; the others share their weights with the teacher
+    old = stage_blocks(teacher.located_model, stage)
+    blocks = []
+    for i, block in enumerate(old):
+        blocks.append(copy_block(block) if shapes.get(i) is not None else copy_modules(block))
+    located_model = replace_blocks(teacher.located_model, {stage: blocks})
+    for place, shape in shapes.items():
+        for layer, size in zip(find_stage(located_model, stage).blocks[place], shape or (), strict=False):
+            shape_layer(located_model.model, layer, size, teacher_cuts(teacher, size))
+    # remove the blocks that are left out
+    remaining = [block for i, block in enumerate(blocks) if i not in shapes or shapes[i] is not None]
+    return replace_blocks(located_model, {stage: remaining} if len(remaining) < len(blocks) else {})
+
+
+def _outputs_from(
+    teacher: CalibratedTeacher,
+    located_model: LocatedModel,
+    stage: str,
+    place: int,
+    batches: Sequence[Batch],
+    call_trace: CallTrace | None,
+) -> TeacherOutputs:
+    """Return the model's outputs, reusing the recorded outputs of the blocks before ``place``."""
+    model: Any = located_model.model
+    blocks = stage_blocks(located_model, stage)
+    inner_model = getattr(model, "base_model", model) if teacher.headless else model
+    model.eval()
+    outputs = []
+    for index, batch in enumerate(batches):
+        recorded_calls = [] if call_trace is None else call_trace[index][: min(place, len(blocks))]
+        with replay_recorded(blocks[: len(recorded_calls)], recorded_calls):
+            outputs.append(run(inner_model, batch))
+    return gather_outputs(outputs, batches)
+
+
+def solve_program(library: Sequence[Variant], saving: int) -> list[Variant]:
+    """Return the variants that save ``saving`` parameters with the smallest sum of damages. Raises BudgetError.
+
+    Per block, at most one variant of heads and one of units, or its removal.
+    """
+    if saving <= 0:
+        return []
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    # constraints: the saving, one per part of each block, and one per stage
+    rows = [np.array([variant.params_saved for variant in library], dtype=float)]
+    low, high = [float(saving)], [np.inf]
+    for stage, place in dict.fromkeys((v.stage, v.place) for v in library):
+        for part in ("heads", "mlp"):
+            same_part = [v.stage == stage and v.place == place and v.part in (part, "block") for v in library]
+            rows.append(np.array(same_part, dtype=float))
+            high.append(1.0)
+    for stage in dict.fromkeys(v.stage for v in library):  # at least one block stays
+        drops = np.array([v.stage == stage and v.part == "block" for v in library], dtype=float)
+        rows.append(drops)
+        high.append(max(0.0, drops.sum() - 1))
+    low += [0.0] * (len(rows) - 1)
+    # 0 or 1 for every variant, with the smallest sum of damages
+    costs = np.array([variant.damage for variant in library])
+    limits, integrality = LinearConstraint(np.array(rows), low, high), np.ones(len(library))
+    solution = milp(costs, constraints=limits, integrality=integrality, bounds=Bounds(0, 1)) if library else None
+    if solution is None or solution.x is None:
+        raise BudgetError(
+            f"free shapes cannot save {saving:,} parameters by fewer heads, narrower MLPs and fewer blocks"
+        )
+    return [variant for variant, share in zip(library, solution.x, strict=True) if share > 0.5]
+
+
+def apply_variants(teacher: CalibratedTeacher, variants_taken: Sequence[Variant]) -> nn.Module:
+    """Return the teacher with these variants applied."""
+    # the new shape of each block, per stage; a variant of heads and one of units are merged
+    model = teacher
+    for stage in dict.fromkeys(variant.stage for variant in variants_taken):
+        shapes: dict[int, Block | None] = {}
+        for variant in variants_taken:
+            before = shapes.get(variant.place)
+            if variant.stage != stage:
+                continue
+            shapes[variant.place] = variant.block
+            if before is not None and variant.block is not None:  # the block loses both heads and units
+                heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
+                both = [replace(one, mlp=other.mlp) for one, other in zip(heads, mlp, strict=True)]
+                shapes[variant.place] = tuple(both)
+        located_model = _reshape_blocks(model, stage, shapes)
+        model = replace(teacher, model=located_model.model, _heads={}, _cuts={})
+    result = copy.deepcopy(model.model)
+    sync_derived_attributes(result, teacher.architecture, locate(result).architecture, {})
+    return result

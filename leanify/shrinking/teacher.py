@@ -1,0 +1,279 @@
+"""A trained model on calibration data, with results computed once for all target shapes.
+
+The calls of its blocks are recorded (`tape`), so a block's second moments are computed by running that block alone.
+The moments of an MLP are (units + 1)² numbers: all requested widths are computed from them at once, and they are not
+stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from leanify.core.architecture import Architecture, Block, Layer
+from leanify.core.errors import DataError
+from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
+from leanify.lens.sites import locate
+from leanify.shrinking.axes import Picks, layer_sites
+from leanify.shrinking.blocks import stage_blocks
+from leanify.shrinking.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
+from leanify.shrinking.choose import choose_units, output_projection
+from leanify.shrinking.correction import Weights, correct_output
+from leanify.shrinking.tape import Call, CallTrace, record, replay
+
+PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers
+TRIALS = 5  # cost of a step in forward passes, including the pairs made for it
+Slot = tuple[int, ...]  # indices of the original blocks in one new block
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The heads or units of a site to keep, and the weight and bias of its output projection for them."""
+
+    picks: Picks
+    weights: Weights | None
+
+
+@dataclass
+class CalibratedTeacher:
+    """A model with weights, and data. Raises DataError without data."""
+
+    model: nn.Module
+    batches: Sequence[Batch]  # to select and correct
+    held_out: Sequence[Batch]  # to measure the damage
+    headless: bool = False  # the head is new, so damage is measured on hidden states
+    correct: bool = True
+    _heads: dict[str, Moments] = field(default_factory=dict)
+    _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.batches or not self.held_out:
+            raise DataError("weights are transferred by the model's behaviour on data: at least two batches are needed")
+        self.model.eval()
+
+    @cached_property
+    def located_model(self) -> LocatedModel:
+        return locate(self.model)
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.located_model.architecture
+
+    @cached_property
+    def outputs(self) -> TeacherOutputs:
+        return collect_outputs(self.model, self.held_out, self.headless)
+
+    @cached_property
+    def call_traces(self) -> dict[str, CallTrace | None]:
+        """The calls of every stage's blocks on ``batches``; None for stages whose blocks cannot run alone."""
+        tapes = {}
+        for stage in self.located_model.stages:
+            blocks = stage_blocks(self.located_model, stage.name)
+            tapes[stage.name] = record(self.model, blocks, self.batches) if blocks else None
+        return tapes
+
+    def calls(self, stage: str, block: int) -> Iterator[tuple[Tensor | None, Call]]:
+        """Yield the recorded calls of a block, each with the mask of its tokens."""
+        tape = self.call_traces[stage]
+        assert tape is not None
+        for batch, calls in zip(self.batches, tape, strict=True):
+            yield batch.get("attention_mask"), calls[block]
+
+    def warnings(self, shapes: Sequence[Architecture]) -> Iterator[str]:
+        """Yield a warning if the data is too small."""
+        widest = max((layer.mlp for shape in shapes for layer in shape.layers()), default=0)
+        if self.tokens < 2 * widest:
+            yield (
+                f"{self.tokens:,} tokens choose and correct, fewer than twice the {widest:,} inputs of the widest fit: "
+                "a fit that other batches do not confirm is left out; more data would keep more"
+            )
+
+    def forecast(self, shapes: Sequence[Architecture]) -> float:
+        """Estimate the number of model runs on the held-out batches to transfer the weights to all of these shapes."""
+        held_out_tokens = sum(map(self.count, self.held_out))
+        steps = 0
+        for shape in shapes:
+            for old, new in zip(self.architecture.stages, shape.stages, strict=True):
+                steps += max(0, old.depth - new.depth)
+        return PASSES * self.tokens / max(1, held_out_tokens) + TRIALS * steps + len(shapes)
+
+    # -- selection ----------
+
+    def prepare(self, shapes: Sequence[Architecture], on_block: Callable[[int], None] = lambda count: None) -> None:
+        """Select heads and units for all sizes of some shapes, block by block; ``on_block`` is called after each."""
+        # the layers of each shape at the old depth, and the layers before two are paired
+        target_layers = [list(keep_depth(self.architecture, shape).layers()) for shape in shapes]
+        pair_layers = [self._intermediate_layers(shape) for shape in shapes]
+        place = block_count = 0
+        for stage in self.located_model.stages:
+            for block, layers in enumerate(stage.blocks):
+                several = [[shape[place + i] for shape in target_layers] for i in range(len(layers))]
+                halves = [[shape[place + i] for shape in pair_layers] for i in range(len(layers))]
+                self._measure_block(stage, block, _counts(layers, several), _counts(layers, halves))
+                place, block_count = place + len(layers), block_count + 1
+                on_block(block_count)
+
+    def measure_block(self, stage: LocatedStage, block: int, shapes: Sequence[Block]) -> None:
+        """Select the heads and units of a block for several shapes."""
+        layers = stage.blocks[block]
+        self._measure_block(stage, block, _counts(layers, [[shape[i] for shape in shapes] for i in range(len(layers))]))
+
+    def _intermediate_layers(self, shape: Architecture) -> list[Layer]:
+        """Return the layers before pairing, in stages that lose blocks; otherwise the target's layers."""
+        layers: list[Layer] = []
+        for old, new in zip(self.architecture.stages, shape.stages, strict=True):
+            for i, block in enumerate(old.blocks):
+                if new.depth >= old.depth:
+                    layers += block
+                    continue
+                new_block = new.blocks[min(i, new.depth - 1)]
+                layers += [self.intermediate_layer(layer, other) for layer, other in zip(block, new_block, strict=True)]
+        return layers
+
+    def intermediate_layer(self, old: Layer, target: Layer) -> Layer:
+        """Return the shape of one of two layers before pairing: at least half of the target, all if the tokens allow
+        it.
+
+        A fit of twice the units needs twice as many tokens. Experts keep their width.
+        """
+        mlp = old.mlp if old.experts else max(-(-target.mlp // 2), min(target.mlp, self.tokens // 4))
+        heads, groups = min(old.heads, target.heads), min(old.kv_heads, target.kv_heads)
+        return replace(old, heads=heads, kv_heads=groups, mlp=min(old.mlp, mlp))
+
+    @cached_property
+    def tokens(self) -> int:
+        """The number of tokens that select and correct."""
+        return sum(map(self.count, self.batches))
+
+    def count(self, batch: Batch) -> int:
+        """Return the tokens of a batch, without padding."""
+        mask, ids = batch.get("attention_mask"), batch.get("input_ids")
+        if mask is not None:
+            return int(mask.sum())
+        return len(next(iter(batch.values()))) * self.patches if ids is None else ids.numel()
+
+    @cached_property
+    def patches(self) -> int:
+        """The tokens of an image or sound, in the stage that has the fewest."""
+        batch = self.batches[0]
+        rows = []
+        for stage in self.located_model.stages:
+            blocks = stage_blocks(self.located_model, stage.name)
+            tape = record(self.model, blocks, [batch]) if blocks else None
+            if tape is not None:
+                rows.append(tape[0][0].state[..., 0].numel() // len(next(iter(batch.values()))))
+        return max(1, min(rows, default=1))
+
+    def cut(self, site: Site, symbol: str, target: Layer, picks: Picks | None = None) -> Cut:
+        """Return the cut of a site's heads or units; ``picks`` if other layers determine it."""
+        key = site.path, symbol, target_count(site, symbol, target)
+        if picks is None and key in self._cuts:
+            return self._cuts[key]
+        if picks is None and site.path not in self._heads:
+            stage, block = self._place(site)
+            self._measure_block(stage, block, {(site.path, symbol): {key[2]}})
+            return self._cuts[key]
+        path, _ = output_projection(site, symbol)
+        moments = {path: self._heads[site.path]} if site.path in self._heads else {}
+        kept_picks = picks if picks is not None else choose_units(site, symbol, [key[2]], moments)[key[2]]
+        return Cut(kept_picks, correct_output(site, symbol, kept_picks, moments) if self.correct else None)
+
+    def heads(self, layer: LocatedLayer) -> dict[str, Moments]:
+        """Return the moments of a layer's heads, by the path of its output projection."""
+        if layer.attention.path not in self._heads:
+            stage, block = self._place(layer.attention)
+            self._measure_block(stage, block, {(layer.attention.path, "h"): set()})
+        moments = self._heads.get(layer.attention.path)
+        return {} if moments is None else {output_projection(layer.attention, "h")[0]: moments}
+
+    def _place(self, site: Site) -> tuple[LocatedStage, int]:
+        for stage in self.located_model.stages:
+            for block, layers in enumerate(stage.blocks):
+                if any(site.path == other.path for layer in layers for other in layer_sites(layer)):
+                    return stage, block
+        raise KeyError(site.path)
+
+    @torch.no_grad()
+    def _measure_block(
+        self,
+        stage: LocatedStage,
+        block: int,
+        counts: Mapping[tuple[str, str], set[int]],
+        plain: Mapping[tuple[str, str], set[int]] | None = None,
+    ) -> None:
+        """Measure a block's projections, and store the selection at some counts.
+
+        Cuts at ``plain`` counts have no correction, because their results are fitted later.
+        """
+        # projections whose moments are needed: new counts, and heads that are not measured yet
+        plain = plain or {}
+        sites = {site.path: site for layer in stage.blocks[block] for site in layer_sites(layer)}
+        todo, modules = {}, {}
+        for path, symbol in {**counts, **plain}:
+            all_counts = counts.get((path, symbol), set()) | plain.get((path, symbol), set())
+            new_counts = [count for count in all_counts if (path, symbol, count) not in self._cuts]
+            if new_counts or (symbol == "h" and path not in self._heads):
+                output, module = output_projection(sites[path], symbol)
+                todo[path, symbol] = new_counts, output
+                if module is not None:
+                    modules[output] = module
+        # the selection at every count, and the least-squares output projection unless it is fitted later
+        moments_by_path = self._moments(stage, block, modules)
+        for (path, symbol), (new_counts, output) in todo.items():
+            site_moments = {output: moments_by_path[output]} if output in moments_by_path else {}
+            if symbol == "h" and site_moments:
+                self._heads[path] = site_moments[output]
+            for count, picks in (
+                choose_units(sites[path], symbol, new_counts, site_moments).items() if new_counts else ()
+            ):
+                corrects = self.correct and (
+                    count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
+                )
+                weights = correct_output(sites[path], symbol, picks, site_moments) if corrects else None
+                self._cuts[path, symbol, count] = Cut(picks, weights)
+
+    def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:
+        if not modules:
+            return {}
+        if self.call_traces[stage.name] is None:
+            return moments(self.model, modules, self.batches)
+        module = stage_blocks(self.located_model, stage.name)[block]
+        calls = self.calls(stage.name, block)
+        return accumulate_moments(modules, ((mask, partial(replay, module, call)) for mask, call in calls))
+
+
+def target_count(site: Site, symbol: str, target: Layer) -> int:
+    """Return the target number of heads or units of a site; of key/value heads if several heads share one."""
+    if symbol == "m":
+        return target.mlp
+    return target.kv_heads if site.sizes.get("g", 1) > 1 else target.heads
+
+
+def loses_units(site: Site, symbol: str, target: Layer) -> bool:
+    """Whether a site loses heads or units."""
+    return site.sizes.get(symbol, 0) > (target.mlp if symbol == "m" else target.heads)
+
+
+def _counts(layers: Sequence[LocatedLayer], targets: Sequence[Sequence[Layer]]) -> dict[tuple[str, str], set[int]]:
+    """Return {(path, symbol): target counts} for a block's heads and units."""
+    counts_by_site: dict[tuple[str, str], set[int]] = {}
+    for layer, several in zip(layers, targets, strict=True):
+        for site in layer_sites(layer):
+            for symbol in ("h", "m"):
+                counts = {target_count(site, symbol, shape) for shape in several if loses_units(site, symbol, shape)}
+                if counts:
+                    counts_by_site[site.path, symbol] = counts
+    return counts_by_site
+
+
+def keep_depth(old: Architecture, new: Architecture) -> Architecture:
+    """Return the new heads and units at the old depth."""
+    stages = []
+    for before, after in zip(old.stages, new.stages, strict=True):
+        blocks = tuple(after.blocks[min(i, after.depth - 1)] for i in range(before.depth))
+        stages.append(replace(after, blocks=blocks))
+    return replace(new, stages=tuple(stages))

@@ -1,0 +1,197 @@
+"""Kills of every command that works for long: the same command goes on, and its result is that of an undisturbed one.
+
+    python tests/kills.py            15 kills of each kind: a run, a study, a tournament, a shrink
+    python tests/kills.py 3 run      3 of the kind `run`
+
+A kill is SIGKILL or SIGTERM in turn, to the whole process group, at a random moment of the time that an undisturbed
+command takes. A subject that ends before its next kill is compared and followed by another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import commands
+from runs import DIGITS, final_state
+from studies import NARROW, outcomes, recipe_file
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+CLOCK_KEYS = {"seconds", "latency_s", "latency_range", "directory", "minutes", "samples_per_s"}
+
+
+def command_in_group(*arguments: str) -> int:
+    """A command in a process group of its own; entry of `commands.start`."""
+    os.setpgid(0, 0)
+    return commands.command(*arguments)
+
+
+# -- what is killed ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A command: its arguments for an output, those that go on with it, and what must be equal in the end."""
+
+    start: tuple[str, ...]
+    resume: tuple[str, ...]
+    result: Any
+
+
+def make_run(home: Path) -> Subject:
+    recipe = home / "run.toml"
+    recipe.write_text(DIGITS.replace("epochs = 3", "epochs = 12"))
+    return Subject(("train", str(recipe), "-o", "{out}"), ("train", "--resume", "{out}"), final_state)
+
+
+def make_study(home: Path) -> Subject:
+    words = ("compare", str(recipe_file(home)), "--designs", f"baseline,{NARROW}", "--seeds", "2", "--rates", "1")
+    words += ("--jobs", "2", "-o", "{out}")
+    return Subject(words, words, outcomes)
+
+
+def make_tournament(home: Path) -> Subject:
+    words = ("compare", "digits-study", "--tournament", "6", "--seeds", "3", "--jobs", "2", "-o", "{out}")
+    for setting in ("schedule.epochs=3", "data.samples=300", "run.log_every=1", "schedule.warmup=0.2"):
+        words += ("--set", setting)
+    return Subject(words, words, tournament_result)
+
+
+def tournament_result(out: Path) -> Any:
+    """The rounds and the winner, and every run's outcome, log and weights."""
+    rounds = [
+        {key: value for key, value in row.items() if key not in CLOCK_KEYS}
+        for row in json.loads((out / "tournament.json").read_text())
+    ]
+    from leanify.comparison.folder import StudyFolder
+
+    plan = StudyFolder.open(out).plan
+    return rounds, plan.winner, sorted(design.name for design in plan.remaining), outcomes(out)
+
+
+def make_shrink(home: Path) -> Subject:
+    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "old")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=home, check=True, capture_output=True)
+    words = ("shrink", str(home / "old"), "--data", str(home / "reviews"), "--target-params", "0.7", "--rates", "1e-4")
+    words += ("--designs", "control,narrow", "--set", "schedule.steps=40", "--set", "schedule.batch_size=8")
+    words += ("-o", "{out}")
+    return Subject(words, words, shrink_result)
+
+
+def shrink_result(out: Path) -> Any:
+    """The report without what a clock says, and the bytes of the tensors and configurations.
+
+    work/ may keep a candidate that was written when the kill came and was not noted yet: it may be the user's.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.is_file()}
+    report = without_clock(json.loads(files.pop("report.json")))
+    for name in ("README.md", "shrink.json"):  # the text and the state have seconds
+        files.pop(name, None)
+    left = [path.name for path in (out / "work").glob("*") if ".kept-" not in path.name]
+    return report, files, left
+
+
+def without_clock(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_clock(item) for key, item in value.items() if key not in CLOCK_KEYS}
+    return [without_clock(item) for item in value] if isinstance(value, list) else value
+
+
+KINDS = {"run": make_run, "study": make_study, "tournament": make_tournament, "shrink": make_shrink}
+
+# -- killing ----------------------------------------------------------------------------------------------------------
+
+
+def start(words: tuple[str, ...], out: Path) -> commands.Process:
+    variables = {"COLUMNS": "80", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return commands.start(
+        "kills:command_in_group", *(word.replace("{out}", str(out)) for word in words), cwd=out.parent, **variables
+    )
+
+
+def ends_within(process: commands.Process, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not commands._send_request({"runs": process.pid}):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Whether a process of the group is left that heard the signal."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def empties_within(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not signal_group(group, 0):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
+    """Kill subjects of a kind this often. Every subject is then brought to its end and compared; counts of both."""
+    draw, subject = random.Random(f"{kind} {kills}"), KINDS[kind](home)
+    began = time.monotonic()
+    done = start(subject.start, home / "whole").wait()
+    assert done.returncode == 0, done.stderr
+    seconds, expected = time.monotonic() - began, subject.result(home / "whole")
+    counts: dict[str, Any] = {"kills": 0, "SIGKILL": 0, "SIGTERM": 0, "subjects": 0, "equal": 0, "bad": []}
+    while counts["kills"] < kills:
+        out = home / f"killed-{counts['subjects']}"
+        while True:
+            resumes = any((out / name).exists() for name in ("recipe.toml", "study.toml")) or kind == "shrink"
+            process = start(subject.resume if resumes else subject.start, out)
+            last = counts["kills"] >= kills
+            if last or ends_within(process, draw.uniform(0, 0.6 * seconds)):
+                done = process.wait()
+                if done.returncode:
+                    counts["bad"].append(f"exit code {done.returncode}: {done.stderr[-300:]}")
+                break
+            number = [signal.SIGKILL, signal.SIGTERM][counts["kills"] % 2]
+            signal_group(process.pid, number)
+            done = process.wait()
+            if number == signal.SIGTERM and done.returncode not in (0, 143, -signal.SIGTERM):
+                counts["bad"].append(f"{number.name}: exit code {done.returncode}: {done.stderr[-300:]}")
+            if "Traceback" in done.stderr:
+                counts["bad"].append(f"{number.name}: {done.stderr[-600:]}")
+            if done.returncode:
+                counts["kills"] += 1
+                counts[number.name] += 1
+            if signal_group(process.pid, 0) and not empties_within(process.pid, 20):
+                counts["bad"].append(f"{number.name}: left a process")
+                signal_group(process.pid, signal.SIGKILL)
+            if done.returncode == 0:
+                break
+        counts["subjects"] += 1
+        counts["equal"] += done.returncode == 0 and subject.result(out) == expected
+    return counts
+
+
+def main(arguments: list[str]) -> None:
+    kills = int(arguments[0]) if arguments else 15
+    for kind in arguments[1:] or KINDS:
+        with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+            began = time.monotonic()
+            counts = kill_often(kind, kills, Path(folder))
+            print(kind, json.dumps(counts), f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,201 @@
+"""Pictures are decoded as a viewer shows them, by training, `predict` and `condition` alike."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import leanify
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError
+from leanify.data.images.batches import ImageFolder
+from leanify.data.images.decoding import FORMATS, Decoder, choose_decoder
+from leanify.runs.run_directory import RunDirectory
+from leanify.training.predicting import predict
+
+SQUARE = np.zeros((8, 8), np.uint8)
+SQUARE[2:6, 2:6] = 255
+INK = np.zeros((8, 8), np.uint8)
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def with_alpha(ink: int) -> Image.Image:
+    """A square in the alpha channel alone."""
+    return Image.fromarray(np.dstack([INK + ink] * 3 + [SQUARE]), "RGBA")
+
+
+def palette(ink: int) -> Image.Image:
+    picture = Image.fromarray(SQUARE // 255, "P")
+    picture.putpalette([ink] * 768)
+    return picture
+
+
+def encode(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+class Files:
+    """Encoded pictures, as a reader gives them."""
+
+    def __init__(self, *pictures: bytes) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
+        return io.BytesIO(self.pictures[index]), 0
+
+
+TRANSPARENT = {
+    "RGBA": lambda ink: encode(with_alpha(ink), "PNG"),
+    "LA": lambda ink: encode(Image.merge("LA", (Image.fromarray(INK + ink), Image.fromarray(SQUARE))), "PNG"),
+    "palette": lambda ink: encode(palette(ink), "PNG", transparency=bytes([0, 255])),
+    "GIF": lambda ink: encode(palette(ink), "GIF", transparency=0),
+    "WebP": lambda ink: encode(with_alpha(ink), "WEBP", lossless=True, exact=True),
+    "TIFF": lambda ink: encode(with_alpha(ink), "TIFF"),
+    "LA TIFF": lambda ink: encode(Image.merge("LA", (Image.fromarray(INK + ink), Image.fromarray(SQUARE))), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+@pytest.mark.parametrize(("ink", "background"), [(0, "white"), (255, "black"), (250, "black")])
+def test_transparent_shapes_stay_visible(kind: str, ink: int, background: str) -> None:
+    data = TRANSPARENT[kind](ink)
+    decoder, note = choose_decoder(Files(data))
+    assert (decoder.background, note) == (background, f", transparent pixels on {background}")
+    for mode in ("RGB", "L"):
+        values = np.asarray(decoder(io.BytesIO(data), mode, kind))
+        around = 255 if background == "white" else 0
+        assert set(np.unique(values[SQUARE == 0])) == {around}
+        assert set(np.unique(values[SQUARE > 0])) == {ink}
+
+
+def test_named_background_wins() -> None:
+    data = encode(with_alpha(0), "PNG")
+    decoder, _ = choose_decoder(Files(data), "black")
+    assert np.asarray(decoder(io.BytesIO(data), "L", "a")).max() == 0
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", TURNS)
+def test_photos_stand_upright(kind: str, orientation: int) -> None:
+    upright = np.full((16, 24, 3), 40, np.uint8)
+    upright[:5, :9] = 220
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"PNG": {}, "JPEG": {"quality": 100}, "WEBP": {"lossless": True}, "TIFF": {}}[kind]
+    data = encode(Image.fromarray(upright).transpose(TURNS[orientation]), kind, exif=exif, **options)
+    seen = np.asarray(Decoder()(io.BytesIO(data), "RGB", "photo")).astype(int)
+    assert seen.shape == upright.shape
+    assert abs(seen - upright).max() < 50
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_exif_turns_nothing() -> None:
+    data = encode(Image.new("RGB", (6, 4), (9, 9, 9)), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff broken")
+    assert Decoder()(io.BytesIO(data), "RGB", "a").size == (6, 4)
+
+
+RAMP = np.linspace(0, 1, 64).reshape(8, 8)
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+@pytest.mark.parametrize(("low", "high"), [(0, 65535), (0, 4095), (20000, 20400), (7, 1030)])
+def test_deep_pixels_fill_range(order: str, low: int, high: int) -> None:
+    values = (low + RAMP * (high - low)).round()
+    mode = "I;16" if order == "<u2" else "I;16B"
+    data = encode(Image.frombytes(mode, (8, 8), values.astype(order).tobytes()), "TIFF")
+    decoder, note = choose_decoder(Files(data))
+    assert note == f", 16-bit pixels from {low:,} to {high:,}"
+    seen = np.asarray(decoder(io.BytesIO(data), "L", "scan")) / 255
+    assert abs(seen - RAMP).max() < 0.01
+
+
+def test_range_spans_all_pictures() -> None:
+    dark, bright = (encode(Image.fromarray((RAMP * high).astype(np.uint16)), "PNG") for high in (1000, 4000))
+    decoder, _ = choose_decoder(Files(dark, bright))
+    assert decoder.pixel_range == (0, 4000)
+    assert np.asarray(decoder(io.BytesIO(dark), "L", "a")).max() == 64
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "ICNS", "PCX"])
+def test_other_formats_stay_closed(kind: str) -> None:
+    """Pillow starts Ghostscript for EPS, whatever the file is called."""
+    data = encode(Image.new("RGB", (32, 32)), kind)
+    with pytest.raises(DataError, match=r"shape\.png cannot be read \(UnidentifiedImageError\)"):
+        Decoder()(io.BytesIO(data), "RGB", "shape.png")
+
+
+def test_formats_are_pillows() -> None:
+    Image.init()
+    assert set(FORMATS) <= set(Image.OPEN)
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """White shapes on a transparent ground: squares and bars."""
+    root = tmp_path_factory.mktemp("shapes")
+    bar = np.zeros((8, 8), np.uint8)
+    bar[:, 3:5] = 255
+    for split in ("train", "validation"):
+        for name, shape in (("square", SQUARE), ("bar", bar)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(6):
+                channels = [INK + 255] * 3 + [np.roll(shape, number % 3, 1)]
+                Image.fromarray(np.dstack(channels), "RGBA").save(root / split / name / f"{number}.png")
+    return root
+
+
+def settings_for(folder: Path) -> list[str]:
+    return [f"data.path={folder}", "schedule.epochs=1", "data.workers=0", "model.override.depth=1"]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    return leanify.train("own-images", folder / "run", settings=settings_for(folder))
+
+
+def test_run_keeps_its_decoding(run: Path, folder: Path) -> None:
+    data = RunDirectory.open(run).recipe.data
+    assert data is not None
+    assert data.background == "black"
+    images = ImageFolder(folder / "validation", data=data)
+    assert images.decoder.background == "black"
+    leanify.train("own-images", resume=run, settings=settings_for(folder))  # the recipe given names no background
+
+
+def test_older_runs_keep_their_pixels(run: Path, folder: Path, tmp_path: Path) -> None:
+    """A run that recorded no decoding predicts from the pixels that the file stores: here all white."""
+    older = tmp_path / "older"
+    older.symlink_to(run)
+    files = sorted((folder / "validation").rglob("*.png"))
+    answers = [answer.probability for answer in predict(older, files)]
+    assert len(set(answers)) > 1
+    older.unlink()
+    shutil.copytree(run, older)
+    recipe = recipes.load(older / "recipe.toml")
+    assert recipe.data is not None
+    plain = replace(recipe, data=replace(recipe.data, background=None, pixel_range=()))
+    (older / "recipe.toml").write_text(plain.to_toml())
+    assert len({answer.probability for answer in predict(older, files)}) == 1

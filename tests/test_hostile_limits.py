@@ -1,0 +1,590 @@
+"""What would take memory or time without bound, and what acts from the folder that one stands in: refused at once.
+
+Each table is a class: its first row is the attack that gave the class its name, the others are relatives of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from commands import run_forked, run_here
+from fuzz_intact import HF, RECIPE, TIMM
+
+import leanify
+from leanify import cli
+from leanify.comparison import engines
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.plan import PlannedDesign, StudyPlan
+from leanify.core import machine
+from leanify.core import recipe as recipes
+from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeError, ShapeError, SourceError
+from leanify.core.files.reading import check_links, walk_folders
+from leanify.core.files.tensor_files import MAX_TENSORS
+from leanify.data import hub
+from leanify.data.faults import Faults
+from leanify.data.images import tar_shards
+from leanify.data.tables.rows import read_table
+from leanify.data.texts import vocabulary
+from leanify.sources.tensors import read_tensors, tensor_names
+from leanify.spectra.sweep import read_into
+from leanify.upstream.wall import reraise_as
+
+CONTROLS = "\x1b]0;PWN\x07\u202egnp.\x9b2J"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("limits") / "run"))
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run in a folder of its own."""
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(run), str(folder)], check=True)
+    return folder
+
+
+# -- TOML: recipes, studies and tables of rows have one reader ---------------------------------------------------------
+
+DOTTED = {
+    "a long key": "x" + ".x" * 60_000 + " = 1\n",
+    "quoted parts": '"x"' + ' . "x"' * 60_000 + " = 1\n",
+    "parts on other lines": '"x\u2028"' + '."x\u2028"' * 60_000 + " = 1\n",
+    "many long keys": "".join(f"k{number}{'.x' * 199} = 1\n" for number in range(1_000)),
+    "below a long table": f"[{'x.' * 199}x]\n" + "".join(f"k{number} = 1\n" for number in range(60_000)),
+}
+
+
+@pytest.mark.parametrize("kind", DOTTED)
+def test_dotted_keys_end_soon(kind: str, tmp_path: Path) -> None:
+    for name, error in (("study.toml", DirectoryError), ("r.toml", RecipeError)):
+        (tmp_path / name).write_text(DOTTED[kind], encoding="utf-8")
+        with pytest.raises(error, match=r"more than 200 dots|too many parts"):
+            StudyPlan.read(tmp_path / name) if name == "study.toml" else recipes.load(tmp_path / name)
+
+
+@pytest.fixture
+def plan() -> StudyPlan:
+    recipe = recipes.parse(RECIPE)
+    designs = tuple(PlannedDesign(name, recipe.model, 2, 2, 4, 32, 1000, 1000) for name in ("baseline", "lean"))
+    return StudyPlan("x", recipe, None, (0, 1), designs, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('title = "x"', "title = 1", "title is 1; it must be a string"),
+        ("threads = 1", 'threads = "x"', 'threads is "x"; it must be an integer'),
+        ("threads = 1", "threads = 1000000000", "it must be from 1 to"),
+        ("threads = 1", "threads = 1\nrates = [nan]", "rates"),
+        ("format = 1", 'format = "x"', "format"),
+        ("format = 1", "format = 99", "newer leanify"),
+        ("    0,\n    1,\n", "    " + "1, " * 200_000 + "\n", "400,000 runs; at most 10,000"),
+        ("    0,\n    1,\n", "    0, -1\n", "the seed '-1' is not an integer from 0"),
+        ("    0,\n    1,\n", f"    0, 1{'0' * 200}\n", "is not an integer from 0"),
+    ],
+)
+def test_study_keys_have_types_and_bounds(plan: StudyPlan, tmp_path: Path, old: str, new: str, reason: str) -> None:
+    text = plan.to_toml()
+    assert old in text
+    (tmp_path / "study.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(DirectoryError, match="is not a study's plan") as refusal:
+        StudyPlan.read(tmp_path / "study.toml")
+    assert reason in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def write_header(path: Path, header: bytes, length: int | None = None) -> Path:
+    path.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header)
+    return path
+
+
+ESCAPED = "\\u0064type"
+EMPTY = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+HEADERS: dict[str, tuple[Callable[[], bytes], int | None]] = {
+    "a million empty tensors": (lambda: f"{{{','.join(EMPTY % i for i in range(MAX_TENSORS + 9))}}}".encode(), None),
+    "keys with escapes": (
+        lambda: f"{{{','.join(EMPTY.replace('dtype', ESCAPED) % i for i in range(MAX_TENSORS + 9))}}}".encode(),
+        None,
+    ),
+    "a length beyond the file": (lambda: b"{}", 1 << 60),
+    "sizes beyond a number": (
+        lambda: b'{"x":{"dtype":"F32","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}',
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_tensor_headers_are_bounded(kind: str, tmp_path: Path) -> None:
+    header, length = HEADERS[kind]
+    path = write_header(tmp_path / "model.safetensors", header(), length)
+    model = leanify.load("vit_tiny_patch16_224", overrides=TIMM)
+    for read in (read_tensors, tensor_names, lambda path: read_into(model, path)):
+        with pytest.raises(SourceError, match=r"names [\d,]+ tensors|not a safetensors file"):
+            read(path)
+
+
+def test_newer_run_is_not_resumed(copied: Path, capsys: Any) -> None:
+    card = json.loads((copied / "leanify.json").read_text())
+    for number in (99, "x", [1]):
+        (copied / "leanify.json").write_text(json.dumps(card | {"format": number}))
+        for line in (f"train --resume {copied}", f"show {copied}", f"predict {copied} {copied}"):
+            code, out, err = run_here(line, capsys)
+            assert (code, out) == (2, "")
+            assert "newer leanify" in err
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["depth", "heads", "head_dim", "mlp"])
+@pytest.mark.parametrize("number", [10**9, 10**30, "x", float("nan"), float("inf"), True, [10**9], {"x": 10**9}])
+def test_shape_numbers_are_bounded(name: str, number: Any) -> None:
+    model = leanify.load("vit_tiny_patch16_224", overrides=TIMM)
+    with pytest.raises(ShapeError):
+        leanify.redesign(model, **{name: number})
+
+
+@pytest.mark.parametrize("number", [10**12, -1, "x", None, 0.5])
+def test_card_blocks_are_bounded(number: Any, tmp_path: Path) -> None:
+    saved = leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), tmp_path / "lean")
+    card = json.loads((saved / "leanify.json").read_text())
+    card["architecture"]["stages"][0]["blocks"][0]["repeat"] = number
+    (saved / "leanify.json").write_text(json.dumps(card))
+    with pytest.raises(LeanifyError):
+        leanify.load(saved)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e308", "-1e308", "9" * 299])
+def test_odd_metrics_are_shown(number: str, copied: Path, tmp_path: Path, capsys: Any) -> None:
+    """A run that diverged logs such numbers by itself."""
+    log = copied / "metrics.jsonl"
+    odd = f'{{"step": 1, "split": "train", "loss": {number}}}\n'
+    odd += f'{{"step": 2, "split": "validation", "loss": {number}, "top1": {number}}}\n'
+    log.write_text(odd + log.read_text() + f'{{"step": {"9" * 290}, "split": "train", "loss": 1.0}}\n')
+    for line in (
+        f"show {copied}",
+        f"show {copied} --json",
+        f"show {copied} --plot {tmp_path}/a.svg",
+        f"runs {tmp_path}",
+    ):
+        code, out, err = run_here(line, capsys)
+        assert code == 0, (line, err)
+        if "--json" in line:
+            json.loads(out, parse_constant=lambda name: pytest.fail(name))
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["a warning", "a log", "a recipe", "a message"])
+def test_all_printers_escape_names(kind: str, tmp_path: Path) -> None:
+    """Whatever prints a name: warnings of Python, libraries' logs, a recipe as it is, an error."""
+    code = {
+        "a warning": f"print(warnings.formatwarning({CONTROLS!r}, UserWarning, 'x', 1), file=sys.stderr)",
+        "a log": f"import logging; logging.getLogger('timm').warning('folder %s', {CONTROLS!r})",
+        "a recipe": "",
+        "a message": f"from leanify.core.errors import LeanifyError; raise LeanifyError({CONTROLS!r})",
+    }[kind]
+    arguments = ["recipes", "digits"]
+    if kind == "a recipe":
+        (tmp_path / "r.toml").write_text(f"# {CONTROLS[8:13]}\n{RECIPE}", encoding="utf-8")
+        arguments = ["recipes", "r.toml"]
+    run_command = cli.run_command
+
+    def run_attacked() -> None:
+        exec(code)
+        run_command()
+
+    def attack() -> None:
+        warnings.simplefilter("always")
+        logging.basicConfig(stream=sys.stderr, force=True)
+        cli.run_command = run_attacked
+
+    _, out, err = run_forked(arguments, tmp_path, attack, os.pipe(), os.pipe())
+    shown = out + err
+    assert not set(CONTROLS) & set(shown) - set("]0;PWNgnp.2J")
+    assert "\\u202e" in shown
+
+
+# -- the folder that one stands in -------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, Callable[[Path], Any]] = {
+    "LaTeX": lambda file: file.write_text("text.usetex: True\ntext.latex.preamble: \\input{private}\n"),
+    "a font": lambda file: file.write_text("font.family: cursive\nsavefig.dpi: 100000\nfigure.figsize: 9999, 9999\n"),
+    "a pipe": lambda file: os.mkfifo(file),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe" * 99),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_local_plot_settings_are_not_read(kind: str, copied: Path, tmp_path: Path) -> None:
+    """matplotlib would read them from the folder that one stands in."""
+    SETTINGS[kind](tmp_path / "matplotlibrc")
+    (tmp_path / "bin").mkdir()
+    for name in ("latex", "pdflatex", "dvipng", "dvisvgm", "kpsewhich"):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def import_afresh() -> None:
+        os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+            del sys.modules[name]
+
+    arguments = ["show", "run", "--plot", "a.png"]
+    code, _, err = run_forked(arguments, tmp_path, import_afresh, os.pipe(), os.pipe())
+    assert code == 0, err
+    assert (tmp_path / "a.png").exists()
+    assert not (tmp_path / "RAN").exists()
+
+
+@pytest.mark.parametrize("name", ["$\\undefined$", "a$^$b", f"x{CONTROLS}", "\udcff", "$$", "\ufffe"])
+def test_plots_show_names_literally(name: str, copied: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = copied.rename(tmp_path / name)
+    for plot in ("a.svg", "a.png"):
+        code, _, err = run_here(f"show '{folder}' --plot {tmp_path}/{plot}", capsys)
+        assert code == 0, err
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert not set(CONTROLS) & set(text) - set("]0;PWNgnp.2J")
+
+
+@pytest.mark.parametrize("kind", ["a file's name", "a filter's name", "a folder's name"])
+def test_odd_names_in_repository_are_recorded(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that are not UTF-8: git prints them as they are with core.quotePath=false."""
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str | bytes) -> None:
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *arguments], check=True, capture_output=True)
+
+    git("init")
+    git("config", "core.quotePath", "false")
+    git("commit", "--allow-empty", "-m", "x")
+    if kind == "a file's name":
+        Path(os.fsdecode(b"caf\xe9.txt")).touch()
+    elif kind == "a folder's name":
+        Path(os.fsdecode(b"d\xe9")).mkdir()
+        (Path(os.fsdecode(b"d\xe9")) / "a").touch()
+    else:
+        (tmp_path / "a").touch()
+        with (tmp_path / ".git" / "config").open("ab") as file:
+            file.write(b'[filter "caf\xe9"]\n\tclean = cat\n')
+    assert machine.environment()["git"]["changed"] is True
+
+
+# -- somebody else's files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["_name_or_path", "_commit_hash", "_attn_implementation"])
+def test_recipe_passes_no_tokenizer_on(key: str, tmp_path: Path, capsys: Any) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "vocab.txt").write_text("secret\n")
+    (private / "tokenizer.json").write_text("{}")
+    recipe = {"model": {"source": "bert", "override": {**HF["bert"], key: str(private)}}}
+    (tmp_path / "r.toml").write_text(recipes.from_dict(recipe).to_toml())
+    code, _, err = run_here(f"redesign {tmp_path}/r.toml --depth 1 -o {tmp_path}/out", capsys)
+    assert code == 2
+    assert "cannot be overridden" in err
+    assert not (tmp_path / "out").exists()
+
+
+# -- files that unpack, grow or start a program ------------------------------------------------------------------------
+
+
+def precompiled(table: bytes) -> dict[str, Any]:
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}}
+
+
+def replaced(count: int, length: int, pattern: dict[str, str]) -> dict[str, Any]:
+    rule = {"type": "Replace", "pattern": pattern, "content": "a" * length}
+    return {"normalizer": {"type": "Sequence", "normalizers": [rule] * count}}
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 50_000 + [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+}
+PADDING = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+TOKENIZERS = {
+    "a map that panics": (precompiled(b"\x00\x01\x00\x00" + b"\xff" * 300), "PanicException"),
+    "a map beyond its end": (precompiled((256).to_bytes(4, "little") + b"\xff" * 256 + b"a\0"), "index out of bounds"),
+    "a map that is cut off": (precompiled((1 << 30).to_bytes(4, "little")), "damaged table"),
+    "a map to long texts": (precompiled((4).to_bytes(4, "little") + bytes(4) + b"a" * 9999 + b"\0"), "over 64 char"),
+    "six rules of forty": (replaced(6, 40, {"String": "\u00e9"}), "over 64 characters"),
+    "a rule for any letter": (replaced(1, 4000, {"Regex": "."}), "over 64 characters"),
+    "a long prefix": ({"normalizer": {"type": "Prepend", "prepend": "a" * 4000}}, "over 64 characters"),
+    "padding that aborts": ({"padding": {"strategy": {"Fixed": 10**11}, **PADDING}}, "ended by SIGABRT"),
+    "a million pads": ({"padding": {"strategy": {"Fixed": 10**6}, **PADDING}}, "over 64 tokens"),
+    "a long template": ({"post_processor": TEMPLATE}, "over 64 tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> Any:
+    return vocabulary.make_tokenizer("bytes", lambda: [], "")[0]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_tokenizers_are_tried_first(
+    kind: str, byte_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizers.py").write_text("import os; os.mkdir('RAN')\n")
+    byte_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    parts, reason = TOKENIZERS[kind]
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    for _ in range(2):
+        with pytest.raises(DataError, match=reason) as refusal:
+            vocabulary.load(tmp_path / "tokenizer")
+        assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_panic_is_one_message(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyo3's PanicException is a BaseException."""
+
+    class PanicError(BaseException):
+        pass
+
+    def panic() -> None:
+        raise PanicError("index out of bounds")
+
+    with pytest.raises(SourceError, match=r"reading a: .*index out of bounds"), reraise_as("reading a"):
+        panic()
+    monkeypatch.setattr(cli, "run_command", panic)
+    monkeypatch.setattr(cli, "_say_unexpected", lambda error: print(error, file=sys.stderr))
+    assert run_here("recipes", capsys) == (2, "", "index out of bounds\n")
+
+
+SHORTAGES = {
+    "memory": (MemoryError(), "memory ran out: "),
+    "torch's allocator": (RuntimeError("DefaultCPUAllocator: can't allocate 9 bytes"), "memory ran out (Default"),
+    "threads": (RuntimeError("can't start new thread"), "memory ran out (can't start"),
+    "a fork": (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+    "pipes": (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+}
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_shortages_name_what_ran_out(kind: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a model that is not found, a bug of leanify's, or standard output."""
+    error, message = SHORTAGES[kind]
+
+    def run_short() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "run_command", run_short)
+    code, out, err = run_here("recipes", capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"leanify: {message}")
+    with pytest.raises(SourceError) as raised, reraise_as("no model is found there"):
+        run_short()
+    assert ("no model" in str(raised.value)) == (kind == "pipes")
+
+
+def equal_rows(file: Path) -> None:
+    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), pa.array(["hello"]))
+    table = pa.table({"text": cells.cast(pa.string())})
+    with pq.ParquetWriter(file, table.schema) as writer:
+        for _ in range(3):
+            writer.write_table(table)
+
+
+def long_cell(file: Path) -> None:
+    pq.write_table(pa.table({"text": ["a" * (3 << 20)]}), file, compression="zstd")
+
+
+def one_value(file: Path) -> None:
+    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["x" * 10_000]))
+    pq.write_table(pa.table({"text": cells}), file, compression="zstd")
+
+
+def one_picture(file: Path) -> None:
+    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array([b"x" * 10_000]))
+    struct = pa.StructArray.from_arrays([cells, pa.array([""] * 3000)], ["bytes", "path"])
+    pq.write_table(pa.table({"image": struct}), file, compression="zstd")
+
+
+@pytest.mark.parametrize("write", [equal_rows, long_cell, one_value, one_picture])
+def test_parquet_files_are_no_bombs(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "FREE_BYTES", 1 << 20)
+    write(tmp_path / "train.parquet")
+    assert (tmp_path / "train.parquet").stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"rows in [\d,]+ bytes|unpack to over 1 MB"):
+        for _ in hub.read_parquet(tmp_path / "train.parquet"):
+            pass
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def in_folder(data: Path) -> None:
+    for kind in "ab":
+        (data / "train" / kind).mkdir(parents=True)
+        for number in range(3):
+            (data / "train" / kind / f"{number}.png").write_bytes(POSTSCRIPT)
+
+
+def in_shard(data: Path) -> None:
+    data.mkdir()
+    with tarfile.open(data / "train-000000.tar", "w") as shard:
+        for number in range(6):
+            for name, content in ((f"{number}.png", POSTSCRIPT), (f"{number}.cls", b"ab"[number % 2 :][:1])):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+
+
+def in_parquet(data: Path) -> None:
+    data.mkdir()
+    cells = [{"bytes": POSTSCRIPT, "path": "0.png"}] * 6
+    pq.write_table(pa.table({"image": cells, "label": ["a", "b"] * 3}), data / "train.parquet")
+
+
+@pytest.mark.parametrize("write", [in_folder, in_shard, in_parquet])
+def test_pictures_start_no_program(write: Callable[[Path], None], copied: Path, tmp_path: Path, capsys: Any) -> None:
+    """Pillow would hand PostScript, whatever its name, to Ghostscript."""
+    write(tmp_path / "data")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    sizes = ["img_size=8", "patch_size=4", "embed_dim=8", "depth=1", "num_heads=2"]
+    settings = " ".join(f"--set model.override.{size}" for size in sizes) + " --set data.holdout=0.4"
+    lines = [f"train vit_tiny {settings} --set data.path={tmp_path}/data --set data.workers=0 -o {tmp_path}/out"]
+    lines.append(f"condition {copied} --samples 2 --data {tmp_path}/data")
+    if write is in_folder:
+        lines.append(f"predict {copied} {tmp_path}/data/train/a/0.png")
+    for line in lines:
+
+        def with_ghostscript() -> None:
+            os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+
+        code, out, err = run_forked(line.split(), tmp_path, with_ghostscript, os.pipe(), os.pipe())
+        assert code == 2, (line, out, err)
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_tar_headers_are_no_recursion(tmp_path: Path) -> None:
+    """Python's reader calls itself for every long name that precedes a member."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+    (tmp_path / "train-000000.tar").write_bytes((header.tobuf(tarfile.GNU_FORMAT) + b"a\0".ljust(512, b"\0")) * 2000)
+    with pytest.raises(DataError, match="no tar archive"):
+        tar_shards.read([tmp_path / "train-000000.tar"], Faults())
+
+
+@pytest.mark.parametrize("part", ["{},", "[],", '{"a":[]},'])
+def test_json_parts_are_bounded(part: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f"[{part * 2_100_000}0]")
+    with pytest.raises(SourceError, match="over 2,000,000 objects"):
+        leanify.load(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["title", "folder"])
+def test_slurm_scripts_hold_no_commands(
+    where: str, plan: StudyPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The title of a study, and the path of its folder, go into a shell script of submitit's."""
+    pytest.importorskip("submitit", reason="an extra")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", "exit 0"), ("sbatch", "echo Submitted batch job 1; exit 0"), ("scontrol", "exit 0")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    evil = "x\nmkdir RAN\n#"
+    study = StudyFolder.create(tmp_path / (evil if where == "folder" else "study"), replace(plan, title=evil))
+    if where == "folder":
+        with pytest.raises(LeanifyError, match="control character"), engines.open_engine("slurm", study, 1):
+            pass
+        return
+    with engines.open_engine("slurm", study, 1) as engine:
+        engine.submit(print, "x")
+    script = next(study.path.rglob("*.sh"))  # submitit leaves a link beside it
+    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert not [line for line in lines if "RAN" in line], lines
+
+
+def test_deep_folders_end_soon(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    for _ in range(200):
+        place /= "d"
+    place.mkdir(parents=True)
+    assert len(list(walk_folders(tmp_path))) < 80
+    with pytest.raises(DataError, match="over 64 folders deep"):
+        check_links(tmp_path, DataError)
+
+
+def test_long_cell_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'text,label\n"{"a" * 17_000_000}",1\nb,2\n')
+    with pytest.raises(DataError, match=r"a\.csv cannot be read as a csv table: field larger than"):
+        list(read_table(tmp_path / "a.csv", Faults()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare {recipe} --dry-run --seeds 1000000000000",
+        "redesign vit_tiny --target-params 0.9 --max-heads 1000000000000",
+        "redesign vit_tiny --target-params 0.9 --max-heads 1e308",
+        "redesign vit_tiny --target-params 0.9 --min-mlp 1e308 --max-mlp 1e308",
+        "train {recipe} --dry-run --set data.workers=1000000000000",
+        "train {recipe} --dry-run --set data.prefetch=1000000000000 --set data.workers=1",
+        "train {recipe} --dry-run --set schedule.batch_size=1000000000000",
+        "train {recipe} --dry-run --set data.samples=-1",
+        "train {recipe} --dry-run --set data.erase=-5",
+        "train {recipe} --dry-run --set schedule.warmup=-1",
+        "train {recipe} --dry-run --set run.seed=-1",
+        f"train {{recipe}} --dry-run --set run.seed=1{'0' * 400}",
+    ],
+)
+def test_option_numbers_are_bounded(line: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    code, out, err = run_here(line.format(recipe=tmp_path / "r.toml"), capsys)
+    assert (code, out) == (2, "")
+    assert "must be" in err
+
+
+def test_threads_count_alike() -> None:
+    """They share the environment, in which transformers' checks are turned off for a count."""
+    model = leanify.load("bert", overrides=HF["bert"])
+    counts: list[Any] = []
+
+    def count() -> None:
+        for _ in range(2):
+            counts.append(leanify.profile(model, measure=False).macs)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counts) == 8
+    assert len(set(counts)) == 1

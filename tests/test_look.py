@@ -1,0 +1,108 @@
+"""The look at own data before a run: what is suspicious is said with its file, what is senseless is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leanify.core.errors import DataError
+from leanify.data.look import Look, look_at
+from leanify.training import start
+from leanify.training.loop import Trainer
+from leanify.training.start import resolve
+
+pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
+
+RNG = np.random.default_rng(5)
+SMALL = ["data.workers=0", "model.override.depth=1"]
+THIN = ["model.override.num_hidden_layers=1", "model.override.hidden_size=16", "model.override.intermediate_size=16"]
+
+
+def pictures(folder: Path, counts: dict[str, int], level: int | None = None) -> Path:
+    """Random pictures of 8 × 8 pixels, or of one grey level."""
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            values = RNG.integers(0, 255, (8, 8), np.uint8) if level is None else np.full((8, 8), level, np.uint8)
+            Image.fromarray(values).save(folder / name / f"{number}.png")
+    return folder
+
+
+def look(folder: Path, *settings: str) -> Look:
+    name = "own-images" if any(path.suffix == ".png" for path in folder.rglob("*.png")) else "own-sentences"
+    more = SMALL if name == "own-images" else THIN
+    recipe = resolve(name, [f"data.path={folder}", *more, *settings])
+    return look_at(Trainer(recipe, check_memory=False).splits)
+
+
+def test_sound_data_raises_no_warning(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"cat": 6, "dog": 4})
+    pictures(tmp_path / "val", {"cat": 2, "dog": 2})
+    seen = look(tmp_path)
+    assert seen.line == "10 training, 4 validation samples; 2 classes of 4 (dog) to 6 (cat)"
+    assert not seen.warnings
+
+
+def test_poor_pictures_are_named(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"cat": 6, "dog": 1, "fox": 3})
+    pictures(tmp_path / "val", {"cat": 2, "dog": 2})
+    pictures(tmp_path / "train", {"fox": 2}, level=9)
+    shutil.copy(tmp_path / "train" / "cat" / "3.png", tmp_path / "val" / "cat" / "copy.png")
+    warnings = look(tmp_path).warnings
+    assert "1 class has one training sample: dog" in warnings
+    assert "1 class has no validation sample: fox" in warnings
+    assert f"2 of 10 pictures looked at are of one flat colour, as {tmp_path}/train/fox/0.png" in warnings
+    copy, original = tmp_path / "val" / "cat" / "copy.png", tmp_path / "train" / "cat" / "3.png"
+    assert f"1 of 5 validation samples are among the training samples, too: {copy} is {original}" in warnings
+
+
+@pytest.mark.parametrize("level", [0, 255])
+def test_uniform_pictures_are_refused(tmp_path: Path, level: int) -> None:
+    pictures(tmp_path, {"cat": 5, "dog": 5}, level)
+    with pytest.raises(DataError, match=r"one flat colour, as .* all of the same: there is nothing to learn"):
+        look(tmp_path)
+
+
+def test_flat_colours_may_be_classes(tmp_path: Path) -> None:
+    pictures(tmp_path, {"dark": 5}, 20)
+    pictures(tmp_path, {"light": 5}, 220)
+    [warning] = [warning for warning in look(tmp_path).warnings if "flat colour" in warning]
+    assert "8 of 8 pictures" in warning
+
+
+def table(folder: Path, rows: list[tuple[str, str]], name: str = "train") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    return folder
+
+
+def test_poor_texts_are_named(tmp_path: Path) -> None:
+    rows = [(f"a sentence of number {i}", ("neg", "pos")[i % 2]) for i in range(40)]
+    table(tmp_path, [*rows, ("...", "rare"), ('" "', "neg")])
+    table(tmp_path, [*rows[:3], ("quite another text", "pos")], "validation")
+    warnings = look(tmp_path).warnings
+    assert "1 class has one training sample: rare" in warnings
+    assert "1 class has no validation sample: rare" in warnings
+    assert "1 training text has no word: sample 42" in warnings
+    assert "3 of 4 validation samples are among the training samples, too: sample 1 is sample 1" in warnings
+
+
+def test_constant_label_is_refused(tmp_path: Path) -> None:
+    table(tmp_path, [(f"a sentence of number {i}", "1.5") for i in range(40)])
+    with pytest.raises(DataError, match=r"all 32 training samples have the label 1\.5"):
+        look(tmp_path, "data.task=text-regression")
+
+
+def test_look_precedes_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pictures(tmp_path / "pictures", {"cat": 5, "dog": 5})
+    settings = [f"data.path={folder}", *SMALL, "schedule.epochs=1"]
+    start.train("own-images", tmp_path / "run", settings=settings)
+    assert "data: 8 training, 2 validation samples; 2 classes of 3 (cat) to 5 (dog)" in capsys.readouterr().err
+    pictures(folder, {"cat": 5, "dog": 5}, 7)
+    with pytest.raises(DataError, match="nothing to learn"):
+        start.train("own-images", tmp_path / "second", settings=settings)
+    assert not (tmp_path / "second").exists()

@@ -1,0 +1,271 @@
+"""Every script of recipes/research runs in small, and every command that stands beside a number can be typed."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import importlib.util
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import commands
+import pytest
+import torch
+import typer
+
+from leanify import cli
+from leanify.cli import COMMANDS
+from leanify.core import recipe as recipes
+
+ROOT = Path(__file__).parents[1]
+RESEARCH = ROOT / "recipes" / "research"
+RESULTS = ROOT / "recipes" / "results"
+PAGES = [*sorted(RESULTS.glob("*.md")), ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def has_main(path: Path) -> bool:
+    return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+
+
+SCRIPTS = sorted(
+    ".".join(path.relative_to(RESEARCH).with_suffix("").parts) for path in RESEARCH.rglob("*.py") if has_main(path)
+)
+
+
+# -- every script in small --------------------------------------------------------------------------------------------
+
+LISTOPS = "--small --only listops"
+MINILM = "--minilm minilm --imdb imdb --stsb stsb"
+SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that has the data below
+    "beside": ("leanify",),
+    "causality": ("bert",),
+    "condition_cost": ("--small",),
+    "demonstration": (
+        "runs --repetitions 1 --set schedule.epochs=1",
+        "runs --repetitions 1 --table",
+    ),
+    "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
+    "gpu": ("--small -o gpu.md",),
+    "memory": ("levit_128 -o memory.md",),
+    "modules": ("Gated",),
+    "mutants": ("lens/notation.py --number 2 --log {folder}/log.jsonl",),
+    "plans": ("ViT-Ti",),
+    "ranking.pages": ("{results}",),
+    "ranking.rates": ("{results}/ranking-rates.csv -o {results}/ranking-rates.md",),
+    "ranking.rule": ("",),
+    "ranking.sweep": (f"runs {LISTOPS}", f"runs {LISTOPS} --table runs.csv"),
+    "ranking.tournaments": (f"runs {LISTOPS}", "runs --page tournaments.md"),
+    "recipe_costs": ("digits -o costs.json",),
+    "reference_table": ("digits",),
+    "rival_curves": ("run -o curves.svg",),
+    "rival_programs": ("trainer --small",),
+    "rival_steps": ("--small",),
+    "scale": ("runs --text text --small --seeds 2",),
+    "seventy_billion": ("--layers 20",),
+    "shrinking": (
+        "work --checkpoint minilm --data imdb --share 0.6 --minutes 0.2 --stsb stsb --set data.length=16 "
+        "--set schedule.batch_size=4 --set schedule.steps=4",
+        "work --table",
+    ),
+    "speed": ("startup large checkpoint latency --small -o speed.md",),
+    "statistics_simulated": ("--studies 1",),
+    "times": ("--only=--help",),
+    "training_cost": ("--small",),
+    "warm_minilm": (f"work {MINILM} --arms random 'drop only'", "work --table"),
+    "warm_rivals": (f"work {MINILM} --arms 'units: leanify' --unhealed",),
+    "warm_small": ("gpt work --data text --arms '0.5 drop' --small", "latency work", "table work"),
+}
+
+
+def test_scripts_have_small_runs() -> None:
+    assert list(SMALL) == SCRIPTS
+
+
+def script(name: str, *arguments: str) -> None:
+    """Run a script in a process that is to end with it."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # for processes of its own
+    sys.path.insert(0, str(ROOT))
+    sys.argv = [name, *arguments]
+    importlib.import_module(f"recipes.research.{name}").main()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run_in_small(name: str, folder: Path) -> None:
+    for line in SMALL[name]:
+        words = shlex.split(line.format(folder=folder, results=folder / "results"))
+        done = commands.start("test_research:script", name, *words, cwd=folder).wait()
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "Failed" not in done.stdout
+
+
+@pytest.mark.slow
+def test_ranking_pages_match_tables(folder: Path) -> None:
+    results = folder / "results"
+    for page in results.glob("*.md"):
+        page.unlink()
+    commands.start("test_research:script", "ranking.pages", str(results)).wait()
+    words = (str(results / "ranking-rates.csv"), "-o", str(results / "ranking-rates.md"))
+    commands.start("test_research:script", "ranking.rates", *words).wait()
+    for name in ("ranking.md", "evidence.md", "ranking-rates.md"):
+        assert (results / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_gpu_page_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    page = tmp_path / "gpu.md"
+    monkeypatch.setattr(sys, "argv", ["gpu", "-o", str(page)])
+    assert importlib.import_module("recipes.research.gpu").main() == 2
+    assert "no NVIDIA GPU" in capsys.readouterr().err
+    assert not page.exists()
+
+
+@pytest.fixture
+def folder(data: Path, tmp_path: Path) -> Path:
+    shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence encoder, reviews, pairs of sentences, a text, a run on it, and the tables of results."""
+    place, draw = tmp_path_factory.mktemp("research"), random.Random(0)
+
+    def sentence() -> str:
+        return "".join(draw.choices("abcdefgh", k=3)) + " " + " ".join(draw.choices(("one", "two", "film", "bad"), k=8))
+
+    write_encoder(place / "minilm")
+    (place / "imdb").mkdir()
+    for split, count in (("train", 40), ("validation", 10), ("test", 40)):
+        with (place / "imdb" / f"{split}.csv").open("w", newline="") as file:
+            rows = [". ".join(sentence() for _ in range(20)) + "." for _ in range(count)]
+            csv.writer(file).writerows([("text",), *((row,) for row in rows)])
+    (place / "stsb").mkdir()
+    pairs = [f"{sentence()}\t{sentence()}\t{number % 6}" for number in range(20)]
+    (place / "stsb" / "test.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *pairs]))
+    (place / "text").mkdir()
+    for split in ("train", "validation"):
+        (place / "text" / f"{split}.txt").write_text(" ".join(sentence() for _ in range(1500)))
+    settings = [
+        "schedule.steps=6",
+        "schedule.batch_size=2",
+        "run.log_every=2",
+        "run.eval_every=6",
+        "run.eval_batches=1",
+    ]
+    settings += ["schedule.kind=cosine", "schedule.warmup=2"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert commands.run("train", "chars", "-o", "run", *words, cwd=place).returncode == 0
+    (place / "results").mkdir()
+    for file in RESULTS.glob("ranking*"):
+        shutil.copy(file, place / "results")
+    return place
+
+
+def write_encoder(place: Path) -> None:
+    """MiniLM's layers, heads and hidden units, 48 wide, in sentence-transformers' layout."""
+    import transformers
+
+    place.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "film", "bad", ".", *"abcdefgh"]
+    words += [f"##{letter}" for letter in "abcdefgh"]
+    (place / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(str(place / "vocab.txt"), model_max_length=64).save_pretrained(place)
+    shape = {"hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **shape)
+    transformers.BertModel(config).save_pretrained(place)
+    pooling = {"word_embedding_dimension": 48, "pooling_mode_mean_tokens": True}
+    (place / "1_Pooling").mkdir()
+    (place / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (place / "modules.json").write_text(json.dumps(modules))
+
+
+# -- commands in the pages --------------------------------------------------------------------------------------------
+
+INLINE = re.compile(r"`((?:python|leanify) [^`]+)`")
+LISTED = re.compile(r"^(?:    |\$ |(?=python ))((?:python |leanify )[^`\n]*)", re.MULTILINE)
+OURS = ("python -m recipes.research", "python -m tests.zoo", "python tests/")
+
+
+def commands_of(page: Path) -> Iterator[str]:
+    """The commands of a page, one line each: all in results, elsewhere those of the repository's own scripts."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for written in [*INLINE.findall(text), *LISTED.findall(text)]:
+        for part in written.split(";"):
+            # neither the shell's redirections and comments nor the marks of what is left out
+            line = re.split(r"[>|]|\s#\s", " ".join(part.split()))[0].replace("…", "").strip()
+            if page.parent == RESULTS or line.startswith(OURS):
+                yield line
+
+
+LINES = sorted({(str(page.relative_to(ROOT)), line) for page in PAGES for line in commands_of(page)})
+
+
+class Parsed(Exception):
+    """A script has parsed its arguments, and is to do nothing more."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_page_commands_can_be_typed(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *words = shlex.split(line)
+    if first == "leanify":
+        check_leanify(words)
+    elif words[0] == "-m":
+        name = words[1] if words[1].startswith("recipes.") else f"{words[1].removeprefix('tests.')}.__main__"
+        check_script(importlib.import_module(name), words[2:], monkeypatch)
+    else:
+        path = ROOT / words[0]
+        assert path.is_file()
+        if "argparse" in path.read_text(encoding="utf-8"):
+            check_script(load_script(path), words[1:], monkeypatch)
+
+
+def load_script(path: Path) -> ModuleType:
+    """A script that is called by its path, as a module."""
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_script(module: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parser takes these words, whatever the capital letters in them stand for."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser: argparse.ArgumentParser) -> None:
+        parse_args(parser, words)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    with pytest.raises(Parsed):
+        module.main()
+
+
+def check_leanify(words: list[str]) -> None:
+    """The command, its options, the recipe and the keys of ``--set`` are there."""
+    if words == ["--help"]:
+        return
+    name, *words = words
+    assert name in COMMANDS
+    known = {option for each in typer.main.get_command(cli.app(name)).params for option in each.opts}
+    known |= {"-h", "--help"}
+    assert {word for word in words if re.match(r"--?[a-z]", word)} <= known
+    settings = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    if name == "train" and words and words[0].islower() and not words[0].startswith("-"):
+        recipes.apply_settings(recipes.load(words[0]), settings)

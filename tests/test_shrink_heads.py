@@ -1,0 +1,135 @@
+"""`shrink` of checkpoints by the head that they have: masked words, a mixture of experts, one number, none."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import leanify
+from leanify.core.errors import LeanifyError
+from leanify.core.recipe import DistillSection
+from leanify.data.samples import Selection
+from leanify.lens.sites import locate
+from leanify.shrinking.choose import choose_units
+from leanify.training.distillation import Distilled, Learner
+from leanify.upstream.libraries import import_transformers
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints with several heads beside one tokenizer, a table of scores and a text."""
+    folder = tmp_path_factory.mktemp("heads")
+    for maker, name in (("make_checkpoint", "bare"), ("make_images", "pets")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    leanify.save(leanify.load("vit_tiny", overrides={"img_size": 32, "embed_dim": 48, "depth": 3}), folder / "thousand")
+    library = import_transformers()
+    tokenizer = library.BertTokenizerFast.from_pretrained(folder / "bare")
+    torch.manual_seed(0)
+    common = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, **SIZES}
+    bert = library.BertConfig(**common)
+    models = {
+        "masked": library.BertForMaskedLM(bert),
+        "names": library.BertForTokenClassification(library.BertConfig(num_labels=5, **common)),
+        "number": library.BertForSequenceClassification(library.BertConfig(num_labels=1, **common)),
+        "four": library.BertForSequenceClassification(library.BertConfig(num_labels=4, **common)),
+        "experts": library.MixtralForCausalLM(
+            library.MixtralConfig(num_local_experts=3, num_key_value_heads=2, **common)
+        ),
+        "seq2seq": library.T5ForConditionalGeneration(
+            library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=64, num_layers=3, num_heads=2)
+        ),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    draw = random.Random(0)
+    words = ["warm", "cold", "film", "town", "dog", "war"]
+    lines = [" ".join(draw.choice(words) for _ in range(8)) for _ in range(120)]
+    (folder / "text.txt").write_text("\n".join(lines * 4))
+    rows = [f"{line},{line.count('warm') / 8}" for line in lines]
+    (folder / "scores.csv").write_text("\n".join(["text,score", *rows]))
+    (folder / "classes.csv").write_text("\n".join(["text,label", *(f"{line},{line[:4]}" for line in lines)]))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "data"), [("masked", "text.txt"), ("experts", "text.txt"), ("number", "scores.csv")]
+)
+def test_every_head_is_carried_and_healed(source: str, data: str, here: Path, tmp_path: Path) -> None:
+    settings = ["data.holdout=0.2", "schedule.steps=6", "schedule.batch_size=8"]
+    settings += ["data.length=16"] if data == "text.txt" else []
+    shrunk = leanify.shrink(here / source, here / data, 0.8, 2, tmp_path / "small", settings=settings, rates=[1e-4])
+    small = leanify.load(tmp_path / "small")
+    assert sum(p.numel() for p in small.parameters()) <= 0.8 * shrunk.report["original"]["params"]
+    assert {"carried", "healed"} <= set(shrunk.report["candidates"][0])
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "fact"),
+    [
+        ("names", "text.txt", "no trained head"),
+        ("four", "classes.csv", "no trained head"),
+        ("seq2seq", "text.txt", "no task here trains"),
+        ("thousand", "pets", "1,000 classes apart and .*pets has 2"),
+    ],
+)
+def test_strange_heads_are_refused(source: str, data: str, fact: str, here: Path, tmp_path: Path) -> None:
+    """A head that would be drawn now has no quality to keep."""
+    with pytest.raises(LeanifyError, match=fact):
+        leanify.shrink(here / source, here / data, 0.8, 0.1, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+def test_experts_keep_their_largest_units() -> None:
+    model = leanify.load("hf/mixtral", overrides={**SIZES, "vocab_size": 60, "num_local_experts": 3})
+    site = next(site for site in list(locate(model).layers)[1].sites if "m" in site.sizes)
+    strong = torch.tensor([3, 10, 40])
+    with torch.no_grad():
+        site.module.down_proj[:, :, strong] *= 100
+    picks = choose_units(site, "m", [3, 5], {})
+    assert picks[3]["m"].tolist() == strong.tolist()
+    assert set(strong.tolist()) < set(picks[5]["m"].tolist())
+
+
+def test_selection_draws_the_same_masks() -> None:
+    class Drawn:
+        workers = 0
+
+        def draw(self, seed: int, keys: list[tuple[int, int]]) -> Any:
+            return seed, keys
+
+    indices = np.array([5, 2, 9])
+    assert Selection(Drawn(), indices).draw(7, [(0, 2), (1, 0)]) == (7, [(0, 9), (1, 5)])
+
+
+def test_one_output_is_distilled_by_squares() -> None:
+    """Of one number a softmax would say nothing: its divergence is always 0."""
+
+    class Task:
+        def loss(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return (model(inputs)[:, 0] - targets).square().sum()
+
+    class Place:
+        device = "cpu"
+        autocast = torch.no_grad
+
+    student, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    section = DistillSection("teacher", temperature=2.0, weight=0.25)
+    learner = Learner(student, [], [])
+    task = Distilled(Task(), section, learner, teacher, [], Place())  # type: ignore[arg-type]
+    inputs, targets = torch.randn(5, 4), torch.randn(5)
+    own, distance = (student(inputs)[:, 0] - targets).square(), (student(inputs) - teacher(inputs)).square()
+    expected = 0.75 * own.sum() + 0.25 * distance.sum()
+    assert torch.allclose(task.loss(learner, inputs, targets), expected)

@@ -1,0 +1,225 @@
+"""The minutes of a shrink: planned before the work, candidates left out by rule, and healing that never hurts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_layouts import typed
+
+import leanify
+from leanify.core import terminal
+from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.data.splits import load_splits
+from leanify.profiling import counting
+from leanify.shrinking import larger_machine
+from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.folder import ShrinkFolder
+from leanify.shrinking.healing import Evaluator, heal_candidates
+from leanify.shrinking.neighbours import nearest_neighbours, neighbours_kept
+from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.time_plan import PRIORITY, Clock, plan_time
+from leanify.sources import find
+from leanify.sources.describe import describe
+from leanify.training import memory
+from leanify.training.engine import longest_sample, split_batch
+from leanify.training.master_weights import to_master_weights
+from leanify.training.preparation import data_section, model_on_meta
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documents' sentence encoder, with sentences."""
+    folder = tmp_path_factory.mktemp("time")
+    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "old")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    return folder
+
+
+def prepared(here: Path, *settings: str) -> tuple[Any, Any]:
+    recipe = shrink_recipe(str(here / "old"), here / "reviews", list(settings))
+    return recipe, load_splits(data_section(recipe), model_on_meta(recipe.model))
+
+
+def test_candidates_are_left_out_by_rule(here: Path) -> None:
+    """The fewer minutes, the fewer candidates: the last of the order go first, and those that were named stay."""
+    recipe, splits = prepared(here)
+    plan, shapes = plan_shapes(str(here / "old"), 0.7, "all", kind="free")
+    counts = []
+    for minutes in (1000.0, 1.0, 0.1):
+        time_plan = plan_time(recipe, splits, plan.baseline.architecture, shapes, ["free"], Clock(minutes), 2e8, None)
+        names = [shape.name for shape in time_plan.shapes]
+        assert "free" in names
+        assert set(names) | set(time_plan.left_out) == {shape.name for shape in shapes}
+        ranks = [PRIORITY.index(name) for name in names]
+        assert all(PRIORITY.index(name) > max(ranks) for name in time_plan.left_out)
+        if len(names) > 1:
+            assert sum(time_plan.seconds.values()) == pytest.approx(60 * minutes, rel=0.01)
+        counts.append(len(names))
+    assert counts[0] == len(shapes)
+    assert counts[0] > counts[1] >= counts[2] == 1
+
+
+def test_memory_follows_lengths_of_data(here: Path) -> None:
+    """A batch is padded to its longest text, not to the model's table of positions, and split where memory is short."""
+    recipe, splits = prepared(here, "data.length=128")
+    longest = longest_sample(splits, recipe.data.length)
+    assert longest is not None
+    assert longest == max(splits.train.lengths) < 128
+    whole, need = split_batch(recipe, splits)
+    assert need is not None
+    assert whole.run.accumulate == recipe.run.accumulate
+    batch = recipe.schedule.batch_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leanify.core.machine.available_memory", lambda device: int(need.of(batch // 2) / 0.8))
+        split, split_need = split_batch(recipe, splits)
+    assert split.run.accumulate > 1
+    assert split_need is not None
+    assert split_need.of(-(-batch // split.run.accumulate)) <= need.of(batch // 2)
+
+
+@pytest.mark.parametrize(("rates", "rate"), [((3e-5,), 3e-5), ((2e-4, 7e-5), 7e-5), ((), 5e-5)])
+def test_short_healing_takes_lowest_rate(rates: tuple[float, ...], rate: float, here: Path, tmp_path: Path) -> None:
+    """Steps that are too few for a test: the rate that is given, the lowest of several, a tenth of the recipe's."""
+    recipe, splits = prepared(here, "schedule.steps=6", "schedule.batch_size=8", "data.samples=64")
+    bench = Evaluator.create(recipe, 1, splits)
+    folder = ShrinkFolder(tmp_path / "out", {"minutes": 1.0}, clock=Clock(1.0))
+    folder.keep()
+    leanify.save(leanify.load(here / "old"), folder.place("narrow"))
+    healed = heal_candidates(folder, bench, ["narrow"], rates)
+    assert folder.findings["plan narrow"]["rate"] == pytest.approx(rate)
+    # the original itself cannot be improved: nothing was healed, and that is what the report shows
+    assert healed == {}
+
+
+def test_second_shrink_is_refused(tmp_path: Path) -> None:
+    folder = ShrinkFolder(tmp_path / "out", {})
+    with (
+        folder.lock(),
+        pytest.raises(DirectoryError, match="another shrink"),
+        ShrinkFolder(tmp_path / "out", {}).lock(),
+    ):
+        pass
+    with ShrinkFolder(tmp_path / "out", {}).lock():
+        pass
+
+
+def test_pipe_hears_of_long_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a step that does not advance."""
+    monkeypatch.setattr(terminal, "SECONDS", 0.05)
+    with terminal.progress("fitting a block", None):
+        time.sleep(0.3)
+    with terminal.progress("trials", 9) as advance:
+        advance(4)
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("fitting a block: 0 s") >= 2
+    assert "trials: 4 of 9" in lines
+
+
+class Constant(torch.nn.Module):
+    """Embeds sentence i as a row of a table, which its ids name."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(table)
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        return SimpleNamespace(last_hidden_state=self.table[input_ids])
+
+
+class Rows:
+    def __init__(self, embeddings: torch.Tensor) -> None:
+        self.embeddings = embeddings
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return {"input_ids": torch.from_numpy(indices)[:, None]}, self.embeddings[indices]
+
+
+def test_neighbours_equal_brute_force() -> None:
+    """All stay under a rotation; of a noisy copy as many as counting one by one says."""
+    torch.manual_seed(0)
+    teacher = torch.nn.functional.normalize(torch.randn(90, 6), dim=-1)
+    rotation = torch.linalg.qr(torch.randn(6, 6)).Q
+    assert neighbours_kept(Constant(teacher @ rotation), Rows(teacher), ["mean"]) == 1.0
+    student = torch.nn.functional.normalize(teacher + 0.3 * torch.randn(90, 6), dim=-1)
+    kept = 0
+    for i in range(90):
+        sets = []
+        for table in (student, teacher):
+            others = sorted((j for j in range(90) if j != i), key=lambda j: -float(table[i] @ table[j]))
+            sets.append(set(others[:10]))
+        kept += len(sets[0] & sets[1])
+    assert neighbours_kept(Constant(student), Rows(teacher), ["mean"]) == pytest.approx(kept / 900)
+    assert not nearest_neighbours(teacher, 10).diagonal().any()
+
+
+def test_plain_shapes_open_anywhere(here: Path) -> None:
+    """Every plain candidate is one that transformers builds by itself; others are announced before the work."""
+    source = str(here / "old")
+    _, shapes = plan_shapes(source, 0.7, "all", kind="plain")
+    assert shapes
+    for shape in shapes:
+        assert shape.design is not None
+        model = leanify.write(leanify.load(source), shape.design.architecture)
+        assert describe(model).architecture is None
+    with pytest.raises(LeanifyError, match="plain"):
+        leanify.shrink(source, here / "reviews", shape="round")
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 6,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 300,
+         "dtype": "bfloat16"}  # fmt: skip
+
+
+def test_larger_machine_is_extrapolated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From one and two blocks, the memory and the multiplications of the model itself; no weights are needed."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    model = find.build_on_meta(find.find(tmp_path))
+    to_master_weights(model)
+    architecture = leanify.read(model)
+    passes, need = larger_machine._healing_memory(model, architecture, 32, 8, 1e12)
+    exact = memory.need(model, 32, keeps_gradients=True)
+    assert exact is not None
+    assert passes == 1
+    assert need["step"] == pytest.approx(exact.of(8), rel=0.02)
+    macs = larger_machine._extrapolate(model, architecture, lambda part: counting.count(part, 32).macs)
+    assert macs == counting.count(model, 32).macs
+
+    words = f"shrink {tmp_path} --data nowhere --target-params 0.6 --count body --dry-run --device-memory"
+    fits = []
+    for size in ("1TB", "1MB"):
+        assert typed(f"{words} {size} --json") == 0
+        device = json.loads(capsys.readouterr().out)["device"]
+        assert [row["name"] for row in device["steps"]] == ["measuring", "carrying", "healing"]
+        assert device["disk_bytes"] > 0
+        fits.append(device["fits"])
+    assert fits == [True, False]
+    assert typed(f"{words} 0.5") == 2
+    assert typed(f"shrink {tmp_path} --data nowhere --device-memory 80GB") == 2
+    assert not [path for path in tmp_path.iterdir() if path.name != "config.json"]
+
+
+@pytest.mark.slow
+def test_seven_billion_in_a_minute(tmp_path: Path) -> None:
+    large = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+             "intermediate_size": 11008, "vocab_size": 32000}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | large))
+    began = time.process_time()
+    report = leanify.shrink(tmp_path, "x", count="body", dry_run=True, device_memory="80GB").report
+    assert time.process_time() - began < 60
+    assert report["original"]["params"] == pytest.approx(6.74e9, rel=0.01)

@@ -1,0 +1,100 @@
+"""Tables as people have them: encodings, delimiters, stray quotes, fastText's lines, labels that are hidden."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from leanify.core.errors import DataError
+from leanify.data.faults import Faults
+from leanify.data.found import recognise
+from leanify.data.tables.rows import Row, read_table
+from leanify.data.texts import own_texts
+from leanify.data.unrecognised import why
+
+ROWS = "text,label\n" + "".join(f"sentence number {i},{('neg', 'pos')[i % 2]}\n" for i in range(60))
+
+
+def read_all(file: Path) -> tuple[list[Row], list[str]]:
+    faults = Faults(skip=True)
+    return [row for _, row in read_table(file, faults)], faults.names
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_encodings_and_delimiters(tmp_path: Path, encoding: str, mark: str) -> None:
+    file = tmp_path / "Train.CSV"
+    file.write_text(ROWS.replace(",", mark), encoding)
+    rows, faults = read_all(file)
+    assert (len(rows), rows[1], faults) == (60, {"text": "sentence number 1", "label": "pos"}, [])
+    data = recognise(tmp_path)
+    assert data is not None
+    assert (data.kind, data.classes, data.samples) == ("sentences", 2, 60)
+
+
+def test_unmarked_utf16_is_refused(tmp_path: Path) -> None:
+    for name in ("train.csv", "notes.txt"):
+        (tmp_path / name).write_bytes(ROWS.encode("utf-16-le"))
+    with pytest.raises(DataError, match="zero bytes"):
+        read_all(tmp_path / "train.csv")
+    (tmp_path / "train.csv").unlink()
+    assert recognise(tmp_path / "notes.txt") is None
+    assert "zero bytes" in why(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@pytest.mark.parametrize("stray", [(5,), (5, 40), (5, 20, 50), (0, 59)])
+def test_stray_quotes_join_no_rows(tmp_path: Path, suffix: str, stray: tuple[int, ...]) -> None:
+    mark = {"csv": ",", "tsv": "\t"}[suffix]
+    lines = [f"{chr(34) * (i in stray)}sentence number {i}{mark}{('neg', 'pos')[i % 2]}" for i in range(60)]
+    file = tmp_path / f"train.{suffix}"
+    file.write_text("\n".join([f"text{mark}label", *lines]) + "\n")
+    rows, faults = read_all(file)
+    assert len(rows) + len(faults) == 60
+    assert len(faults) == (len(stray) if suffix == "csv" else 0)  # tabs need no quotes, so none is wrong there
+    for place, fault in zip(stray, faults, strict=False):
+        assert f"line {place + 2} has a quote" in fault
+    with pytest.raises(DataError, match=rf"line {stray[0] + 2} ") if faults else nullcontext():
+        list(read_table(file, Faults()))
+
+
+def test_swallowed_rows_are_seen(tmp_path: Path) -> None:
+    """A stray quote is closed by the inch mark at the end of a later cell."""
+    file = tmp_path / "train.csv"
+    file.write_text(ROWS.replace("sentence number 5,", '"sentence number 5,').replace("number 40,", 'number 40",'))
+    rows, faults = read_all(file)
+    assert len(rows) == 59
+    assert "line 7 has a quote" in faults[0]
+
+
+def test_quoted_lines_stay_together(tmp_path: Path) -> None:
+    poem = "\n".join(f"line {place}, as long as {place}" for place in "abcdefgh")
+    file = tmp_path / "train.csv"
+    file.write_text(f'text,label\n"{poem}, with ""quotes""",pos\nplain,neg\n"one\n\n\ntwo",pos\n')
+    rows, faults = read_all(file)
+    assert [row["text"] for row in rows] == [f'{poem}, with "quotes"', "plain", "one\n\n\ntwo"]
+    assert not faults
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.ft.txt", "cooking.txt"])
+def test_fasttext_lines_are_rows(tmp_path: Path, name: str) -> None:
+    lines = [f"__label__{('neg', 'pos')[i % 2]} sentence  number {i}\n" for i in range(60)]
+    (tmp_path / name).write_text("".join(lines))
+    data = recognise(tmp_path)
+    assert data is not None
+    assert (data.kind, data.classes, data.samples, data.columns) == ("sentences", 2, 60, None)
+    rows, faults = read_all(tmp_path / name)
+    assert (rows[1], faults) == ({"text": "sentence  number 1", "label": "pos"}, [])
+    assert own_texts.find_table(tmp_path, "train") == tmp_path / name
+
+
+@pytest.mark.parametrize(("hidden", "is_validated"), [("-1", False), ("", False), ("neg", True)])
+def test_hidden_labels_validate_nothing(tmp_path: Path, hidden: str, is_validated: bool) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    (tmp_path / "test.csv").write_text("text,label\n" + f"a sentence,{hidden}\n" * 20)
+    data = recognise(tmp_path)
+    assert data is not None
+    assert data.is_validated is is_validated
+    assert ("test.csv are" in data.description) is not is_validated

@@ -1,0 +1,285 @@
+"""The residual width: written by upstream's own constructors, read back, permuted, priced, saved and refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from zoo import tiny, widths
+from zoo.running import LawBroken
+
+import leanify
+from leanify.comparison import comparing
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.verdicts import question_margins
+from leanify.core import recipe as recipes
+from leanify.core.architecture import Architecture
+from leanify.core.errors import ShapeError
+from leanify.profiling import counting
+from leanify.profiling.live_model import LiveModel
+from leanify.search.narrow_shape import WidthScale
+from leanify.upstream.inputs import example_inputs
+
+STUDY = """
+[model]
+source = "vit_tiny"
+override = { img_size = 8, patch_size = 2, in_chans = 1, num_classes = 10, embed_dim = 64, depth = 4, num_heads = 4 }
+[data]
+name = "digits"
+task = "classification"
+holdout = 0.2
+[optim]
+lr = 1e-3
+[schedule]
+epochs = 1
+batch_size = 64
+"""
+SMALL_VIT = {"depth": 3, "img_size": 32}
+QUICK = [
+    "timm/vit_tiny_patch16_224", "timm/xcit_nano_12_p16_224", "timm/cait_xxs24_224", "timm/eva02_tiny_patch14_224",
+    "hf/bert", "hf/gpt2", "hf/llama", "hf/bart", "hf/mixtral",
+]  # fmt: skip
+DEAR = [
+    "timm/davit_tiny", "timm/volo_d1_224", "timm/tnt_b_patch16_224", "hf/t5", "hf/clip", "hf/qwen3", "hf/deberta-v2",
+]  # fmt: skip
+
+
+def narrowed(shape: Architecture, share: float) -> Architecture:
+    scale = WidthScale.read(shape)
+    return scale.reshape(min(scale.units_below(), key=lambda unit: abs(unit - share * scale.unit)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in DEAR)])
+def test_permuted_channels_compute_the_same(name: str) -> None:
+    library, _, model = name.partition("/")
+    assert widths.check_permuted(*tiny.build(library, model))
+
+
+@pytest.mark.parametrize("forgotten", ["pos_embed", "blocks.1.norm2.weight", "blocks.2.mlp.fc2.weight"])
+def test_forgotten_axis_breaks_the_law(forgotten: str) -> None:
+    with pytest.raises(LawBroken, match="permuted"):
+        widths.check_permuted(*tiny.build("timm", "vit_tiny_patch16_224"), forgotten=forgotten)
+
+
+@pytest.mark.parametrize("name", ["vit_base", "volo_d3", "davit_base", "bert", "gpt2", "t5"])
+def test_written_width_is_read_back(name: str) -> None:
+    model = leanify.load(name, device="meta")
+    target = narrowed(leanify.read(model), 0.75)
+    assert leanify.read(leanify.write(model, target)) == target
+
+
+def test_first_channels_are_kept() -> None:
+    model = leanify.load("vit_tiny", overrides=SMALL_VIT)
+    narrow = leanify.write(model, narrowed(leanify.read(model), 0.5))
+    old, new = model.state_dict(), narrow.state_dict()
+    assert torch.equal(new["pos_embed"], old["pos_embed"][..., :96])
+    assert torch.equal(new["blocks.1.norm1.weight"], old["blocks.1.norm1.weight"][:96])
+
+
+def test_own_width_changes_nothing() -> None:
+    model = leanify.load("vit_tiny", overrides=SMALL_VIT)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(leanify.write(model, leanify.read(model))(images), model(images))
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.6, 0.75, 0.9])
+def test_prices_equal_counts(share: float) -> None:
+    model = leanify.load("vit_tiny", overrides=SMALL_VIT, device="meta")
+    target = narrowed(leanify.read(model), share)
+    live = LiveModel(model)
+    built = leanify.write(leanify.load("vit_tiny", overrides=SMALL_VIT), target)
+    assert live.sizes(target)[0] == sum(parameter.numel() for parameter in built.parameters())
+    assert live.cost(target).macs == counting.observe_on_cpu(built, None, counting.macs)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.fc1, self.fc2, self.act = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.GELU()
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        return x + self.fc2(self.act(self.fc1(x)))
+
+
+def test_module_in_memory_is_refused() -> None:
+    model = nn.Sequential(*(Block(16) for _ in range(3)))
+    shape = leanify.read(model, torch.randn(1, 5, 16))
+    with pytest.raises(ShapeError, match=r"make\(width=…\)"):
+        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=8)))
+
+
+MODULE = """
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.fc1, self.fc2, self.act = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.GELU()
+        self.num_heads = heads
+    def forward(self, x):
+        B, N, C = x.shape
+        q, k, v = (f(x).view(B, N, self.num_heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        a = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        x = x + self.o(a.transpose(1, 2).reshape(B, N, -1))
+        return x + self.fc2(self.act(self.fc1(x)))
+class Model(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.stem, self.blocks = nn.Linear(6, width), nn.Sequential(*(Block(width, heads) for _ in range(3)))
+    def forward(self, x):
+        return self.blocks(self.stem(x))
+def make(ARGUMENTS):
+    return Model(VALUES), torch.randn(1, 5, 6)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "values"), [("width=32, heads=4", "width, heads"), ("", "32, 4")])
+def test_own_function_takes_the_width(tmp_path: Path, arguments: str, values: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(MODULE.replace("ARGUMENTS", arguments).replace("VALUES", values))
+    model = leanify.load(f"{file}:make")
+    shape = leanify.read(model)
+    target = shape.map_layers(lambda layer: replace(layer.set_heads(2), width=16, mlp=32))
+    if not arguments:
+        with pytest.raises(ShapeError, match="no argument width"):
+            leanify.write(model, target)
+        return
+    narrow = leanify.write(model, target)
+    assert leanify.read(narrow) == target
+    assert narrow(torch.randn(1, 5, 6)).shape == (1, 5, 16)
+
+
+def test_ignored_argument_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(MODULE.replace("ARGUMENTS", "width=32, heads=4").replace("VALUES", "32, heads"))
+    model = leanify.load(f"{file}:make")
+    with pytest.raises(ShapeError, match="builds 32 wide"):
+        leanify.write(model, narrowed(leanify.read(model), 0.5))
+
+
+def test_study_asks_a_third_question(tmp_path: Path) -> None:
+    request = comparing.Request(
+        recipes.parse(STUDY), designs=("baseline", "lean", "control", "narrow"), target_params=0.7, seeds=(0, 1)
+    )
+    plan = comparing.make_plan(request)
+    assert plan.rivals == ("control", "narrow")
+    assert list(question_margins(plan, 1.0)) == ["baseline", "control", "narrow"]
+    lean, narrow = plan.design("lean"), plan.design("narrow")
+    assert (lean.width, lean.model.width) == (64, None)
+    assert narrow.width == narrow.model.width < 64
+    assert abs(narrow.params / lean.params - 1) <= 0.005
+    folder = StudyFolder.create(tmp_path / "study", plan)
+    assert folder.plan == plan
+
+
+def test_shape_called_narrow_is_no_rival() -> None:
+    request = comparing.Request(
+        recipes.parse(STUDY), designs=("baseline", "lean", "narrow=depth:2,heads:4"), target_params=0.7, seeds=(0, 1)
+    )
+    assert comparing.make_plan(request).rivals == ()
+
+
+def test_pinned_width_is_the_budget() -> None:
+    plan = leanify.redesign("vit_tiny", width=144)
+    assert plan.narrow is not None
+    assert (plan.narrow.width, plan.narrow.heads, plan.narrow.depth) == (144, 2, 12)
+    assert plan.chosen.params <= plan.narrow.params
+
+
+@pytest.mark.parametrize(
+    ("source", "width", "words"),
+    [
+        ("vit_tiny", 150, "go in steps of 8; the nearest is 152"),
+        ("vit_tiny", 192, "must be below the model's width, 192"),
+        ("vit_tiny", -1, "a number of channels"),
+    ],
+)
+def test_impossible_width_names_the_nearest(source: str, width: float, words: str) -> None:
+    with pytest.raises(ShapeError, match=words):
+        leanify.redesign(source, width=width)
+
+
+def test_saved_narrow_model_opens_upstream(tmp_path: Path) -> None:
+    import timm
+
+    plan = leanify.redesign("vit_tiny", width=128, min_depth=2, target_params=0.9, overrides=SMALL_VIT)
+    assert plan.narrow is not None
+    model = plan.build(design=plan.narrow).eval()
+    leanify.save(model, tmp_path / "narrow")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(leanify.load(tmp_path / "narrow")(images), model(images))
+    opened = timm.create_model(f"local-dir:{tmp_path / 'narrow'}", pretrained=True).eval()
+    assert torch.equal(opened(images), model(images))
+
+
+FOLDERS = [  # source, its small size, the width: heads divide it, so that upstream alone builds the shape
+    ("vit_tiny", {"depth": 3, "img_size": 32}, 128),
+    ("deit_tiny", {"depth": 3, "img_size": 32}, 128),
+    ("xcit_nano_12_p16_224", {"depth": 3, "img_size": 32}, 96),
+    ("cait_xxs24_224", {"depth": 3, "img_size": 32}, 96),
+    ("swin_tiny_patch4_window7_224", {"img_size": 56}, 256),
+    ("davit_tiny", {}, 256),
+    ("bert", {"num_hidden_layers": 3, "vocab_size": 99}, 512),
+    ("gpt2", {"n_layer": 3, "vocab_size": 99}, 512),
+    ("llama", {"num_hidden_layers": 3, "vocab_size": 99, "hidden_size": 256, "intermediate_size": 512,
+               "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}, 128),
+    ("t5", {"num_layers": 3, "vocab_size": 99}, 256),
+    ("vit", {"num_hidden_layers": 3, "image_size": 32}, 512),
+]  # fmt: skip
+OPEN = """
+import sys, torch
+folder, library, name = sys.argv[1:]
+declared = torch.library.Library("torchvision", "DEF")
+for schema in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
+    try:
+        declared.define(schema)
+    except RuntimeError:
+        pass  # torchvision has it
+if library == "timm":
+    import timm
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+else:
+    import transformers
+    model = getattr(transformers, name).from_pretrained(folder)
+assert "leanify" not in sys.modules
+inputs = torch.load(folder + "-inputs.pt")
+with torch.no_grad():
+    result = model.eval()(inputs["x"]) if library == "timm" else model.eval()(**inputs)[0]
+torch.save(result, folder + "-outputs.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("source", "overrides", "width"), FOLDERS)
+def test_upstream_alone_opens_narrow_folders(
+    tmp_path: Path, source: str, overrides: dict[str, Any], width: int
+) -> None:
+    model = leanify.load(source, overrides=overrides)
+    shape = leanify.read(model)
+    scale = WidthScale.read(shape)
+    unit = next(unit for unit in scale.units_below() if scale.width(unit) == width)
+    narrow = leanify.write(model, scale.reshape(unit)).eval()
+    folder = tmp_path / "narrow"
+    leanify.save(narrow, folder)
+    inputs = example_inputs(narrow, 1, tokens=12)
+    torch.save(inputs, f"{folder}-inputs.pt")
+    library = "timm" if set(inputs) == {"x"} else "hf"
+    arguments = [str(folder), library, type(narrow).__name__]
+    done = subprocess.run([sys.executable, "-c", OPEN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        result: Any = counting.call(narrow, inputs)
+    expected = result if library == "timm" else result[0]
+    assert torch.allclose(torch.load(f"{folder}-outputs.pt"), expected, atol=1e-5)
+    assert leanify.read(leanify.load(folder)) == leanify.read(narrow)
