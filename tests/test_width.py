@@ -196,6 +196,15 @@ def test_pinned_width_is_the_budget() -> None:
     assert plan.chosen.params <= plan.narrow.params
 
 
+@pytest.mark.parametrize(("width", "heads"), [(32, 2), (64, 4)])
+def test_few_possible_widths_spend_the_budget(width: int, heads: int) -> None:
+    overrides = {"img_size": 8, "patch_size": 4, "num_classes": 10, "embed_dim": width}
+    overrides |= {"depth": 8, "num_heads": heads}
+    plan = leanify.redesign("vit_tiny", target_params=0.5, overrides=overrides)
+    assert plan.narrow is not None
+    assert 0.995 <= plan.narrow.params / plan.chosen.params <= 1
+
+
 @pytest.mark.parametrize(
     ("source", "width", "words"),
     [

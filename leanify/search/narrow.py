@@ -164,7 +164,7 @@ class _NarrowSearch:
             heads_part = inner / (self.lead.inner * part)
             # parameters of rounded-up heads are missing in the MLP
             more_mlp += (1 - heads_part) * (1 - MLP_SHARE) / MLP_SHARE
-            if 1 / RATIO < more_mlp < RATIO:
+            if more_mlp > 0:  # a rough guess: `_with_mlp` counts whether the ratio is kept
                 needs[unit] = abs(math.log(more_mlp)) + abs(math.log(heads_part))
         # the best guesses, then units with the baseline's ratio of inner to width
         ordered = sorted(needs, key=lambda unit: needs[unit])
