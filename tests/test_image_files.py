@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanify.core.errors import DataError
+from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.found import recognise
 from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.data.images.decoding import Decoder
+from leanify.data.unrecognised import check_is_no_data
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:
@@ -100,7 +101,9 @@ def test_unknown_pixel_range_is_refused(tmp_path: Path) -> None:
         Decoder()(path, "RGB", path)
 
 
-@pytest.mark.parametrize("name", [".ipynb_checkpoints", ".thumbnails", "__MACOSX", "__pycache__", "@eaDir", ".git"])
+@pytest.mark.parametrize(
+    "name", [".ipynb_checkpoints", ".thumbnails", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "thumbnails", "_cache"]
+)
 def test_tool_folders_are_no_classes(tmp_path: Path, name: str) -> None:
     """What is proposed and what is read are the same."""
     for folder in ("cat", "dog", name, f"cat/{name}"):
@@ -124,6 +127,18 @@ def test_poor_classes_are_mentioned(tmp_path: Path) -> None:
     found = recognise(tmp_path)
     assert found is not None
     assert "one image alone in cat" in found.description
-    assert "classes that training lacks (fish)" in found.description
-    assert "no image in" in found.description
-    assert "bird: remove the folder" in found.description
+    assert found.fault is not None
+    assert "val has classes that training lacks (fish)" in found.fault
+    assert f"there is no image in {tmp_path / 'train' / 'bird'}: remove the folder" in found.fault
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_empty_class_is_refused_at_once(tmp_path: Path, split: str) -> None:
+    """The line that would be proposed ends with the same words."""
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        image(tmp_path / name / "a.png")
+    (tmp_path / split / "owl" / ".ipynb_checkpoints").mkdir(parents=True)
+    with pytest.raises(SourceError, match=rf"no image in \S+/{split}/owl: remove the folder$"):
+        check_is_no_data(str(tmp_path))
+    with pytest.raises(DataError, match=r"the class owl in .* has no images .*: remove the folder"):
+        image_folder.read(DataSection("data", "classification", path=str(tmp_path)))

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from leanify.core.errors import DataError
+from leanify.core.errors import DataError, SourceError
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import own_texts
-from leanify.data.unrecognised import why
+from leanify.data.unrecognised import check_is_no_data, why
+from leanify.training.start import resolve
 
 ROWS = "text,label\n" + "".join(f"sentence number {i},{('neg', 'pos')[i % 2]}\n" for i in range(60))
 
@@ -78,23 +79,82 @@ def test_quoted_lines_stay_together(tmp_path: Path) -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("name", ["train.txt", "train.ft.txt", "cooking.txt"])
-def test_fasttext_lines_are_rows(tmp_path: Path, name: str) -> None:
-    lines = [f"__label__{('neg', 'pos')[i % 2]} sentence  number {i}\n" for i in range(60)]
-    (tmp_path / name).write_text("".join(lines))
+@pytest.mark.parametrize("name", ["train.txt", "train.ft.txt", "cooking.txt", "cooking.train"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("line", ["{label} {text}", "{label}\t{text}", "\n{label} {text}", "{text} {label}"])
+def test_fasttext_lines_are_rows(tmp_path: Path, name: str, encoding: str, line: str) -> None:
+    lines = [
+        line.format(label=f"__label__{('neg', 'pos')[i % 2]}", text=f"sentence  number {i}") + "\n" for i in range(60)
+    ]
+    (tmp_path / name).write_text("".join(lines), encoding)
     data = recognise(tmp_path)
     assert data is not None
     assert (data.kind, data.classes, data.samples, data.columns) == ("sentences", 2, 60, None)
     rows, faults = read_all(tmp_path / name)
     assert (rows[1], faults) == ({"text": "sentence  number 1", "label": "pos"}, [])
     assert own_texts.find_table(tmp_path, "train") == tmp_path / name
+    if name == "cooking.train":
+        (tmp_path / "cooking.valid").write_text("".join(lines), encoding)
+        assert own_texts.find_table(tmp_path, "validation") == tmp_path / "cooking.valid"
 
 
-@pytest.mark.parametrize(("hidden", "is_validated"), [("-1", False), ("", False), ("neg", True)])
-def test_hidden_labels_validate_nothing(tmp_path: Path, hidden: str, is_validated: bool) -> None:
+def test_texts_about_fasttext_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("A line begins with __label__ and a name.\n" * 60)
+    data = recognise(tmp_path)
+    assert data is not None
+    assert data.kind == "text"
+
+
+@pytest.mark.parametrize("mark", [";", "\t", ","])
+def test_excel_names_its_delimiter(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "train.csv").write_text(f"sep={mark}\n" + ROWS.replace(",", mark))
+    rows, faults = read_all(tmp_path / "train.csv")
+    assert (len(rows), rows[1], faults) == (60, {"text": "sentence number 1", "label": "pos"}, [])
+
+
+@pytest.mark.parametrize("split", ["test", "validation", "dev"])
+@pytest.mark.parametrize(("hidden", "is_validated"), [("-1", False), ("", False), ("?", False), ("neg", True)])
+def test_hidden_labels_validate_nothing(tmp_path: Path, split: str, hidden: str, is_validated: bool) -> None:
     (tmp_path / "train.csv").write_text(ROWS)
-    (tmp_path / "test.csv").write_text("text,label\n" + f"a sentence,{hidden}\n" * 20)
+    (tmp_path / f"{split}.csv").write_text("text,label\n" + f"a sentence,{hidden}\n" * 20)
     data = recognise(tmp_path)
     assert data is not None
     assert data.is_validated is is_validated
-    assert ("test.csv are" in data.description) is not is_validated
+    assert (f"{split}.csv are" in data.description) is not is_validated
+
+
+@pytest.mark.parametrize("header", ["text,label", "words,kind"])
+def test_sorted_classes_are_all_seen(tmp_path: Path, header: str) -> None:
+    """A table in the order of its classes, as IMDb's often is: the first thousand rows are of one."""
+    rows = [f"sentence number {i} of {2000},{i // 1000}" for i in range(2000)]
+    (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
+    (tmp_path / "test.csv").write_text("\n".join([header, *reversed(rows)]))
+    data = recognise(tmp_path)
+    assert data is not None
+    assert (data.kind, data.classes, data.samples, data.is_validated) == ("sentences", 2, 2000, True)
+
+
+@pytest.mark.parametrize("label", ["name {}", "{}"])
+def test_labels_of_each_row_are_refused(tmp_path: Path, label: str) -> None:
+    rows = [f"sentence number {i} here,{label.format(i % 5000)}" for i in range(9000)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(
+        SourceError, match=r"5,000 classes.* 1\.8 rows on average.* is label the right column\?"
+    ) as raised:
+        check_is_no_data(str(tmp_path))
+    assert ("data.task=text-regression" in str(raised.value)) is (label == "{}")
+    with pytest.raises(DataError, match=r"1\.8 rows on average"):
+        resolve("own-sentences", [f"data.path={tmp_path}"])
+    if label == "{}":  # the line that helps works
+        recipe = resolve("own-sentences", [f"data.path={tmp_path}", "data.task=text-regression"])
+        assert recipe.data is not None
+        assert recipe.data.task == "text-regression"
+
+
+@pytest.mark.parametrize("size", [0, 1, 300, 1023])
+def test_short_texts_are_refused(tmp_path: Path, size: int) -> None:
+    (tmp_path / "notes.txt").write_text(("a few words. " * 100)[:size])
+    with pytest.raises(SourceError, match=rf"\({size:,} bytes\); a model needs a text of thousands of bytes"):
+        check_is_no_data(str(tmp_path))
+    with pytest.raises(DataError, match="thousands of bytes"):
+        resolve("own-text", [f"data.path={tmp_path}"])

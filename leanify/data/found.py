@@ -23,6 +23,9 @@ Kind = Literal["images", "sentences", "text"]
 SOME = 1000  # rows of a table by which it is recognised
 MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a few times, whatever its length
 MAX_NAMES = 6  # classes listed by name
+MAX_LABEL = 200  # characters of a label
+MIN_TEXT = 1024  # bytes of a text of which a model learns anything
+MANY_CLASSES, FEW_SAMPLES = 20, 3  # that many classes need so many samples each, on average
 LISTS = (
     "several labels of a text, or a tag for each token, are learnt by transformers' Trainer, lean models included: "
     "AutoModelForSequenceClassification, AutoModelForTokenClassification"
@@ -46,6 +49,7 @@ class OwnData:
     columns: tuple[tuple[str, ...], str] | None = None  # of texts or images, and of labels, if guessed by cells
     words: int | None = None  # of a long text: 95% of those read are shorter; None if not known
     vocabulary: int | None = None  # different words in the texts read
+    fault: str | None = None  # what must be mended before it can be trained on
 
     @property
     def settings(self) -> list[str]:
@@ -178,19 +182,24 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Ow
             f"; each of these folders has the folders {preview(inside)}: if those are the classes, name one of "
         )
         description += "the outer ones"
-    # the validation folder, with its classes
+    # the validation folder, with its classes; folders that spoil the classes, by name
     other = find_split_folder(place, "validation") if train != place else None
+    faults = []
+    empty_folders = [str(train / name) for name in empty]
     if other is not None:
         other_counts = _images_by_folder(other)
         description += f", {sum(other_counts.values()):,} in {other}"
+        empty_folders += [str(other / name) for name, count in other_counts.items() if not count]
         if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
-            description += f", with classes that training lacks ({preview(unknown)}): remove them there or add them"
-    # folders that spoil the classes, by name
-    if empty:
-        description += f"; no image in {preview([str(train / name) for name in empty])}: remove the folder"
+            faults.append(
+                f"{other} has classes that training lacks ({preview(unknown)}): remove them there or add them"
+            )
+    if empty_folders:
+        faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
-    return OwnData("images", description, other is not None, classes=len(names), samples=samples)
+    fault = "; ".join(faults) or None
+    return OwnData("images", description, other is not None, classes=len(names), samples=samples, fault=fault)
 
 
 def _folders(place: Path) -> Iterator[Path]:
@@ -221,25 +230,41 @@ def _describe_file(file: Path, validation: Path | None, named: NamedColumns) -> 
     is_table = columns.is_table(file)
     if not is_table and columns.lower_suffix(file) in (".txt", ".text"):
         text_encoding(file, DataError)  # a file with zero bytes is not text
-        return OwnData("text", f"text in {file} ({file.stat().st_size:,} bytes)", validation is not None)
+        size = file.stat().st_size
+        fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
+        return OwnData(
+            "text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault if size < MIN_TEXT else None
+        )
     if not is_table:
         return None
     # the first rows, of which the columns are guessed, and the number of all
     faults = Faults(skip=True)
     table = read_table(file, faults)
     rows = [row for _, row in islice(table, SOME)]
-    count = len(rows) + sum(1 for _ in islice(table, MAX_COUNTED - SOME))
-    found = _describe_rows(file, rows, count, validation, named)
+    further_rows = [_drop_long_cells(row) for _, row in islice(table, MAX_COUNTED - SOME)]
+    found = _describe_rows(file, rows, further_rows, validation, named)
     if found is None or not faults.names:
         return found
     more = f"; {_count(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
     return replace(found, description=found.description + more)
 
 
+def _drop_long_cells(row: Row) -> Row:
+    """A row with the cells that can be labels; None for the others."""
+    short: Row = {}
+    for name, cell in row.items():
+        is_label = isinstance(cell, (int, float)) or (isinstance(cell, str) and len(cell) <= MAX_LABEL)
+        short[name] = cell if is_label else None
+    return short
+
+
 def _describe_rows(
-    file: Path, rows: Sequence[Row], count: int, validation: Path | None, named: NamedColumns
+    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], validation: Path | None, named: NamedColumns
 ) -> OwnData | None:
-    """Return the kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone."""
+    """Return the kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone.
+
+    ``further_rows`` have short cells alone: in a table in the order of its classes, the first rows are of one class.
+    """
     if not rows:
         return None
     # columns by their names: texts, label, pictures
@@ -253,22 +278,21 @@ def _describe_rows(
     # a column of pictures, with a label by its name or by its values
     picture = named.picture_column(rows[0])
     if picture is not None:
-        answer = label or guessing.guess_label(rows, (picture,))
+        answer = label or guessing.guess_label([*rows, *further_rows], (picture,))
         if answer is not None:
-            found = _with_validation(
-                _describe_labels(file, rows, count, "images", (picture,), answer), validation, answer, rows
-            )
+            found = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
+            found = _with_validation(found, validation, answer, [*rows, *further_rows])
             named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
             return found if named_so else replace(found, columns=((picture,), answer))
     # columns of texts and of a label, by their names or by their values
     if named.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.guess_text(rows)
         if texts and (label is None or (label in texts and named.label is None)):
-            label = guessing.guess_label(rows, texts)
+            label = guessing.guess_label([*rows, *further_rows], texts)
     if texts and label is not None:
-        found = _with_validation(
-            _describe_labels(file, rows, count, "sentences", texts, label), validation, label, rows
-        )
+        found = _describe_labels(file, rows, further_rows, "sentences", texts, label)
+        found = replace(found, fault=None if named.task is not None else found.fault)
+        found = _with_validation(found, validation, label, [*rows, *further_rows])
         return found if by_name == (texts, label) else replace(found, columns=(texts, label))
     # texts without a label train a language model
     if not by_name[0]:
@@ -281,35 +305,36 @@ def _with_validation(found: OwnData, validation: Path | None, label: str, traini
     """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
     if validation is None:
         return found
-    # the first rows of the validation table need the label column
-    rows = [row for _, row in islice(read_table(validation, Faults(skip=True)), SOME)]
+    # the rows of the validation table need the label column
+    rows = [_drop_long_cells(row) for _, row in islice(read_table(validation, Faults(skip=True)), MAX_COUNTED)]
     if not any(label in row for row in rows[:1]):
         return replace(found, description=f"{found.description}; {validation} has no column {label} and is left out")
-    # a test table often has one placeholder for all labels
+    # a table whose labels are kept from us often has one placeholder for all of them
     values = {columns.parse_label(row.get(label)) for row in rows}
     known_values = {columns.parse_label(row.get(label)) for row in training_rows}
-    is_test = columns.split_stem(validation).lower() in ("test", "testing")
-    if is_test and len(values) == 1 and not values & known_values:
+    if len(values) == 1 and not values & known_values:
         hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
         return replace(found, description=f"{found.description}; {hidden}")
     return replace(found, is_validated=True, description=f"{found.description}, validated on {validation}")
 
 
 def _describe_labels(
-    file: Path, rows: Sequence[Row], count: int, kind: Kind, of: tuple[str, ...], label: str
+    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str
 ) -> OwnData:
     """Images or texts (the columns ``of``) with one label each, or a number."""
     # the labels as classes, or as numbers if they are scores
-    order = columns.class_names(file, label)
-    cells = [columns.name_class(row.get(label), order) for row in rows]
+    order, count = columns.class_names(file, label), len(rows) + len(further_rows)
+    cells = [columns.name_class(row.get(label), order) for row in (*rows, *further_rows)]
     labels = [columns.parse_label(cell) for cell in cells]
     without = labels.count(None)
     names = columns.sort_labels({name for name in labels if name is not None}, order)
     classes: int | None = len(names)
     task: str | None = None if kind == "images" else "text-classification"
-    what = f"{len(names)} classes: {preview(names, MAX_NAMES)}"
+    what = f"{len(names):,} class{'es' * (len(names) != 1)}: {preview(names, MAX_NAMES)}"
     if _are_scores(names):
         task, classes, what = task and "text-regression", None, "a number"
+    elif classes == 1 and count >= MAX_COUNTED:
+        classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
     # the description for people
     samples = "images" if kind == "images" else "rows of texts"
     many = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
@@ -317,7 +342,12 @@ def _describe_labels(
     description += f" in {columns.describe_table(file)}"
     if without:
         description += f"; {_count(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
-    found = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None)
+    fault = None
+    if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
+        fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
+        if columns.are_numbers(names):
+            fault += " Numbers are learnt as such with --set data.task=text-regression"
+    found = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None, fault=fault)
     if kind == "images":
         return found
     # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
@@ -344,5 +374,4 @@ def _is_picture(cell: Any) -> bool:
 
 def _are_scores(labels: Sequence[str]) -> bool:
     """Whether all labels are numbers, and one has a fraction."""
-    numbers = [columns.parse_number(label) for label in labels]
-    return None not in numbers and any(number is not None and number % 1 for number in numbers)
+    return columns.are_numbers(labels) and any(float(label) % 1 for label in labels)

@@ -14,7 +14,13 @@ from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, text_encoding
 from leanify.data import found
 from leanify.data.faults import Faults
-from leanify.data.images.files import are_split_names, find_images, is_tool_folder
+from leanify.data.images.files import (
+    are_split_names,
+    class_folders,
+    find_images,
+    find_split_folder,
+    is_tool_folder,
+)
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 
@@ -49,6 +55,8 @@ def check_is_no_data(path: str, say_why: bool = False) -> None:
         return
     if data.classes == 1:
         raise SourceError(f"{path} is data, but of one class: {data.description}. Two or more are needed to tell apart")
+    if data.fault is not None:
+        raise SourceError(f"{path} is data that cannot be trained on: {data.description}; {data.fault}")
     place = quote(path)
     rest = "" if data.is_validated or data.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
@@ -78,6 +86,8 @@ def _of_file(file: Path) -> str:
         return f"{suffix} files are not read: {OTHERWISE[suffix]}"
     if columns.is_table(file):
         return _of_table(file, file)
+    if columns.lower_suffix(file) in columns.IMAGES:
+        return f"{file} is one picture; it takes two or more classes of them. It looks for {LAYOUTS}"
     if suffix == ".txt":
         text_encoding(file, DataError)
     return f"{file.suffix or file.name} files are not read. It looks for {LAYOUTS}"
@@ -182,9 +192,15 @@ def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
     inside = {folder.name: sum(1 for _ in find_images(folder)) for folder in folders}
     pictures = [name for name in inside if inside[name]]
     many = sum(1 for _ in find_images(place))
+    images = "only image is" if many == 1 else f"{many:,} images are"
+    train = find_split_folder(place, "train")
+    if train is not None and inside[train.name]:
+        classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
+        what = f"has one class, {classes[0]}" if classes else "has no folder of a class"
+        return f"{train} {what}; with one folder per class it takes two or more"
     if len(pictures) > 1 and are_split_names(pictures):
         return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
     if many and len(pictures) == 1 and many == inside[pictures[0]]:
-        where = f"its {many:,} images are all in one folder, {pictures[0]}"
+        where = f"its {images} {'all ' * (many > 1)}in one folder, {pictures[0]}"
         return f"{where}; with one folder per class it takes two or more"
-    return f"its {many:,} images are not in folders of their classes. It looks for {LAYOUTS}" if many else None
+    return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if many else None

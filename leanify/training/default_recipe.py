@@ -134,7 +134,12 @@ def parse_columns(settings: Sequence[str]) -> NamedColumns:
 
 
 def data_recipe(data: OwnData, path: str) -> Recipe:
-    """The built-in recipe for own data, fitted to its pictures or texts; of about the same duration for any size."""
+    """The built-in recipe for own data, fitted to its pictures or texts; of about the same duration for any size.
+
+    Raises DataError for texts and labels of which nothing can be learnt.
+    """
+    if data.fault is not None and data.kind != "images":  # settings may choose other splits of pictures
+        raise DataError(f"{path}: {data.description}; {data.fault}")
     settings = data_settings(data, path)
     if data.kind != "text":
         epochs = count_epochs(data.samples)

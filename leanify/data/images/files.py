@@ -21,7 +21,10 @@ SYNONYMS = (  # folder names of a split, in order of preference, in upper or low
 )
 
 
-TOOL_FOLDERS = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+TOOL_FOLDERS = (
+    "__macosx", "__pycache__", "node_modules", "cache", "_cache", "thumbnails", "_thumbnails", "lost+found",
+    "@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "system volume information",
+)  # fmt: skip
 
 
 def is_tool_folder(name: str) -> bool:

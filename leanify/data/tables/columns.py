@@ -15,6 +15,7 @@ from leanify.core.files.reading import open_file, preview
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FASTTEXT = (".txt", ".ft", ".ft.txt")  # endings of fastText's tables, of lines such as `__label__pos a fine film`
+FASTTEXT_SPLITS = (".train", ".valid", ".test")  # endings in its tutorial
 FASTTEXT_MARK = "__label__"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")  # that Pillow reads
 TEXTS = (
@@ -30,6 +31,7 @@ WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that 
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
 MEANT = {"text": "texts", "label": "labels", "image": "images"}
 SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
+LONGEST_LINE = 1 << 16  # bytes by which a line is recognised
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
 SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
@@ -119,11 +121,15 @@ def is_table(path: Path) -> bool:
 
 
 def is_fasttext(path: Path) -> bool:
-    """Whether a text file's first line begins with a label of fastText."""
-    if lower_suffix(path) not in FASTTEXT or not path.is_file():
+    """Whether a text file's first line begins with a label of fastText, or ends with one."""
+    if lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS) or not path.is_file():
         return False
     with open_file(path, DataError) as file:
-        return file.read(len(FASTTEXT_MARK) + 3).removeprefix(b"\xef\xbb\xbf").startswith(FASTTEXT_MARK.encode())
+        start = file.read(LONGEST_LINE)
+    if b"\0" in start:  # UTF-16, where its mark says so
+        start = start.decode("utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", "ignore").encode()
+    words = (start.removeprefix(b"\xef\xbb\xbf").lstrip().splitlines() or [b""])[0].split()
+    return any(word.startswith(FASTTEXT_MARK.encode()) for word in (*words[:1], *words[-1:]))
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -149,7 +155,8 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
             if f"{stem}{suffix}".lower() in by_name:
                 return by_name[f"{stem}{suffix}".lower()]
     fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem in stems for suffix in FASTTEXT)
-    labelled = next((file for file in fasttext if file is not None and is_fasttext(file)), None)
+    by_ending = [file for file in _visible_files(folder) if lower_suffix(file).removeprefix(".") in stems]
+    labelled = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
     if labelled is not None and ".csv" in suffixes:
         return labelled
     first_shards = {}
@@ -225,6 +232,11 @@ def parse_number(text: str) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < float("inf") else None
+
+
+def are_numbers(labels: Iterable[str]) -> bool:
+    """Whether all labels are finite numbers."""
+    return all(parse_number(label) is not None for label in labels)
 
 
 def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:

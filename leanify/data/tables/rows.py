@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, takewhile, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +21,8 @@ from leanify.data.tables.columns import FASTTEXT_MARK, TABLES, find_shards, lowe
 Row = dict[str, Any]
 LONGEST = 1 << 24  # characters per cell, several novels; the csv module's default is 131,072
 ENCLOSED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
+FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){FASTTEXT_MARK}(\S+)")
+EXCEL_MARK = re.compile(r"sep=(.)\s*")  # a first line that names the delimiter
 AHEAD = 200  # rows that show whether the first line is a header
 MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
 
@@ -56,21 +58,19 @@ def number_rows(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
 
 
 def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
-    """Rows of text and label from lines that begin with labels; several labels of a line are a list."""
+    """Rows of text and label from lines with labels anywhere; several labels of a line are a list."""
     for number, line in enumerate(file, 1):
         where = f"{path}, line {number}"
-        words = line.split()
-        labels = list(takewhile(lambda word: word.startswith(FASTTEXT_MARK), words))
-        if not words:
+        if not line.strip():
             continue
+        names = FASTTEXT_LABEL.findall(line)
         if not _is_text(line):
             faults.record(f"{where} is not UTF-8 text")
-        elif not labels:
-            faults.record(f"{where} does not begin with {FASTTEXT_MARK}")
+        elif not names:
+            faults.record(f"{where} has no {FASTTEXT_MARK}")
         else:
-            text = line.split(None, len(labels))[len(labels) :]
-            names = [label.removeprefix(FASTTEXT_MARK) for label in labels]
-            yield f"line {number}", {"text": "".join(text).rstrip(), "label": names[0] if len(names) == 1 else names}
+            text = FASTTEXT_LABEL.sub("", line).strip()
+            yield f"line {number}", {"text": text, "label": names[0] if len(names) == 1 else names}
 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
@@ -95,11 +95,14 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
 def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
     first = next(iter(file), "")
     usual = "\t" if lower_suffix(path) == ".tsv" else ","
-    delimiter = next((mark for mark in (usual, ";", "\t", ",") if mark in first), usual)
+    mark = EXCEL_MARK.fullmatch(first)
+    delimiter = mark[1] if mark else next((mark for mark in (usual, ";", "\t", ",", "|") if mark in first), usual)
     is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
     file.seek(0)
     rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
     header, names = next(rows, (1, []))
+    if mark:
+        header, names = next(rows, (2, []))
     if not _is_text("".join(names)):
         raise DataError(f"{path}, line {header} is not UTF-8 text")
     ahead = [(header, names), *islice(rows, AHEAD)]
