@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,76 @@ def test_range_spans_all_pictures() -> None:
     decoder, _ = choose_decoder(Files(dark, bright))
     assert decoder.pixel_range == (0, 4000)
     assert np.asarray(decoder(io.BytesIO(dark), "L", "a")).max() == 64
+
+
+def deep_png(values: np.ndarray, more: bytes = b"") -> bytes:
+    """16 bits a channel, which Pillow does not write: (H, W, channels)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, channels = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + more + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def deep_tiff(values: np.ndarray, order: str = "<") -> bytes:
+    """The same in an uncompressed TIFF file, of either byte order."""
+    height, width, channels = values.shape
+    data = values.astype(f"{order}u2").tobytes()
+    entries = [(256, width), (257, height), (259, 1), (262, 2), (273, 8), (277, channels), (278, height)]
+    entries += [(279, len(data))] + [(338, 2)] * (channels == 4)
+    end = 8 + len(data)
+    table = {tag: struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in entries}
+    table[258] = struct.pack(f"{order}HHII", 258, 3, channels, end)  # bits of each channel
+    bits = struct.pack(f"{order}{channels}H", *[16] * channels)
+    directory = struct.pack(f"{order}H", len(table)) + b"".join(table[tag] for tag in sorted(table)) + bytes(4)
+    mark = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    return mark + struct.pack(f"{order}I", end + len(bits)) + data + bits + directory
+
+
+DEEP = {"PNG": deep_png, "TIFF": deep_tiff, "TIFF >": lambda values: deep_tiff(values, ">")}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+@pytest.mark.parametrize(("low", "high"), [(0, 65535), (0, 4095), (300, 420)])
+def test_deep_colours_fill_range(kind: str, low: int, high: int) -> None:
+    """Pillow keeps the highest 8 bits: 12-bit colours would be black."""
+    shades = np.stack([RAMP, RAMP[::-1], RAMP.T], 2)
+    data = DEEP[kind]((low + shades * (high - low)).round())
+    decoder, note = choose_decoder(Files(data))
+    assert note == f", 16-bit pixels from {low:,} to {high:,}"
+    seen = np.asarray(decoder(io.BytesIO(data), "RGB", "scan")) / 255
+    assert abs(seen - shades).max() < 0.01
+    stored = np.asarray(Decoder("stored")(io.BytesIO(data), "RGB", "scan"))
+    assert (stored == np.asarray(Image.open(io.BytesIO(data)))).all(), "old runs see what they saw"
+
+
+@pytest.mark.parametrize(("kind", "channels"), [("PNG", 2), ("PNG", 4), ("TIFF", 4)])
+@pytest.mark.parametrize(("ink", "background"), [(0, "white"), (65535, "black")])
+def test_deep_alpha_stays_visible(kind: str, channels: int, ink: int, background: str) -> None:
+    values = np.full((8, 8, channels), ink)
+    values[..., -1] = SQUARE.astype(int) * 257
+    data = DEEP[kind](values)
+    decoder, note = choose_decoder(Files(data), pixel_range=(0, 65535))
+    assert note.startswith(f", transparent pixels on {background}")
+    seen = np.asarray(decoder(io.BytesIO(data), "L", "icon"))
+    assert set(np.unique(seen[SQUARE > 0])) == {ink // 257}
+    assert set(np.unique(seen[SQUARE == 0])) == {255 - ink // 257}
+
+
+def test_deep_photos_stand_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    values = (RAMP[..., None] * [65535, 60000, 50000]).round()
+    plain = encode(Image.new("RGB", (8, 8)), "PNG", exif=exif)
+    start = plain.index(b"eXIf") - 4
+    chunk = plain[start : start + 12 + int.from_bytes(plain[start : start + 4], "big")]
+    turned = np.asarray(Decoder()(io.BytesIO(deep_png(values, chunk)), "RGB", "a"))
+    straight = np.asarray(Decoder()(io.BytesIO(deep_png(values)), "RGB", "a"))
+    assert (turned == np.rot90(straight, -1)).all()
 
 
 @pytest.mark.parametrize("kind", ["EPS", "PDF", "ICNS", "PCX"])

@@ -1,13 +1,16 @@
 """Decode pictures as a viewer shows them. Training, `predict`, `condition` and the look at own data decode here.
 
 A photo is turned as its EXIF orientation says. Transparent pixels show a background: white, or black where white
-would hide what is drawn. Grey pictures of 16 bits are scaled by the range of their data set. `choose_decoder`
+would hide what is drawn. Pictures of 16 bits a channel are scaled by the range of their data set. `choose_decoder`
 decides both from the data, and a run keeps the choice in its recipe, so that everything that reads pictures for
 its model decodes them alike.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,8 @@ from leanify.upstream.libraries import first_line
 # formats that are opened: among Pillow's others are some that start a program, as Ghostscript for PostScript
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 FULL_RANGE = (0, 65535)  # of 16 bits
+DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA);16([BLN])")  # Pillow's words for colours of 16 bits in a byte order
+OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 MAX_LOOKED_AT = 256  # pictures, evenly spaced, by which a data set's decoder is chosen
 MIN_CONTRAST = 16  # of 255, between a picture's darkest and brightest pixel; one with less is flat
 SKIP = ", or skip such images with --set data.on_error=skip"
@@ -48,16 +53,14 @@ class Decoder:
 
     def _convert(self, image: Any, mode: str, name: Any) -> Any:
         if has_sixteen_bits(image):
-            values = read_deep_pixels(image, name)
-            low, high = self.pixel_range
-            eight_bits = values >> 8
-            if self.background != "stored":
-                eight_bits = ((values - low) * (255 / max(high - low, 1))).round().clip(0, 255)
-            return _turn(_from_array(eight_bits.astype(np.uint8)), image, self.background).convert(mode)
-        image.load()
-        if self.background == "stored" or not has_transparency(image):
-            return _turn(image, image, self.background).convert(mode)
-        return _turn(composite(image, self.background), image, self.background).convert(mode)
+            pixel_range = self.pixel_range if self.background != "stored" else None
+            picture = to_eight_bits(read_deep_pixels(image, name), pixel_range)
+        else:
+            image.load()
+            picture = image
+        if self.background != "stored" and has_transparency(picture):
+            picture = composite(picture, self.background)
+        return _turn(picture, image, self.background).convert(mode)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,8 +117,10 @@ def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, f
         with file, Image.open(file, formats=FORMATS) as image:
             if has_sixteen_bits(image):
                 values = read_deep_pixels(image, place)
-                extremes.append((int(values.min()), int(values.max())))
-            elif has_transparency(image):
+                colours = values[..., : colour_channels(values)]
+                extremes.append((int(colours.min()), int(colours.max())))
+                image = to_eight_bits(values)
+            if has_transparency(image):
                 return {colour: contrast_of(composite(image, colour)) for colour in ("white", "black")}
     except Exception:  # training reports a picture that cannot be read
         return {}
@@ -123,8 +128,15 @@ def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, f
 
 
 def has_sixteen_bits(image: Any) -> bool:
-    """Whether an open picture of Pillow is grey with more than 8 bits a pixel."""
-    return bool(image.mode.startswith(("I", "F")))
+    """Whether an open picture of Pillow, not yet loaded, has more than 8 bits a channel."""
+    return bool(image.mode.startswith(("I", "F"))) or _deep_colours(image) is not None
+
+
+def _deep_colours(image: Any) -> re.Match[str] | None:
+    """The channels and the byte order of a coloured picture of 16 bits a channel, else None."""
+    arguments = image.tile[0][3] if image.tile else None
+    layout = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return DEEP_COLOURS.fullmatch(layout) if isinstance(layout, str) else None
 
 
 def has_transparency(image: Any) -> bool:
@@ -134,7 +146,12 @@ def has_transparency(image: Any) -> bool:
 
 
 def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
-    """The pixels of a grey picture of 16 bits, as integers (H, W). Raises DataError for an unknown range."""
+    """The pixels of a picture of 16 bits a channel, as integers: (H, W) of a grey one, else (H, W, channels).
+
+    Raises DataError for an unknown range.
+    """
+    if (colours := _deep_colours(image)) is not None:
+        return _read_deep_colours(image, *colours.groups())
     values = np.asarray(image)
     if image.mode == "F" or values.min() < 0 or values.max() > FULL_RANGE[1]:
         raise DataError(
@@ -143,6 +160,52 @@ def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
             SKIP,
         )
     return values.astype(np.int64)
+
+
+def _read_deep_colours(image: Any, channels: str, order: str) -> np.ndarray:
+    """(H, W, channels). Pillow keeps the first byte of each channel: in the other byte order that is the second."""
+    position = image.fp.tell()
+    image.fp.seek(0)
+    data = image.fp.read()
+    image.fp.seek(position)
+    if channels == "LA":  # two channels of two bytes are read as four of one
+        each = _read_as(data, "RGBA")
+        high, low = each[..., ::2], each[..., 1::2]
+    else:
+        high, low = (_read_as(data, f"{channels};16{one}") for one in (order, OTHER_ORDER[order]))
+    values: np.ndarray = (high << 8) + low
+    return values[..., :3] if channels == "RGBX" else values
+
+
+def _read_as(data: bytes, layout: str) -> np.ndarray:
+    """The pixels of an encoded picture, unpacked in another of Pillow's layouts: (H, W, channels)."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        tiles: list[Any] = image.tile
+        for place, (codec, extents, offset, arguments) in enumerate(tiles):
+            others = (layout, *arguments[1:]) if isinstance(arguments, tuple) else layout
+            tiles[place] = (codec, extents, offset, others)
+        return np.asarray(image).astype(np.int64)
+
+
+def to_eight_bits(values: np.ndarray, pixel_range: tuple[float, ...] | None = FULL_RANGE) -> Any:
+    """A picture of `read_deep_pixels` with colours scaled from a range; the highest 8 bits for None."""
+    from PIL import Image
+
+    eight_bits = values >> 8
+    if pixel_range is not None:
+        low, high = pixel_range
+        eight_bits = ((values - low) * (255 / max(high - low, 1))).round().clip(0, 255)
+    if pixel_range is not None and values.ndim == 3:  # alpha has a range of its own
+        opacity = slice(colour_channels(values), None)
+        eight_bits[..., opacity] = (values[..., opacity] / 257).round()
+    return Image.fromarray(eight_bits.astype(np.uint8))
+
+
+def colour_channels(values: np.ndarray) -> int | None:
+    """The number of channels of (H, W, channels) without alpha; None for a grey picture (H, W)."""
+    return None if values.ndim == 2 else {2: 1, 3: 3, 4: 3}[values.shape[2]]
 
 
 def composite(image: Any, background: str) -> Any:
@@ -159,12 +222,6 @@ def contrast_of(image: Any) -> int:
     extremes = image.getextrema()
     pairs = extremes if isinstance(extremes[0], tuple) else (extremes,)
     return int(max(high - low for low, high in pairs))
-
-
-def _from_array(values: np.ndarray) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(values)
 
 
 def _turn(picture: Any, original: Any, background: str) -> Any:
