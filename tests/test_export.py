@@ -241,6 +241,22 @@ def test_free_shape_opens_alone(name: str, tmp_path: Path) -> None:
         open_alone(tmp_path, type(model).__name__, inputs)
 
 
+@pytest.mark.slow
+def test_replaced_modules_get_no_code(tmp_path: Path) -> None:
+    """BigBird replaces its attention where a text is short: what the model then holds is not what its class builds."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    model: Any = leanify.load("hf/big_bird", overrides={**sizes, "vocab_size": 60})
+    inputs = {"input_ids": torch.arange(5, 17)[None]}
+    with torch.no_grad():
+        model.eval()(**inputs)
+        model = leanify.write(model, unequal(leanify.read(model)))
+        reference = model(**inputs)[0]
+    leanify.save(model, tmp_path / "free")
+    assert "auto_map" not in json.loads((tmp_path / "free" / "config.json").read_text())
+    with torch.no_grad():
+        assert torch.equal(leanify.load(tmp_path / "free").eval()(**inputs)[0], reference)
+
+
 def open_alone(place: Path, cls: str, inputs: Any) -> list[torch.Tensor]:
     """The outputs of a directory in a process that cannot import leanify; AssertionError with what it says."""
     save_file({key: value.contiguous() for key, value in inputs.items()}, place / "inputs.safetensors")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    shutil.copytree(folder / "masked", folder / "foreign")  # its tokenizer has words without an embedding
+    tokens = json.loads((folder / "foreign" / "tokenizer.json").read_text())
+    tokens["model"]["vocab"]["beyond"] = len(tokenizer)
+    (folder / "foreign" / "tokenizer.json").write_text(json.dumps(tokens))
     draw = random.Random(0)
     words = ["warm", "cold", "film", "town", "dog", "war"]
     lines = [" ".join(draw.choice(words) for _ in range(8)) for _ in range(120)]
@@ -82,6 +88,7 @@ def test_every_head_is_carried_and_healed(source: str, data: str, here: Path, tm
         ("names", "text.txt", "no trained head"),
         ("four", "classes.csv", "no trained head"),
         ("seq2seq", "text.txt", "no task here trains"),
+        ("foreign", "text.txt", "the tokenizer of another model"),
         ("thousand", "pets", "1,000 classes apart and .*pets has 2"),
     ],
 )

@@ -44,7 +44,7 @@ from leanify.shrinking.plan_transfer import prepare
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import Clock, TimePlan, measure_speed, plan_time
 from leanify.shrinking.transfer import Step, transfer_weights
-from leanify.sources import find, lean_directory
+from leanify.sources import find, lean_directory, side_files
 from leanify.sources.weights import is_headless, require_all_layers
 from leanify.training import start
 from leanify.training.engine import split_batch
@@ -52,6 +52,7 @@ from leanify.training.master_weights import to_master_weights, to_stored_weights
 from leanify.training.memory import is_out_of_memory
 from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import first_line
+from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
@@ -221,6 +222,9 @@ def shrink_recipe(source: str, data: str | Path, settings: Sequence[str]) -> Tra
             f"{source} has no tokenizer next to its weights, so its token ids are unknown; put the "
             "tokenizer's files there, or name another folder, --set data.tokenizer=DIR"
         )
+    model = model_on_meta(value.model)
+    if is_hf(model) and Path(source).is_dir():
+        side_files.check_vocabulary(model, Path(source))  # else refused when the first candidate is written
     return replace(value, data=replace(value.data, judge=True))
 
 

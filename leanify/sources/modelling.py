@@ -158,7 +158,10 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
     new = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {name: list(x.shape) for name, x in new.items() if name in old and old[name].shape != x.shape}
     numbers, edits = {}, {}
+    built_paths = {path for path, _ in built.named_modules()}
     for path, module in model.named_modules():
+        if path not in built_paths:  # BigBird, for one, replaces its attention where a text is short
+            raise UnsupportedModel(f"{type(model).__name__} replaces modules while it runs: {path} is none of its own")
         values = _changed_attributes(built.get_submodule(path), module, model)
         if values:
             numbers[path] = values

@@ -49,7 +49,7 @@ def copy_side_files(model: Any, folder: Path) -> None:
                 if target is not None and target.is_dir():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     _copy(target, folder / name, _home(source))
-    _check_vocabulary(model, folder)
+    check_vocabulary(model, folder)
     # without one, transformers would look the tokenizer up elsewhere
     if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
         writing.write(folder / "tokenizer.json", json.dumps(NO_TOKENIZER, indent=2) + "\n")
@@ -102,8 +102,11 @@ def _takes_text(model: Any) -> bool:
     return model.main_input_name == "input_ids" and hasattr(model.config.get_text_config(), "vocab_size")
 
 
-def _check_vocabulary(model: Any, folder: Path) -> None:
-    """Refuse a tokenizer with ids beyond the embedding's rows: it would fail at the first such token."""
+def check_vocabulary(model: Any, folder: Path) -> None:
+    """Refuse a folder's tokenizer with ids beyond the embedding's rows: it would fail at the first such token.
+
+    Raises SourceError.
+    """
     # only vocabularies that transformers would use with these weights
     file = folder / "tokenizer.json"
     if not file.is_file() or not _takes_text(model):
