@@ -11,6 +11,7 @@ import pytest
 import leanify
 from leanify.cli import app
 from leanify.core import recipe as recipes
+from leanify.core.errors import RecipeError
 from leanify.data.found import recognise
 from leanify.training import default_recipe
 from leanify.training import start as training
@@ -108,3 +109,21 @@ def test_data_has_its_own_recipe(tmp_path: Path) -> None:
     assert value.data is not None
     assert value.data.task == "text-regression"
     assert json.dumps(recipes.from_dict(value.to_dict()).to_dict()) == json.dumps(value.to_dict())
+
+
+def test_recipe_refuses_other_kinds(tmp_path: Path) -> None:
+    """A recipe of own data does not become another one in silence; labelled texts are texts, too."""
+    (tmp_path / "texts.csv").write_text("text\n" + "a sentence without a label\n" * 60)
+    (tmp_path / "labelled.csv").write_text("text,label\n" + "a good film,pos\na bad film,neg\n" * 30)
+    for name, file, right in (
+        ("own-sentences", "texts.csv", "own-text"),
+        ("own-images", "texts.csv", "own-text"),
+        ("own-images", "labelled.csv", "own-sentences"),
+    ):
+        with pytest.raises(
+            RecipeError, match=rf"{name} does not take .*{file}.*: leanify train {right} --set data.path="
+        ):
+            default_recipe.find_recipe(name, str(tmp_path / file))
+    recipe = default_recipe.find_recipe("own-text", str(tmp_path / "labelled.csv"))
+    assert recipe.data is not None
+    assert recipe.data.task == "causal-lm"

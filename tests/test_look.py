@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+from commands import run as command
 from PIL import Image
 
 from leanify.core.errors import DataError
@@ -95,6 +100,59 @@ def test_constant_label_is_refused(tmp_path: Path) -> None:
     table(tmp_path, [(f"a sentence of number {i}", "1.5") for i in range(40)])
     with pytest.raises(DataError, match=r"all 32 training samples have the label 1\.5"):
         look(tmp_path, "data.task=text-regression")
+
+
+def stored(place: Path, bytes_of: list[bytes]) -> None:
+    """A Parquet table of pictures in two classes."""
+    cells = [{"image": {"bytes": data, "path": None}, "label": i % 2} for i, data in enumerate(bytes_of)]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), place)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
+    """As in folders: whatever holds the pictures, their bytes are compared."""
+    files = sorted(pictures(tmp_path / "all", {"a": 10}).rglob("*.png"))
+    data = [file.read_bytes() for file in files]
+    place = tmp_path / "data"
+    place.mkdir()
+    for split, chosen in (("train", range(8)), ("validation", (7, 8, 9, 0))):
+        if kind == "csv":
+            rows = [f"{files[i]},{'xy'[number % 2]}" for number, i in enumerate(chosen)]
+            (place / f"{split}.csv").write_text("\n".join(["image,label", *rows]))
+        elif kind == "parquet":
+            stored(place / f"{split}.parquet", [data[i] for i in chosen])
+        else:
+            with tarfile.open(place / f"{split}-000000.tar", "w") as shard:
+                for number, i in enumerate(chosen):
+                    for name, content in ((f"{i}.png", data[i]), (f"{i}.cls", b"xy"[number % 2 : number % 2 + 1])):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(content)
+                        shard.addfile(member, io.BytesIO(content))
+    recipe = resolve("own-images", [f"data.path={place}", *SMALL])
+    [warning] = look_at(Trainer(recipe, check_memory=False).splits).warnings
+    assert warning.startswith("2 of 4 validation samples are among the training samples, too")
+
+
+@pytest.mark.parametrize("start", [0, 333])
+def test_equal_texts_are_named(tmp_path: Path, start: int) -> None:
+    """A validation text that is cut from the training text, anywhere."""
+    words = [f"word{number}" for number in RNG.integers(0, 10_000, 4000)]
+    text, other = " ".join(words[:3000]), " ".join(words[3000:])
+    (tmp_path / "train.txt").write_text(text)
+    for validation, expected in ((text[start : start + 3000], True), (other, False)):
+        (tmp_path / "validation.txt").write_text(validation)
+        recipe = resolve("own-text", [f"data.path={tmp_path}"])
+        warnings = look_at(Trainer(recipe, check_memory=False).splits).warnings
+        assert any("of the validation text are in the training text, too" in each for each in warnings) is expected
+
+
+def test_dry_run_warns_too(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "pictures", {"cat": 5, "dog": 5, "owl": 1})
+    words = [word for setting in (f"data.path={folder}", *SMALL) for word in ("--set", setting)]
+    done = command("train", "own-images", *words, "--dry-run")
+    assert done.returncode == 0
+    assert "leanify: 1 class has" in done.stderr
 
 
 def test_look_precedes_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

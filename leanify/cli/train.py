@@ -92,7 +92,7 @@ def train(
     if dry_run:
         assert value is not None
         with progress("building the model and taking two steps", None):
-            facts: Mapping[str, Any] = training.rehearse(value, looks=True)
+            facts: Mapping[str, Any] = training.rehearse(value, screen.Screen(), looks=True)
         return show(kind, facts, [facts], lambda: screen.print_facts(facts, typed_without("--dry-run")))
 
     # train; a resumed run accepts settings only if they are its own

@@ -1,7 +1,7 @@
 """Look at a run's data before its first step: one line of facts, warnings, and errors for what cannot be learnt.
 
-It looks at labels and token ids of all samples, at the contents of files of equal size in two splits, and at up to
-256 pictures.
+It looks at labels and token ids of all samples, at the contents of samples of equal size in two splits, at pieces of a
+text that are in another, and at up to 256 pictures.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_file, preview
+from leanify.core.files.reading import preview
 from leanify.data.images.decoding import MIN_CONTRAST, contrast_of
 from leanify.data.samples import Selection, Splits
 
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
+MAX_TOKENS, MAX_PIECES = 100_000_000, 20  # of a text in which pieces of another are looked for
 MANY_UNKNOWN = 0.9  # of all tokens: a model learns nothing from such texts
 
 
@@ -48,6 +48,7 @@ def look_at(splits: Splits) -> Look:
     _look_at_tokens(look, splits)
     _look_at_pictures(look, splits.train)
     _look_for_equal_samples(look, parts)
+    _look_for_equal_text(look, parts)
     return look
 
 
@@ -65,10 +66,11 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
         look.facts.append(f"labels from {training.min():g} to {training.max():g}")
         return
     rarest, commonest = int(counts.argmin()), int(counts.argmax())
-    look.facts.append(
-        f"{len(values):,} classes of {counts[rarest]:,} ({_class_name(splits, values[rarest])}) to "
-        f"{counts[commonest]:,} ({_class_name(splits, values[commonest])})"
-    )
+    sizes = f"{counts[rarest]:,} each"
+    if counts[rarest] < counts[commonest]:
+        least, most = (f"{counts[place]:,} ({_class_name(splits, values[place])})" for place in (rarest, commonest))
+        sizes = f"{least} to {most}"
+    look.facts.append(f"{len(values):,} classes of {sizes}")
     single = [_class_name(splits, value) for value in values[counts == 1]]
     if single:
         has = _count(len(single), "class has", "classes have")
@@ -169,7 +171,7 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
         if max(len(training), len(parts[name])) > MAX_COMPARED:
             continue
         sizes = [set(_sizes(samples)) for samples in (training, parts[name])]
-        shared = sizes[0] & sizes[1]
+        shared = (sizes[0] & sizes[1]) - {-1}
         known = dict(_digests(training, shared))
         pairs = [(other, known[digest]) for digest, other in _digests(parts[name], shared) if digest in known]
         if pairs:
@@ -180,12 +182,13 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
 
 
 def _sizes(samples: Any) -> Iterator[int]:
-    """The size of each sample: bytes of a file, tokens of a text; none where samples are not compared."""
+    """The size of each sample: bytes of a picture, tokens of a text; none where samples are not compared."""
     base, indices = _unwrap(samples)
     if getattr(base, "flat", None):
         yield from base.lengths[indices].tolist()
-    for path in _paths(base, indices):
-        yield path.stat().st_size if path.is_file() else -1
+    files: Any = getattr(base, "files", None)
+    if hasattr(files, "size"):
+        yield from (files.size(int(index)) for index in indices)
 
 
 def _digests(samples: Any, sizes: set[int]) -> Iterator[tuple[bytes, str]]:
@@ -196,18 +199,30 @@ def _digests(samples: Any, sizes: set[int]) -> Iterator[tuple[bytes, str]]:
         for place in indices[np.isin(base.lengths[indices], list(sizes))].tolist():
             tokens = ids[base.starts[place] : base.starts[place] + base.lengths[place]]
             yield hashlib.sha256(tokens.tobytes()).digest(), f"sample {place + 1}"
-    for path in _paths(base, indices):
-        if path.is_file() and path.stat().st_size in sizes:
-            with open_file(path, DataError) as file:
-                yield hashlib.sha256(file.read()).digest(), str(path)
+    files: Any = getattr(base, "files", None)
+    for index in indices.tolist() if hasattr(files, "size") else ():
+        if files.size(index) in sizes:
+            with files[index][0] as file:
+                yield hashlib.sha256(file.read()).digest(), str(files.filename(index, absolute=True))
 
 
-def _paths(base: Any, indices: np.ndarray) -> Iterator[Path]:
-    """The files of pictures in folders."""
-    listed = getattr(getattr(base, "files", None), "samples", None)
-    if listed is not None:
-        for index in indices:
-            yield Path(str(listed[int(index)][0]))
+def _look_for_equal_text(look: Look, parts: dict[str, Any]) -> None:
+    """Find pieces of another split's text anywhere in the training text."""
+    base, _ = _unwrap(parts["training"])
+    if getattr(base, "ids", None) is None or len(base.ids) > MAX_TOKENS:
+        return
+    training = base.ids.tobytes()
+    for name in list(parts)[1:]:
+        other, indices = _unwrap(parts[name])
+        complete = indices[other.targets[indices] == other.length] if hasattr(other, "ids") else indices[:0]
+        chosen = complete[np.unique(np.linspace(0, len(complete) - 1, MAX_PIECES).astype(int))] if len(complete) else []
+        starts = [int(index) * other.length for index in chosen]
+        shared = [start for start in starts if other.ids[start : start + other.length].tobytes() in training]
+        if shared:
+            look.warnings.append(
+                f"{len(shared)} of {len(starts)} pieces looked at of the {name} text are in the training text, too: "
+                f"the one at token {shared[0]:,}"
+            )
 
 
 def _unwrap(samples: Any) -> tuple[Any, np.ndarray]:

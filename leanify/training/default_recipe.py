@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from leanify.core import path_kinds as places
@@ -74,7 +75,7 @@ def find_recipe(
     text = str(source)
     if places.is_run(text):
         recipe = RunDirectory.open(text).recipe
-    elif text in OWN_RECIPES and path is not None and (data := own_data.recognise(path, columns)) is not None:
+    elif text in OWN_RECIPES and path is not None and (data := _recognise_for(text, path, columns)) is not None:
         recipe = data_recipe(data, path)
     elif recipes.find(text) is not None or Path(text).suffix == ".toml":
         recipe = recipes.load(text)
@@ -83,6 +84,17 @@ def find_recipe(
     else:
         recipe = model_recipe(text, path, teacher is not None, columns)
     return add_teacher(recipe, teacher)
+
+
+def _recognise_for(name: str, path: str, columns: NamedColumns) -> OwnData | None:
+    """The data at a path for a recipe of own data; None if there are none. Raises RecipeError for another kind."""
+    data = own_data.recognise(path, columns)
+    if name == "own-text" and data is not None and data.kind == "sentences":
+        return replace(data, kind="text", fault=None)  # their texts alone
+    if data is not None and name != f"own-{data.kind}" and columns.task is None:
+        line = f"leanify train own-{data.kind} --set data.path={quote(path)}"
+        raise RecipeError(f"{name} does not take {path}, which is {data.description}: {line}")
+    return data
 
 
 def is_default(recipe: str | Path | Recipe) -> bool:

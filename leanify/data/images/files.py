@@ -53,6 +53,10 @@ class ImageFiles:
         path, label = self.samples[index]
         return open_file(Path(path), DataError), label
 
+    def size(self, index: int) -> int:
+        """The bytes of an image, as stored; −1 for a link that leads nowhere, a pipe or a device."""
+        return file_size(Path(self.samples[index][0]))
+
     def relabel(self, numbers: Sequence[int]) -> None:
         """Give each class another number: ``numbers`` has the new one of each."""
         self.samples = [(path, numbers[label]) for path, label in self.samples]
@@ -60,6 +64,11 @@ class ImageFiles:
     def filename(self, index: int, absolute: bool = True) -> str:
         path = self.samples[index][0]
         return path if absolute else os.path.relpath(path, self.root)
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a file, −1 for anything else."""
+    return path.stat().st_size if path.is_file() else -1
 
 
 def find_images(folder: Path) -> Iterator[Path]:

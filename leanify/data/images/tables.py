@@ -23,7 +23,7 @@ from leanify.data import hub
 from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
-from leanify.data.images.files import class_folders
+from leanify.data.images.files import class_folders, file_size
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
@@ -48,6 +48,18 @@ class Rows:
     def filename(self, index: int, absolute: bool = True) -> str:
         picture = self.pictures[index]
         return str(picture) if isinstance(picture, Path | tar_shards.Piece) else f"{self.place}, row {index + 1}"
+
+    def size(self, index: int) -> int:
+        """The bytes of an image, as stored; −1 where only reading it tells."""
+        if isinstance(self.pictures, Column):
+            return -1
+        picture = self.pictures[index]
+        if isinstance(picture, tar_shards.Piece):
+            return picture.size
+        stored = picture.get("bytes") if isinstance(picture, dict) else picture
+        if isinstance(stored, bytes):
+            return len(stored)
+        return file_size(picture if isinstance(picture, Path) else Path(picture["path"]))
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         picture, label = self.pictures[index], int(self.labels[index])
