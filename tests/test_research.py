@@ -55,6 +55,11 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     ),
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "gpu": ("--small -o gpu.md",),
+    "learning": (
+        "log.jsonl text imdb --set schedule.steps=4 --set schedule.warmup=1",
+        "log.jsonl text imdb",  # nothing is measured again
+        "log.jsonl --table",
+    ),
     "memory": ("levit_128 -o memory.md",),
     "modules": ("Gated",),
     "mutants": ("lens/notation.py --number 2 --log {folder}/log.jsonl",),

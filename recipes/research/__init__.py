@@ -8,6 +8,7 @@ scale, farthest_point, demonstration, reference_table                other sizes
 warm_minilm, warm_small, warm_rivals, shrinking                      smaller shapes of trained models
 statistics_simulated                                                 how often a study's answers are wrong
 plans, modules, memory, seventy_billion                              designs, own modules, and predicted memory
+learning                                                             what own data's proposed lines learn, and take
 gpu, speed, times, condition_cost, training_cost                     what things take
 rival_programs, rival_steps, rival_curves, beside                    timm's script, transformers' Trainer, other tools
 mutants, recipe_costs                                                what the tests notice; recipes/costs.json
