@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.blocks import Run
+from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
 from leanify.shrinking.axes import layer_sites
@@ -25,24 +27,30 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn
     ShapeError for a stage that is not a list of blocks, UnsupportedModel for a block that does not fit its position.
     """
     left_out: list[nn.Module] = []
+    kinds: dict[str, list[Any]] = {}
     for name, new in blocks.items():
         old = stage_blocks(located_model, name)
         if find_stage(located_model, name).container is None:
             raise ShapeError(f"stage {name!r} is not a list of blocks: none can be removed or replaced")
         if isinstance(find_stage(located_model, name).container, Run):
             raise ShapeError(f"the blocks of stage {name!r} do not form a separate list: none can be replaced")
+        kinds |= layer_kinds(located_model.model, old, new)
         for place, (before, after) in enumerate(zip(old, new, strict=False)):
             # blocks that depend on their position (shifted windows, a table in the first) must keep it
             different = before is not after and find_difference(
                 before, after, position_counters(located_model, name, place)
             )
-            if different:
+            if different and not _is_built_there(located_model.model, after, place, kinds):
                 raise UnsupportedModel(
                     f"stage {name!r} cannot lose or join blocks there: another block would stand at place {place}, "
                     f"and {different} differs between the two"
                 )
         left_out += old
     model = copy_modules(located_model.model, left_out)
+    for config in configurations(model):
+        for key, values in kinds.items():
+            if len(getattr(config, key, None) or ()) > len(values):
+                setattr(config, key, values)
     set_origin(model, get_origin(located_model.model))
     for name, new in blocks.items():
         container: Any = model.get_submodule(name)
@@ -53,6 +61,59 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn
     rates = {stage.name: drop_path_rates(stage_blocks(located_model, stage.name)) for stage in located_model.stages}
     sync_derived_attributes(model, located_model.architecture, new_located.architecture, rates)
     return new_located
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """Return the configurations of a model and its modules, each once."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, "num_hidden_layers")}.values())
+
+
+def layer_kinds(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Module]) -> dict[str, list[Any]]:
+    """Return the configuration's lists with a value for each block (``layer_types``), in the order of the new blocks.
+
+    Empty if the new blocks do not say their places in the old list.
+    """
+    places = []
+    for block in new:
+        numbers = (getattr(module, "layer_idx", None) for module in block.modules())
+        places.append(next((number for number in numbers if isinstance(number, int)), -1))
+    lists: dict[str, list[Any]] = {}
+    for config in configurations(model):
+        for key, values in vars(config).items():
+            if isinstance(values, list) and len(values) == len(old) and all(0 <= i < len(old) for i in places):
+                lists.setdefault(key, [values[place] for place in places])
+    return lists
+
+
+def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mapping[str, list[Any]]) -> bool:
+    """Whether upstream builds a block of these switches at this place from a configuration with these lists."""
+    config = next((config for config in configurations(block) or configurations(model)), None)
+    if not kinds or config is None:
+        return False
+    config = copy.deepcopy(config)
+    for key, values in kinds.items():
+        setattr(config, key, [*values, *values[-1:] * (config.num_hidden_layers - len(values))])
+    try:
+        with torch.device("meta"):
+            expected = upstream_class(block)(config, place)
+    except Exception:  # upstream's constructor takes other arguments
+        return False
+    return not find_switch(expected, block)
+
+
+def find_switch(a: nn.Module, b: nn.Module) -> str:
+    """Return the path of the first switch (a truth value, a word, None or not None) that two blocks set otherwise."""
+    others = dict(b.named_modules())
+    for path, module in a.named_modules():
+        for name, value in vars(module).items() if path in others else ():
+            other = getattr(others[path], name, value)
+            if name.startswith("_") or name == "training":
+                continue
+            is_switch = isinstance(value, (bool, str, type(None))) or isinstance(other, (bool, str, type(None)))
+            if is_switch and value != other:
+                return f"{path}.{name}".lstrip(".")
+    return ""
 
 
 def copy_modules(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:

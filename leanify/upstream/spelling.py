@@ -123,7 +123,7 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
 
     # the kind of each layer: new layers repeat the last one
     kinds = get("layer_types")
-    if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
+    if before.depth != after.depth and isinstance(kinds, list) and len(kinds) == before.depth and len(pairs) == 1:
         config_keys["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
     return config_keys
 
