@@ -32,6 +32,13 @@ class Site:
     sizes: dict[str, int]
 
     @property
+    def maps_heads(self) -> bool:
+        """Whether a map takes one number of each head to one of each head (talking heads)."""
+        reading = self.reading
+        parts = {part for part, how in reading.columns.items() if how == "h" and weighted_part(self.module, part)}
+        return bool(parts & reading.rows.keys()) or any(axes.count("h") > 1 for axes in reading.tensors.values())
+
+    @property
     def mixing_part(self) -> str | None:
         """The part that mixes all heads or hidden units (a norm over them): adding more changes the existing ones."""
         return next((part for part in self.reading.mixing if weighted_part(self.module, part) is not None), None)
@@ -250,14 +257,19 @@ def _move_site(site: Site, model: nn.Module, old: str, new: str) -> Site:
     return Site(path, model.get_submodule(path), site.reading, site.sizes)
 
 
+def _moved(path: str, old: str, new: str) -> str:
+    """Return the path in a block at its new place; a part of another block, which this one shares, stays there."""
+    return new + path.removeprefix(old) if is_inside(path, old) else path
+
+
 def _relink_stage(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
     blocks = []
     for index, old, new in _moves(stage, model):
         layers = []
         for layer in stage.blocks[index]:
-            attention = sites[new + layer.attention.path.removeprefix(old)]
-            mlp = layer.mlp and sites[new + layer.mlp.path.removeprefix(old)]
-            twins = tuple(sites[new + twin.path.removeprefix(old)] for twin in layer.twins)
+            attention = sites[_moved(layer.attention.path, old, new)]
+            mlp = layer.mlp and sites[_moved(layer.mlp.path, old, new)]
+            twins = tuple(sites[_moved(twin.path, old, new)] for twin in layer.twins)
             layers.append(LocatedLayer(attention, mlp, twins))
         blocks.append(layers)
     return LocatedStage(stage.name, None if stage.container is None else get_container(model, stage.name), blocks)

@@ -78,6 +78,7 @@ class LiveModel:
             causal=tuple(causal_stages(self.located_model, self._length)),
             caches=tuple(caches),
             notes=tuple(describe_kept(self.located_model)),
+            maps_heads=any(layer.attention.maps_heads for layer in self.located_model.layers),
         )
 
     def cost(self, shape: Architecture) -> Cost:

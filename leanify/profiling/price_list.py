@@ -2,7 +2,8 @@
 
 A block's parameters and MACs are affine in its heads at a fixed head_dim and affine in its MLP's hidden units, whatever
 the family, because projections, attention maps and per-head parameters all are. So three counts of a shortened model
-price every head count and every MLP of a block, and the search is integer arithmetic.
+price every head count and every MLP of a block, and the search is integer arithmetic. Maps over heads (talking heads)
+grow with the square of the heads: a fourth count finds that.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from leanify.spectra.theory import gaussian_kappa
 
 @dataclass(frozen=True)
 class Line:
-    """A price as an affine function of heads and MLP at one head_dim.
+    """A price as a function of heads and MLP at one head_dim, affine but for ``curve``.
 
-    ``group`` heads are added at a time, and ``units`` hidden units.
+    ``group`` heads are added at a time, and ``units`` hidden units. ``curve`` is how much more the next group costs
+    than the one before: 0 without maps over heads.
     """
 
     heads: int
@@ -33,10 +35,12 @@ class Line:
     at: Cost
     per_group: Cost
     per_units: Cost
+    curve: Cost
 
     def __call__(self, heads: int, mlp: Any) -> Cost:
         more_heads, more_units = (heads - self.heads) // self.group, (mlp - self.mlp) // self.units
-        cost: Cost = self.at + self.per_group * more_heads + self.per_units * more_units
+        pairs = more_heads * (more_heads - 1) // 2
+        cost: Cost = self.at + self.per_group * more_heads + self.curve * pairs + self.per_units * more_units
         return cost
 
     def __sub__(self, other: Line) -> Line:
@@ -46,6 +50,7 @@ class Line:
             at=self.at - other.at,
             per_group=self.per_group - other.per_group,
             per_units=self.per_units - other.per_units,
+            curve=self.curve - other.curve,
         )
 
 
@@ -170,8 +175,11 @@ class PriceList:
             stages[index] = anchor._replace(depth=depth, heads=heads, mlp=mlp).applied_to(stage)
             return self.costs.cost(replace(self.architecture, stages=tuple(stages)))
 
-        # linear in heads and in MLP units: three counts give the line
+        # linear in heads and in MLP units: three counts give the line; where heads are mapped, a fourth its curve
         start_cost = model_cost(heads, mlp)
         per_group = model_cost(heads + stage.group, mlp) - start_cost
         per_units = model_cost(heads, mlp + stage.units) - start_cost if mlp else Cost(0, 0, 0)
-        return Line(heads, stage.group, mlp, stage.units, start_cost, per_group, per_units)
+        curve = Cost(0, 0, 0)
+        if self.facts.maps_heads:
+            curve = model_cost(heads + 2 * stage.group, mlp) - start_cost - per_group * 2
+        return Line(heads, stage.group, mlp, stage.units, start_cost, per_group, per_units, curve)

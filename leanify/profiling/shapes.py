@@ -109,6 +109,7 @@ class Facts:
     causal         for each stage whether a token sees earlier tokens only
     caches         for each layer of each block of each stage what its attention caches; None if it caches nothing
     notes          parts that a redesign leaves unchanged: MLPs next to the leading one, unread maps
+    maps_heads     whether an attention maps heads to heads, so that its parameters grow with their square
     """
 
     library: str
@@ -122,6 +123,7 @@ class Facts:
     causal: tuple[bool, ...]
     caches: tuple[tuple[tuple[CacheSize | None, ...], ...], ...]
     notes: tuple[str, ...] = ()
+    maps_heads: bool = False
 
     def to_json(self) -> dict[str, Any]:
         caches = [[[cache and asdict(cache) for cache in block] for block in stage] for stage in self.caches]
@@ -145,4 +147,5 @@ class Facts:
             causal=tuple(data["causal"]),
             caches=tuple(tuple(map(tuple, stage)) for stage in caches),
             notes=tuple(data.get("notes", ())),
+            maps_heads=data["maps_heads"],
         )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from leanify.core.architecture import primary_layer
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Shape
+from leanify.profiling.shapes import Cost, Shape
 from leanify.search.rules import SMALL_MULTIPLE, Rules
 from leanify.search.towers import Tower, towers
 
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 CLOSE = 0.001  # maximum difference, as a share of lean's parameters
 
 
-def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
+def control(prices: PriceList, lean: Shape, rules: Rules, limits: Mapping[str, float] = NO_LIMITS) -> Shape | None:
     """Return the shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
 
     Hidden units are multiples of 64, 32, 16 or 8: the largest multiple that comes within 0.1% of lean's parameters, or
-    the nearest result with 8. Returns None if the stages have no MLP to widen or if lean has the baseline's heads: the
-    control always differs from lean.
+    the nearest result with 8, never above the budgets of parameters in ``limits``. Returns None if the stages have no
+    MLP to widen or if lean has the baseline's heads: the control always differs from lean.
     """
     shape = _restore_heads(prices, lean)
     if shape == lean or not any(stage and stage.mlp for stage in shape):
@@ -27,7 +29,7 @@ def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
     params = int(prices.total(lean).params)
     for tower in towers(prices.architecture, prices.stage_indices):
         if any(shape[i] != lean[i] for i in tower.stages):
-            shape = _widen_mlps(prices, tower, shape, lean, params, rules)
+            shape = _widen_mlps(prices, tower, shape, lean, params, rules, limits)
     return shape
 
 
@@ -54,7 +56,15 @@ def _restore_heads(prices: PriceList, shape: Shape) -> Shape:
     return tuple(stages)
 
 
-def _widen_mlps(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
+def _widen_mlps(
+    prices: PriceList,
+    tower: Tower,
+    shape: Shape,
+    lean: Shape,
+    params: int,
+    rules: Rules,
+    limits: Mapping[str, float] = NO_LIMITS,
+) -> Shape:
     """Widen the tower's MLPs until the shape has lean's parameters, which are ``params``.
 
     Parameters are affine in the hidden units, so one factor applies to all MLPs. Every MLP is rounded; the leading one
@@ -85,11 +95,15 @@ def _widen_mlps(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, para
                 widths[i] = step * max(1, steps)
             widened_shape = _replace_mlps(shape, widths)
             off = abs(_params(prices, tower, widened_shape) - target_params)
-            if off < nearest_off:
+            if off < nearest_off and _is_within(prices.total(widened_shape), limits):
                 nearest, nearest_off = widened_shape, off
         if nearest_off <= CLOSE * params / 2:
             break
     return nearest
+
+
+def _is_within(cost: Cost, limits: Mapping[str, float]) -> bool:
+    return all(getattr(cost, name) <= limit for name, limit in limits.items() if name.startswith("params"))
 
 
 def _replace_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:

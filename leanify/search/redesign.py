@@ -114,7 +114,7 @@ def redesign(
         result = find(request, options.top)
     else:
         result, request, timing = _within_measured(prices, request, find)
-    shape = control_of(prices, result.chosen.shape, request.rules)
+    shape = control_of(prices, result.chosen.shape, request.rules, request.limits)
     control = None if shape is None else make_design(prices, shape)
     narrow = narrow or find_narrow(prices, result.chosen, request)
     warning_list = [*warnings(prices, request, baseline, result), *prices.facts.notes]
