@@ -4,11 +4,13 @@ A stage is named by the position of its blocks:
 
     blocks             all entries of the list at this path
         net[1:-2]          the list without its first entry and its last two (an embedding, a head)
+    net[1:-2:2]        every second entry of these; those between (a dropout, a norm) go with the block after them
     encoder.block*     the attributes block1, block2, … of the module at ``encoder``
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +19,7 @@ from torch import nn
 
 from leanify.core.errors import ShapeError
 
-_PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)\]")
+_PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)(:(?P<step>\d+))?\]")
 NUMBERED_PATTERN = re.compile(r"(?:(?P<path>.*)\.)?(?P<stem>[A-Za-z_]\w*)\*")
 FIXED_KEY = "_leanify_fixed"
 _STAGES = "_leanify_stages"
@@ -47,25 +49,35 @@ class Run:
 
 
 class Part(Run):
-    """The entries of a list without some at its start and its end."""
+    """The entries of a list without some at its start and its end; of these, every ``step``-th is a block."""
 
-    def __init__(self, parent: nn.Module, before: int, after: int) -> None:
+    def __init__(self, parent: nn.Module, before: int, after: int, step: int = 1) -> None:
         super().__init__(parent)
-        self.before, self.after = before, after
+        self.before, self.after, self.step = before, after, step
+
+    def _entries(self) -> list[tuple[str, nn.Module]]:
+        children = list(self.parent._modules.items())
+        entries = children[self.before : len(children) - self.after]
+        return [(name, child) for name, child in entries if child is not None]
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        children = list(self.parent._modules.items())
-        return (
-            (name, child) for name, child in children[self.before : len(children) - self.after] if child is not None
-        )
+        return iter(self._entries()[:: self.step])
+
+    def _groups(self) -> list[list[nn.Module]]:
+        """Return each block behind the entries between it and the block before."""
+        entries = [child for _, child in self._entries()]
+        ends = range(1, len(entries) + 1, self.step)
+        return [entries[max(0, end - self.step) : end] for end in ends]
 
     def __delitem__(self, which: slice) -> None:
-        blocks = list(self.children())
-        del blocks[which]
-        self._replace(blocks)
+        groups = self._groups()
+        del groups[which]
+        self._replace([module for group in groups for module in group])
 
     def append(self, block: nn.Module) -> None:
-        self._replace([*self.children(), block])
+        groups = self._groups()
+        between = [copy.deepcopy(module) for module in groups[-1][:-1]]
+        self._replace([*(module for group in groups for module in group), *between, block])
 
     def _replace(self, blocks: list[nn.Module]) -> None:
         # the new entries: those before the part, the blocks, those after it
@@ -113,7 +125,7 @@ def get_container(model: nn.Module, name: str) -> Any:
     parent = model.get_submodule(container_prefix(name))
     part_match, numbered_match = _PART.fullmatch(name), NUMBERED_PATTERN.fullmatch(name)
     if part_match:
-        return Part(parent, int(part_match["before"]), int(part_match["after"]))
+        return Part(parent, int(part_match["before"]), int(part_match["after"]), int(part_match["step"] or 1))
     if numbered_match:
         return Numbered(parent, numbered_match["stem"])
     if isinstance(parent, nn.Sequential) and not all(key.isdigit() for key in parent._modules):

@@ -13,7 +13,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from leanify.lens import families
 from leanify.lens.blocks import container_prefix, fix, get_container
 from leanify.lens.families import Row, toml
 from leanify.lens.flow import Candidate, follow
-from leanify.lens.guesses import attention_guesses, head_sizes, mlp_guesses
+from leanify.lens.guesses import SYMBOL_NAMES, attention_guesses, head_sizes, iterate_integers, mlp_guesses
 from leanify.lens.located import LocatedModel, LocatedStage, is_inside
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
 from leanify.lens.resize import get_attribute, linear_features, set_number, solve_sizes
@@ -70,11 +70,12 @@ def discover(model: nn.Module) -> dict[str, str]:
     for candidate in sorted(flow.attentions, key=lambda each: -each.owner.path.count(".")):  # the outermost last
         if any(is_inside(candidate.last.name, path) for path, row in rows.items() if row.is_attention or row.kept):
             continue
-        row, why = _find_row(twin, candidate, row_cache, True, start)
+        row, why = _find_row(twin, candidate, row_cache, start, flow.mlps)
         if row is None:  # the model is refused if one cannot be read
             return {candidate.owner.path or candidate.last.name.rpartition(".")[0]: why}
         if candidate.owner.path in paths:
             _attach_row(model, candidate.owner.path, row)
+            _attach_tables(model, candidate, row)
     # a softmax outside every known attention belongs to one that was missed
     covered_paths = {path for found in flow.attentions for path in found.came.inner}
     known_paths = [*covered_paths, *rows]
@@ -86,7 +87,7 @@ def discover(model: nn.Module) -> dict[str, str]:
     # MLPs: an unread one is not an error, it keeps its shape
     for candidate in flow.mlps:
         if not _is_read(candidate, _rows_by_path(model)):
-            row, _ = _find_row(twin, candidate, row_cache, False, start)
+            row, _ = _find_row(twin, candidate, row_cache, start)
             if row is not None:
                 _attach_mlp(model, candidate.owner.path, row)
     _find_experts(model, twin)
@@ -143,6 +144,29 @@ def _attach_mlp(model: nn.Module, path: str, row: Row) -> None:
         _attach_row(model, path, row)
     elif new_units > old_units and not before.is_attention:
         families.attach(module, row)
+
+
+def _attach_tables(model: nn.Module, candidate: Candidate, row: Row) -> None:
+    """Attach rows to the modules outside an attention that hold a number for each of its heads (relative positions)."""
+    path = candidate.owner.path
+    heads = solve_sizes(path, model.get_submodule(path), row)["h"]
+    for name in sorted(candidate.came.along):
+        owner_path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(owner_path)
+        value = getattr(owner, leaf, None)
+        if is_inside(name, path) or not isinstance(value, Tensor) or value.shape.count(heads) != 1:
+            continue
+        if value.dim() > 1 and families.attached_row(owner) is None:
+            axes = tuple("h" if length == heads else "1" for length in value.shape)
+            names = {
+                name: "h"
+                for name, how in iterate_integers(owner, recurses=False)
+                if SYMBOL_NAMES["h"].search(name) and how == heads
+            }
+            if isinstance(owner, nn.Embedding):
+                names = {"embedding_dim": "h"}
+            kind = families.full_name(families.upstream_class(owner))
+            families.attach(owner, Row(kind, tensors={leaf: axes}, attributes=names))
 
 
 def _find_experts(model: nn.Module, twin: nn.Module) -> None:
@@ -233,9 +257,17 @@ def _likeness(module: nn.Module, numbers: Mapping[str, int]) -> tuple[Any, ...]:
 
 
 def _find_row(
-    twin: nn.Module, candidate: Candidate, row_cache: dict[Any, Row], attention: bool, start: float
+    twin: nn.Module,
+    candidate: Candidate,
+    row_cache: dict[Any, Row],
+    start: float,
+    mlps: Sequence[Candidate] | None = None,
 ) -> tuple[Row | None, str]:
-    """Return the row under which a module passes its trial, or None and the reason."""
+    """Return the row under which a module passes its trial, or None and the reason.
+
+    ``mlps`` are the MLPs of the model if the candidate is an attention: one of them may share a map with it.
+    """
+    attention = mlps is not None
     # a copy of the module alone, with the arguments of its call
     module, path = candidate.owner.module, candidate.owner.path
     bench = Trial(module, candidate.owner.args, candidate.owner.kwargs)
@@ -253,12 +285,18 @@ def _find_row(
         return row_cache[key], ""
     # candidate rows that agree with the channels that move together, most likely first
     moved = count_moved_channels(bench, candidate, path) if attention else []
-    guesses = attention_guesses(module, path, candidate, bench.numbers, moved)
-    if not attention:
+    if mlps is not None:
+        joint = (mlp for mlp in mlps if mlp.owner.path == path and mlp.came.maps <= candidate.came.maps)
+        guesses = attention_guesses(module, path, candidate, bench.numbers, moved, next(joint, None))
+    else:
         guesses = mlp_guesses(module, path, candidate, bench.numbers)
     readings = list(itertools.islice(guesses, MAX_GUESSES))
     # try them until the deadline, then with edits of the forward
     row, count, ran = _first_that_holds(bench, readings, deadline)
+    if row is None and attention and not ran and bench.has_inputs_of_heads:
+        bench.widens_inputs = True
+        row, widened_count, ran = _first_that_holds(bench, readings, deadline)
+        count += widened_count
     if row is None and attention and not ran:
         row, rewrite_count = _try_rewrites(bench, module, readings, deadline)
         count += rewrite_count

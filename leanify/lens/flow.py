@@ -15,6 +15,7 @@ Values are never read, so this works on meta tensors too.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -46,12 +47,16 @@ OPAQUE = frozenset({"multi_head_attention_forward"})  # torch's own attention ha
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A parameter used as a linear map: its name and shape, and which axes are the outputs and inputs of the map."""
+    """A parameter used as a linear map: its name and shape, and which axes are the outputs and inputs of the map.
+
+    ``over_logits`` marks a map of the logits of all heads (talking heads).
+    """
 
     name: str
     shape: tuple[int, ...]
     outs: tuple[int, ...]
     ins: tuple[int, ...]
+    over_logits: bool = False
 
     @property
     def out_length(self) -> int:
@@ -102,6 +107,16 @@ class Candidate:
     came: Came
     owner: Frame
 
+    @property
+    def projections(self) -> list[Use]:
+        """The maps before the last one, one per name, sorted by name."""
+        uses = {use.name: use for use in self.came.maps if not use.over_logits}
+        return sorted(uses.values(), key=lambda use: use.name)
+
+    @property
+    def logit_maps(self) -> list[Use]:
+        return sorted((use for use in self.came.maps if use.over_logits), key=lambda use: use.name)
+
 
 @dataclass
 class Flow:
@@ -126,6 +141,7 @@ class Follower(TorchFunctionMode):
             self._came[buffer] = Came(along=frozenset({name}))
         self._weights: Any = WeakIdKeyDictionary()  # tensors computed from parameters only: (name, axes or None)
         self._parameter_names: set[str] = set()
+        self._projections: set[str] = set()  # of the attentions so far
         self.watched_map = ""  # the map whose inputs are recorded: rows × channels
         self.watched_inputs: list[Tensor] = []
 
@@ -229,6 +245,14 @@ class Follower(TorchFunctionMode):
         other_weights = {each[0] for x, each in operands if each is not None and x is not one and x is not other}
         if self.watched_map:
             self._keep_input(name, args, one, other, first, second)
+        # a depthwise convolution maps no channels: it is on the way, like a norm
+        if name.startswith("conv") and second is not None and other.dim() > 2 and other.shape[1] == 1:
+            came: Came = self._came.get(one, NOTHING)
+            if one.shape[-other.dim() + 1] == other.shape[0] and came.maps:
+                return replace(came, along=came.along | other_weights | {second[0]})
+        # a map over tokens leaves the channels as they are (Linformer)
+        if (first is None) != (second is None) and self._maps_tokens(name, args, *pairs[:2]):
+            return self._union([one if first is None else other])
         # one factor is a parameter: a linear map of the other factor
         if second is not None and (first is None or name in DIRECT or other.dim() > 1):
             return self._after_map(one, second, _roles(name, args, other, weight_first=False), other_weights)
@@ -242,6 +266,20 @@ class Follower(TorchFunctionMode):
             return came
         values = one if a.products < b.products else other
         return self._after_product(came, came.products + 1, tuple(values.shape[::-1]))
+
+    def _maps_tokens(self, name: str, args: Any, one: Any, other: Any) -> bool:
+        """Whether a map sums over another axis than the channels of the map before: those lie on other axes."""
+        weight_first = one[1] is not None
+        x = (other if weight_first else one)[0]
+        came: Came = self._came.get(x, NOTHING)
+        axes = _mapped_axes(name, args, x, weight_first)
+        lengths = {use.out_length for use in came.maps}
+        if len(lengths) != 1 or came.products or came.active or axes is None or len(axes) != 1:
+            return False
+        (length,) = lengths
+        others = [size for axis, size in enumerate(x.shape) if axis > 0 and axis != axes[0] % x.dim()]
+        pairs = [a * b for a, b in itertools.pairwise(others)]
+        return x.shape[axes[0]] != length and length in (*others, *pairs)
 
     def _keep_input(self, name: str, args: Any, one: Tensor, other: Tensor, first: Any, second: Any) -> None:
         """Record the input of the watched map, as rows × channels."""
@@ -269,7 +307,8 @@ class Follower(TorchFunctionMode):
         use = Use(weight_name, shape, outs, ins)
         came: Came = self._came.get(x, NOTHING)
         if came.products == 1:  # a map over logits, such as talking heads
-            return replace(came, maps=came.maps | {use}, along=came.along | other_weights, active=False)
+            maps = came.maps | {replace(use, over_logits=True)}
+            return replace(came, maps=maps, along=came.along | other_weights, active=False)
         if came.products and came.maps:
             self._add_candidate(self.flow.attentions, use, came)
         elif came.active and came.maps and self._is_between(came, use):
@@ -278,15 +317,25 @@ class Follower(TorchFunctionMode):
 
     def _is_between(self, came: Came, last: Use) -> bool:
         """Whether the map takes hidden units: computed from a stream as wide as its output, not the stream itself."""
-        return all(use.input_size == last.out_length and use.name not in self._parameter_names for use in came.maps)
+        if any(use.name in self._parameter_names for use in came.maps):
+            return False
+        parts = {use.name.rpartition(".")[0] for use in came.maps if use.input_size == last.out_length}
+        # a low-rank addition to a map has other inputs
+        return bool(parts) and all(use.name.rpartition(".")[0] in parts for use in came.maps)
 
     def _add_candidate(self, kind: list[Candidate], last: Use, came: Came) -> None:
         if last.name in self._parameter_names:
             return
+        # maps of earlier attentions (the first block's values) are inputs here, if this one has its own
+        own = frozenset(use for use in came.maps if use.name not in self._projections)
+        if kind is self.flow.attentions and len(own) > 1:
+            came = replace(came, maps=own)
         names = [last.name, *(use.name for use in came.maps)]
         for frame in reversed(self.stack):
             if not frame.path or all(name.startswith(f"{frame.path}.") for name in names):
                 self._parameter_names.add(last.name)
+                if kind is self.flow.attentions:
+                    self._projections.update(names[1:])
                 kind.append(Candidate(last, came, frame))
                 return
 

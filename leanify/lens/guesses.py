@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,25 +17,29 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.families import Row, full_name, upstream_class
 from leanify.lens.flow import Candidate, Use
+from leanify.lens.notation import evaluate, symbols
 from leanify.lens.resize import get_attribute, linear_features, solve_sizes
 
 FUSED_3 = ("3 h d", "h 3 d", "h d 3", "3 d h", "d 3 h", "d h 3")
 FUSED_2 = ("2 h d", "h 2 d", "h d 2", "2 d h", "d 2 h", "d h 2")
+NO_UNITS: Mapping[int, int] = MappingProxyType({})
 MOST_NUMBERS = 5  # at most this many integers of a forward are tried both ways
 
 
 # -- attentions -------------
 
 
-def head_sizes(candidate: Candidate, moved: Sequence[int] = ()) -> Iterator[dict[str, int]]:
+def head_sizes(
+    candidate: Candidate, moved: Sequence[int] = (), units: Mapping[int, int] = NO_UNITS
+) -> Iterator[dict[str, int]]:
     """Yield the numbers of heads and key/value heads, and the head_dim, that the lengths allow.
 
     ``moved`` counts how many channels of the concatenated heads change with one output of a projection, one count per
-    output tried (`count_moved_channels`).
+    output tried (`count_moved_channels`). ``units`` are the outputs of a projection that go to an MLP, by its length.
     """
     # candidates for head_dim: an axis of the products, or a number of channels that move together
     inner = candidate.last.input_size
-    outs = {use.out_length for use in candidate.came.maps}
+    outs = {use.out_length - units.get(use.out_length, 0) for use in candidate.projections}
     lengths = [*candidate.came.lengths, *(count for count in sorted(set(moved)) if 1 < count < inner)]
     for d in dict.fromkeys(length for length in lengths if length > 0 and inner % length == 0):
         # candidates for the number of key/value heads, from the outputs of single and fused projections
@@ -42,6 +47,8 @@ def head_sizes(candidate: Candidate, moved: Sequence[int] = ()) -> Iterator[dict
         groups = [length // d for length in outs if length < inner and length % d == 0]
         groups += [(length - inner) // (2 * d) for length in outs if length > inner and (length - inner) % (2 * d) == 0]
         groups += [length // (2 * d) for length in outs if length % (2 * d) == 0]
+        gated = 2 * inner  # queries and a gate
+        groups += [(length - gated) // (2 * d) for length in outs if length > gated and (length - gated) % (2 * d) == 0]
         group_counts = [g for g in dict.fromkeys(groups) if 0 < g < h and h % g == 0]
         choices = [*group_counts, h]
         is_whole = all(length in (inner, 2 * inner, 3 * inner) or length % inner for length in outs)
@@ -61,6 +68,9 @@ def _agrees(moved: Sequence[int], inner: int, head_dim: int, group: int) -> bool
     partial = [count for count in moved if 1 < count < inner]
     if not partial:
         return True
+    # an output that moves nothing belongs to an MLP or a mask: the outputs tried may lie in few of the other parts
+    if 0 in moved:
+        return max(partial) <= group * head_dim
     # a saturated softmax hides some channels of a head, now more, now fewer: the counts only bound its size
     is_unsteady = len(set(partial)) > 2 or len(set(partial)) == len(partial)
     if is_unsteady or any(inner % count for count in partial):
@@ -82,9 +92,12 @@ def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pa
     h, g, d = sizes["h"], sizes["g"], sizes["d"]
     if g == h:
         layouts = {h * d: ("h d", "d h"), 2 * h * d: FUSED_2, 3 * h * d: FUSED_3}
+        layouts |= {4 * h * d: ("4 h d", "h 4 d"), (3 * d + 1) * h: ("3 h d | h", "h | 3 h d", "h (d+d+d+1)")}
     else:
         grouped_layouts = ("h d | g d | g d", "g (r+2) d", "g d | g d | h d")
         layouts = {g * d: ("g d",), 2 * g * d: ("2 g d", "g 2 d"), (h + 2 * g) * d: grouped_layouts, h * d: ("h d",)}
+        gated_layouts = ("2 h d | g d | g d", "h d | g d | g d | h d", "h 2 d | g d | g d")
+        layouts |= {2 * (h + g) * d: gated_layouts, (h + 2 * g) * d + h: ("h d | g d | g d | h",)}
     narrow_layouts = [f"h {letter}"] if length % h == 0 and length > h else []
     narrow_pairs = [f"2 h {letter}", f"h 2 {letter}"] if length % (2 * h) == 0 and length > 2 * h else []
     if length in layouts:
@@ -97,29 +110,43 @@ def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pa
 
 
 def attention_guesses(
-    module: nn.Module, path: str, candidate: Candidate, numbers: Mapping[str, int], moved: Sequence[int] = ()
+    module: nn.Module,
+    path: str,
+    candidate: Candidate,
+    numbers: Mapping[str, int],
+    moved: Sequence[int] = (),
+    mlp: Candidate | None = None,
 ) -> Iterator[Row]:
-    """Yield possible rows of an attention, most likely first."""
-    uses = _projections(candidate)
-    # each choice of sizes, with the layouts that each projection may have under it
-    for sizes in head_sizes(candidate, moved):
-        lists = _head_lists(module, path, uses, sizes)
-        direct_uses = [use for use in uses if not _lies_below(_relative(use.name, path), lists)]
-        lengths = sorted({use.out_length for use in direct_uses})
-        ways = []
-        for letter, length in zip(itertools.cycle(NARROW_LETTERS), lengths, strict=False):
-            ways.append(head_layouts(length, sizes, letter, is_pair=len(direct_uses) == 2) or [""])
-        # each choice of numbers that follow the heads, with each combination of layouts
-        for attributes in _number_choices(numbers, sizes):
-            for *layouts, back in itertools.product(*ways, ("h d", "d h")):
-                before: Row | None = None
-                for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
-                    guess = _Guess(module, path, sizes, dict(zip(lengths, layouts, strict=True)), lists)
-                    guess.add(candidate, direct_uses, back, with_tables)
-                    row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
-                    if row != before:
-                        yield row
-                    before = row
+    """Yield possible rows of an attention, most likely first; ``mlp`` takes its hidden units from the same map."""
+    uses = candidate.projections
+    shared = [use.out_length for use in uses if mlp is not None and use in mlp.came.maps]
+    for units in [{}] if mlp is None else [{shared[0]: mlp.last.input_size}, {shared[0]: 2 * mlp.last.input_size}]:
+        # each choice of sizes, with the layouts that each projection may have under it
+        for sizes in head_sizes(candidate, moved, units):
+            lists = _head_lists(module, path, uses, sizes)
+            direct_uses = [use for use in uses if not _lies_below(_relative(use.name, path), lists)]
+            lengths = sorted({use.out_length for use in direct_uses})
+            ways = []
+            for letter, length in zip(itertools.cycle(NARROW_LETTERS), lengths, strict=False):
+                length_of_heads = length - units.get(length, 0)
+                layouts = head_layouts(length_of_heads, sizes, letter, is_pair=len(direct_uses) == 2) or [""]
+                if length in units and mlp is not None:
+                    how = "m" if units[length] == mlp.last.input_size else "2 m"
+                    layouts = [joint for one in layouts if one for joint in (f"{one} | {how}", f"{how} | {one}")]
+                ways.append(layouts)
+            # each choice of numbers that follow the heads, with each combination of layouts
+            for attributes in _number_choices(numbers, sizes):
+                for *layouts, back in itertools.product(*ways, ("h d", "d h")):
+                    before: Row | None = None
+                    for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
+                        guess = _Guess(module, path, sizes, dict(zip(lengths, layouts, strict=True)), lists)
+                        guess.add(candidate, direct_uses, back, with_tables)
+                        if mlp is not None:
+                            guess.add_output(mlp.last, "m")
+                        row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
+                        if row != before:
+                            yield row
+                        before = row
 
 
 def _add_size_attributes(module: nn.Module, row: Row, sizes: Mapping[str, int]) -> Row:
@@ -152,9 +179,9 @@ SYMBOL_NAMES = {
 }
 
 
-def iterate_integers(module: nn.Module) -> Iterator[tuple[str, int]]:
+def iterate_integers(module: nn.Module, recurses: bool = True) -> Iterator[tuple[str, int]]:
     """Yield (path, value) of every integer in a module, its submodules and their configurations."""
-    for path, part in module.named_modules():
+    for path, part in module.named_modules() if recurses else [("", module)]:
         for name, value in vars(part).items():
             content: Mapping[str, Any] = {}
             if isinstance(value, Mapping):
@@ -183,7 +210,7 @@ def _head_lists(module: nn.Module, path: str, uses: list[Use], sizes: Mapping[st
 def mlp_guesses(module: nn.Module, path: str, candidate: Candidate, numbers: Mapping[str, int]) -> Iterator[Row]:
     """Yield possible rows of an MLP: its up projections (two if gated, or both in one) and its down projection."""
     units = candidate.last.input_size
-    ups = _projections(candidate)
+    ups = candidate.projections
     ways = [{units: ["m"], 2 * units: ["2 m", "m 2"]}.get(use.out_length, [""]) for use in ups]
     for attributes in _number_choices(numbers, {"m": units}):
         for choice in itertools.product(*ways):
@@ -234,10 +261,14 @@ class _Guess:
         ``with_tables`` includes embeddings and buffers that hold one entry per head.
         """
         self._add_use(candidate.last, "", back)
-        for use in uses:
+        for use in sorted(uses, key=lambda use: not use.name.endswith(".weight")):
             how = self.layouts.get(use.out_length, "")
             if how and use.name != candidate.last.name:
                 self._add_use(use, how, "")
+                self._put_lengths(use.out_length, how)
+        for use in candidate.logit_maps:
+            if use.out_length == use.input_size == self.sizes.get("h"):
+                self._add_use(use, "h", "h")
         for name in sorted(candidate.came.along - {candidate.last.name, *(use.name for use in uses)}):
             short = _relative(name, self.path)
             if _lies_below(short, (*self.rows, *self.lists)):
@@ -246,6 +277,28 @@ class _Guess:
                 self._put_table(short, with_tables)
             else:
                 self._put_along(short)
+
+    def add_output(self, last: Use, how: str) -> None:
+        """Add a further map that ends in the stream."""
+        self._add_use(last, "", how)
+
+    def _put_lengths(self, length: int, how: str) -> None:
+        """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""
+        pieces = [piece.strip() for piece in how.split("|")]
+        pieces += [piece.partition(" ")[2] for piece in pieces if piece[0].isdigit()]
+        for name, value in vars(self.module).items():
+            is_lengths = type(value) in (tuple, list) and len(value) > 1 and all(type(one) is int for one in value)
+            if is_lengths and sum(value) == length:
+                layouts = tuple(self._piece(one, pieces) for one in value)
+                if all(layouts):
+                    self.tensors[name] = layouts
+
+    def _piece(self, length: int, pieces: list[str]) -> str:
+        """Return the piece of a layout that has this length."""
+        known = [piece for piece in pieces if symbols(piece) <= self.sizes.keys()]
+        unknown = [piece for piece in pieces if piece not in known]
+        matching = [piece for piece in known if evaluate(piece, self.sizes) == length]
+        return next(iter([*matching, *unknown]), "")
 
     def _is_table(self, name: str) -> bool:
         owner = get_attribute(self.module, name.rpartition(".")[0])
@@ -271,6 +324,8 @@ class _Guess:
         """Add one map: as a module with a weight if it is one, otherwise as a bare parameter."""
         name = _relative(use.name, self.path)
         part, _, leaf = name.rpartition(".")
+        if part in self.rows or part in self.columns:  # a low-rank addition to a map follows it
+            return
         if part and leaf == "weight" and _is_linear(self.module.get_submodule(part), use):
             if how:
                 self.rows[part] = how
@@ -309,7 +364,9 @@ class _Guess:
             return
         part, _, leaf = name.rpartition(".")
         weight = getattr(self.module.get_submodule(part), "weight", None) if part else None
-        if leaf in ("weight", "bias") and isinstance(weight, Tensor) and weight.dim() == value.dim() == 1:
+        is_norm = isinstance(weight, Tensor) and weight.dim() == value.dim() == 1
+        is_depthwise = isinstance(self.module.get_submodule(part), nn.modules.conv._ConvNd) if part else False
+        if leaf in ("weight", "bias") and (is_norm or is_depthwise):
             self.rows[part] = axes[0]
         else:
             self.tensors[name] = axes
@@ -333,11 +390,6 @@ def _is_linear(part: nn.Module, use: Use) -> bool:
         return False
     features = linear_features(part)
     return use.outs == (features.output_axis,) and features.input_axis in use.ins
-
-
-def _projections(candidate: Candidate) -> list[Use]:
-    """Return the linear maps before the last one, one per name, sorted by name."""
-    return sorted({use.name: use for use in candidate.came.maps}.values(), key=lambda use: use.name)
 
 
 def _relative(name: str, path: str) -> str:

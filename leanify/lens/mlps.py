@@ -7,7 +7,7 @@ others    narrower ones (adapters, squeeze-excite, a gated convolution): they ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import families
 from leanify.lens.located import LocatedLayer, Site, ancestors, is_inside
-from leanify.lens.resize import map_parameters, solve_sizes
+from leanify.lens.resize import map_parameters, solve_sizes, weighted_part
 from leanify.upstream.hooked import remove_on_exit
 
 ACTIVE_KEY = "_leanify_active"  # set on a list of experts: how many process each token; 0 if they are not experts
+LEADS_KEY = "_leanify_leads"  # set on an MLP of a user's model that a redesign changes
 MINOR_SHARE = 0.25  # an MLP with a smaller share of the largest one's parameters is an adapter or a gate
 
 
@@ -158,6 +159,10 @@ def pair_layers(attentions: list[Site], mlps: list[Site], of_user: bool) -> list
     """
     if not attentions:
         return []
+    # those that led before a redesign lead again; a convolution leads only where there is no other MLP
+    leading = [mlp for mlp in mlps if LEADS_KEY in vars(mlp.module)] if of_user else []
+    plain = [mlp for mlp in mlps if not _convolves(mlp)] if of_user else []
+    mlps = leading or plain or mlps
     # mixtures or dense MLPs, whichever lead
     mixtures = [mlp for mlp in mlps if "x" in mlp.sizes]
     dense = [mlp for mlp in mlps if "x" not in mlp.sizes]
@@ -185,6 +190,20 @@ def pair_layers(attentions: list[Site], mlps: list[Site], of_user: bool) -> list
     mlp_per_attention: list[Site | None] = [None] * (len(attentions) - len(mlps)) + list(mlps)
     layers = [LocatedLayer(attention, mlp) for attention, mlp in zip(attentions, mlp_per_attention, strict=True)]
     return [*layers[:-1], replace(layers[-1], twins=tuple(twins))]
+
+
+def remember_leading(layers: Iterable[LocatedLayer]) -> None:
+    """Record in the MLPs of a user's model that they lead: after a redesign another one may be larger."""
+    for layer in layers:
+        for site in (layer.mlp, *layer.twins):
+            if site is not None:
+                site.module.__dict__[LEADS_KEY] = True
+
+
+def _convolves(mlp: Site) -> bool:
+    """Whether an MLP mixes tokens between its maps, like the convolution of a conformer."""
+    parts = (weighted_part(mlp.module, part) for part in mlp.reading.rows)
+    return any(isinstance(part, nn.modules.conv._ConvNd) and part.groups > 1 for part in parts)
 
 
 def _parameters(sites: Sequence[Site]) -> int:

@@ -83,6 +83,28 @@ def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 
+def map_axes(module: nn.Module, rows: str | None, columns: str | None) -> dict[str, dict[int, str]]:
+    """Return {tensor: {axis: layout}} for the own tensors of a linear map or norm.
+
+    Besides the weight, a tensor follows where it is as long as the outputs or inputs (a bias, a low-rank addition).
+    """
+    features = linear_features(module)
+    is_depthwise = isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels
+    layouts: dict[str, dict[int, str]] = {}
+    for name, tensor in own_tensors(module):
+        if not tensor.dim():
+            continue
+        axes = layouts.setdefault(name, {})
+        axis = features.output_axis if tensor.dim() > 1 else 0
+        if rows is not None and (name == "weight" or tensor.shape[axis] == features.outputs):
+            axes[axis] = rows
+        has_inputs = tensor.dim() > 1 and features.input_axis != features.output_axis and not is_depthwise
+        follows_inputs = has_inputs and (name == "weight" or tensor.shape[features.input_axis] == features.inputs)
+        if columns is not None and follows_inputs:
+            axes[features.input_axis] = columns
+    return layouts
+
+
 def solve_sizes(path: str, module: nn.Module, reading: Row) -> dict[str, int]:
     """Solve a row's symbols from the shapes and attributes of its parts. Raises UnsupportedModel if that fails."""
     facts: list[tuple[str, int]] = []  # (layout, length) of every axis and attribute that exists
@@ -178,14 +200,12 @@ def _resize_linear(
         if all(torch.equal(source, target) for source, target in moves):  # a split may reorder q, k and v
             return
     # replace the tensors by noise in the new shapes
-    layouts, lengths = {features.output_axis: rows}, {features.output_axis: outputs}
-    if not is_depthwise:
-        layouts[features.input_axis], lengths[features.input_axis] = columns, inputs
-    old_tensors = {name: tensor.detach() for name, tensor in own_tensors(module) if tensor.dim()}
+    layouts = map_axes(module, rows, columns)
+    old_tensors = {name: tensor.detach() for name, tensor in own_tensors(module) if name in layouts}
     for name, tensor in old_tensors.items():
-        shape = [outputs]
-        if tensor.dim() > 1:
-            shape = [lengths.get(axis, length) for axis, length in enumerate(tensor.shape)]
+        shape = list(tensor.shape)
+        for axis, how in layouts[name].items():
+            shape[axis] = int(notation.evaluate(how, new))
         _replace(module, name, _like(tensor, shape))
     # numbers such as out_features
     for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
@@ -198,11 +218,8 @@ def _resize_linear(
     # initialise, then copy the existing entries back
     initialise_module(model, path, module)
     for name, tensor in old_tensors.items():
-        target = getattr(module, name).data
-        if tensor.dim() > 1:
-            _copy_positions(tensor, target, layouts, features.input_axis if columns else -1, old, new)
-        else:
-            _copy_positions(tensor, target, {0: rows}, -1, old, new)
+        zero_axis = features.input_axis if columns and tensor.dim() > 1 else -1
+        _copy_positions(tensor, getattr(module, name).data, layouts[name], zero_axis, old, new)
 
 
 def _resize_list(model: nn.Module, path: str, heads: nn.Module, length: int) -> None:
@@ -225,11 +242,11 @@ def repeat_rows(old: nn.Module, new: nn.Module, reading: Row, before: notation.S
         source, target = weighted_part(old, part), weighted_part(new, part)
         if source is None or target is None:
             continue
-        axis, indices = linear_features(source).output_axis, notation.cycle(how, before, after)
-        for name, value in own_tensors(source):
-            if value.dim():
-                along = axis if value.dim() > 1 else 0
-                getattr(target, name).copy_(value.index_select(along, indices.to(value.device)))
+        indices = notation.cycle(how, before, after)
+        for name, axes in map_axes(source, how, None).items():
+            for axis in axes:
+                value = getattr(source, name)
+                getattr(target, name).copy_(value.index_select(axis, indices.to(value.device)))
 
 
 def _resize_maps(
@@ -258,7 +275,7 @@ def _resize_maps(
     initialise_module(model, path, site)
     for name, tensor in before.items():
         layouts = tensors.get(name, ())
-        axes: dict[int, str | None] = {}
+        axes: dict[int, str] = {}
         for axis, how in enumerate(layouts):
             if any(old[one] != new[one] for one in notation.symbols(how)):
                 axes[axis] = how
@@ -284,7 +301,7 @@ def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
 def _copy_positions(
     source: Tensor,
     target: Tensor,
-    axes: Mapping[int, str | None],
+    axes: Mapping[int, str],
     zero_axis: int,
     old: notation.Sizes,
     new: notation.Sizes,
@@ -293,8 +310,6 @@ def _copy_positions(
     values = source
     slots: list[tuple[int, Tensor]] = []
     for axis, how in axes.items():
-        if how is None:
-            continue
         origin, slot = notation.positions(how, old, new)
         values = values.index_select(axis, origin.to(source.device))
         slots.append((axis, slot.to(target.device)))
@@ -359,3 +374,7 @@ def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Size
         holder_path, _, owner_name = owner_path.rpartition(".")
         setattr(get_attribute(module, holder_path), owner_name, copy.deepcopy(owner))
     set_number(module, path, after if value == before else value * (after / before))
+    layer_path, _, owner_name = owner_path.rpartition(".")
+    layer = get_attribute(module, layer_path)
+    if owner_name == "axes_lengths" and hasattr(layer, "_axes_lengths"):  # einops' layers keep a second copy
+        layer._axes_lengths = tuple(layer.axes_lengths.items())

@@ -6,6 +6,7 @@ innermost list entry that contains an attention and other weights.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,11 +28,13 @@ from leanify.lens.located import (
     is_inside,
     model_name,
 )
-from leanify.lens.mlps import mark_experts, pair_layers
+from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.given import get_example, give
 from leanify.upstream.inputs import knows_input
 from leanify.upstream.spelling import experts_per_token
+
+SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks is no block
 
 
 def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:
@@ -72,6 +75,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     if get_example(model) is not None:
         if discovery.DEPTH_TRIED not in vars(model) and discovery.check_depth(located_model):
             return locate(model)
+        remember_leading(located_model.layers)
         remember(model, [stage.name for stage in located_model.stages if stage.container is not None])
     return located_model
 
@@ -99,10 +103,20 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
     paths = block_paths(model, name)
     level = paths[0].count(".") + 1
     by_block: dict[str, list[Site]] = {}
-    for mlp in mlps:
-        by_block.setdefault(".".join(mlp.path.split(".")[:level]), []).append(mlp)
+    for path, mlp in _mlp_paths(model, mlps) if of_user else [(mlp.path, mlp) for mlp in mlps]:
+        by_block.setdefault(".".join(path.split(".")[:level]), []).append(mlp)
     blocks = [pair_layers(attentions.get(path, []), by_block.get(path, []), of_user) for path in paths]
     return LocatedStage(name, get_container(model, name), blocks)
+
+
+def _mlp_paths(model: nn.Module, mlps: list[Site]) -> list[tuple[str, Site]]:
+    """Return (path, MLP) for every path of every MLP: one that blocks share has several."""
+    by_module = {id(mlp.module): mlp for mlp in mlps}
+    paths = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if id(module) in by_module:
+            paths.append((path, by_module[id(module)]))
+    return paths
 
 
 def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
@@ -117,9 +131,23 @@ def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], m
     matching = [i for i, path in enumerate(paths) if upstream_class(model.get_submodule(path)) in kinds]
     before, after = matching[0], len(paths) - 1 - matching[-1]
     trailing_paths = paths[matching[-1] + 1 :]
-    if not before + after or any(is_inside(mlp.path, path) for mlp in mlps for path in trailing_paths):
+    if any(is_inside(mlp.path, path) for mlp in mlps for path in trailing_paths):
         return name
-    return f"{name}[{before}:-{after}]"
+    step = _step(model, paths, matching, mlps)
+    if step > 1:
+        return f"{name}[{before}:-{after}:{step}]"
+    return f"{name}[{before}:-{after}]" if before + after else name
+
+
+def _step(model: nn.Module, paths: list[str], matching: list[int], mlps: list[Site]) -> int:
+    """Return the distance of the blocks in a list with equally many small entries between them; 1 otherwise."""
+    steps = {after - before for before, after in itertools.pairwise(matching)}
+    between = [path for i, path in enumerate(paths) if matching[0] < i < matching[-1] and i not in matching]
+    if len(steps) != 1 or not between or any(is_inside(mlp.path, path) for mlp in mlps for path in between):
+        return 1
+    sizes = {path: sum(p.numel() for p in model.get_submodule(path).parameters()) for path in paths}
+    is_small = max(sizes[path] for path in between) < SMALL_ENTRY * min(sizes[paths[i]] for i in matching)
+    return steps.pop() if is_small else 1
 
 
 # -- sites -------------
@@ -220,7 +248,9 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
     finder = _BlockFinder(model, {a.path for a in attentions}, {mlp.path for mlp in mlps}, around_mlps)
     block_places = [finder.find_block(attention) for attention in attentions]
     last = {block: attention.path for attention, (_, block) in zip(attentions, block_places, strict=True)}
-    around_lists = {path for container, _ in block_places for path in ancestors(container)}
+    around_lists: set[str] = set()
+    for attention, (container, _) in zip(attentions, block_places, strict=True):
+        around_lists.update(ancestors(container) if container != attention.path else [container])
     in_list: dict[str, set[str]] = {}
     for container, block in block_places:
         in_list.setdefault(container, set()).add(block)
@@ -282,7 +312,16 @@ class _BlockFinder:
                 return inner if inner and plain else self._around_sublayers(container, block)
             if self._has_other_matrices(container):
                 inner = inner or (container, block)
-        return inner or (attention.path, attention.path)
+        return inner or (attention.path, self._around(attention.path) if of_user else attention.path)
+
+    def _around(self, attention: str) -> str:
+        """Return the nearest module that holds this attention alone and an MLP; the attention itself without one."""
+        for path in ancestors(attention):
+            if any(other != attention and is_inside(other, path) for other in self.attentions):
+                break
+            if path in self.around_mlps:
+                return path
+        return attention
 
     def _around_sublayers(self, container: str, block: str) -> tuple[str, str]:
         """Move one level out if the list is itself a block, like DaViT's Sequential of two different layers."""

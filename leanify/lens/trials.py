@@ -5,8 +5,10 @@ The test uses a float64 copy of the module with random parameters, because zeros
     growth        with twice the heads (or hidden units) and zero output columns the outputs are unchanged; with other
                   output columns they change
     alike         they are also unchanged if the new heads are as large as the old ones
+    independence  what one head adds to the outputs does not change if all other heads are drawn anew
     permutation   they are unchanged if the heads are reordered in all tensors; the heads of a key/value group move
-                  together, and are reordered among themselves
+                  together, and are reordered among themselves. Maps over heads (talking heads) obey this law instead of
+                  independence, heads with a constant of their own (ALiBi's slopes) only independence
     other inputs  growth also holds with one sample less, and with one token less
 
 That is sufficient, because the rest of the model sees only the module's outputs.
@@ -32,7 +34,7 @@ from leanify.lens.families import Row
 from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
 from leanify.lens.notation import pick_positions, symbols
-from leanify.lens.resize import get_attribute, linear_features, own_tensors, resize, solve_sizes, weighted_part
+from leanify.lens.resize import get_attribute, map_axes, resize, solve_sizes, weighted_part
 from leanify.upstream.libraries import format_error
 
 TOLERANCE = 1e-10
@@ -72,6 +74,7 @@ class Trial:
         self.obstacle = ""  # why the first row failed
         self.numbers: dict[str, int] = {}
         self.seconds = 0.0  # processor time of one run
+        self.widens_inputs = False  # whether inputs with an axis of heads (a bias that the model makes) grow too
         self._shorter: list[tuple[Any, Any, list[Tensor]]] | None = None
         try:
             self.module_copy = isolate(module)
@@ -95,7 +98,7 @@ class Trial:
                 if name in "hm" or (name == "g" and size > 1):
                     grown_sizes[name] = 2 * size
             big = self._grow(self.module_copy, reading, sizes, grown_sizes)
-            same = self._outputs(big)
+            same = self._outputs(big, *self._widened(self.args, self.kwargs, sizes, grown_sizes))
         except Exception as error:  # a wrong row can fail anywhere: in a reshape, an index, a kernel
             self.obstacle = self.obstacle or describe_failure(error)
             return None
@@ -115,23 +118,18 @@ class Trial:
         """Whether a row under which growth keeps the outputs obeys the other laws too."""
         # new heads as large as the old ones: a wrong row must not pass because they are small
         self._draw_alike(big, reading, sizes, grown_sizes)
-        if not _outputs_match(self._outputs(big), self.before):
+        widened = self._widened(self.args, self.kwargs, sizes, grown_sizes)
+        if not _outputs_match(self._outputs(big, *widened), self.before):
             self.obstacle = "with more heads as large as the old ones its outputs change: something mixes all heads"
             return False
-        # the same heads in another order
-        if reading.is_attention and not reading.is_mlp:
-            try:
-                permuted = self._outputs(permute_heads(self.module_copy, reading, sizes))
-            except (IndexError, RuntimeError) as error:
-                self.obstacle = f"its heads could not be put in another order: {format_error(error, 120)}"
-                return False
-            if not _outputs_match(permuted, self.before):
-                self.obstacle = "with its heads in another order its outputs change"
+        if reading.is_attention:
+            self.obstacle = self._describe_dependence(reading, sizes)
+            if self.obstacle:
                 return False
         # a sample less, a token less
         for args, kwargs, expected in self._shorter_inputs():
             try:
-                if not _outputs_match(self._outputs(big, args, kwargs), expected):
+                if not _outputs_match(self._outputs(big, *self._widened(args, kwargs, sizes, grown_sizes)), expected):
                     self.obstacle = "with a sample or a token less its outputs change"
                     return False
             except Exception as error:
@@ -141,7 +139,37 @@ class Trial:
         last = get_attribute(big, next(iter(reading.columns)))
         weight = last if isinstance(last, Tensor) else last.weight
         weight.copy_(torch.randn_like(weight))
-        return not _outputs_match(self._outputs(big), self.before)
+        return not _outputs_match(self._outputs(big, *widened), self.before)
+
+    @property
+    def has_inputs_of_heads(self) -> bool:
+        """Whether there are floating-point inputs beside the first, which may have an axis of heads."""
+        return sum(x.is_floating_point() and x.dim() > 2 for x in iterate_tensors((self.args, self.kwargs))) > 1
+
+    def _widened(self, args: Any, kwargs: Any, sizes: Sizes, grown_sizes: Sizes) -> tuple[Any, Any]:
+        """Return inputs for more heads: those of the old heads repeated, in all tensors but the first."""
+        if not self.widens_inputs or "h" not in sizes:
+            return args, kwargs
+        stream = next(iter(iterate_tensors((args, kwargs))))
+        return _repeat_heads(args, stream, sizes, grown_sizes), _repeat_heads(kwargs, stream, sizes, grown_sizes)
+
+    def _describe_dependence(self, reading: Row, sizes: Sizes) -> str:
+        """Return how the heads depend on each other or on their order; "" if they do not."""
+        try:
+            # the other heads drawn anew: the first, the middle and the last head stay the same
+            if not any(symbols(how) == {"h"} and "d" not in how for how in reading.columns.values()):
+                for head in sorted({0, sizes["h"] // 2, sizes["h"] - 1}):
+                    one, other = (
+                        self._outputs(isolate_head(self.module_copy, reading, sizes, head, seed)) for seed in (0, 1)
+                    )
+                    if not _outputs_match(one[:1], other[:1]):
+                        return f"head {head} of {sizes['h']} changes with the other heads: something mixes all heads"
+                return ""
+            # maps over heads mix them: the same heads in another order
+            permuted = self._outputs(permute_heads(self.module_copy, reading, sizes))
+        except (IndexError, RuntimeError) as error:
+            return f"its heads could not be told apart: {format_error(error, 120)}"
+        return "" if _outputs_match(permuted, self.before) else "with its heads in another order its outputs change"
 
     def _draw_alike(self, big: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> None:
         """Fill the entries that growth added and did not set to zero, twice as large as the old ones, in place."""
@@ -194,6 +222,55 @@ class Trial:
         return [tensor for tensor in iterate_tensors(result) if tensor.is_floating_point()]
 
 
+def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed: int) -> nn.Module:
+    """Return a copy in which only one head reaches the outputs, and all other heads are drawn anew.
+
+    Layouts that store a whole key/value group in order keep the group of this head.
+    """
+    group = head * sizes.get("g", sizes["h"]) // sizes["h"]
+    picks = {"h": torch.tensor([head]), "g": torch.tensor([group])}
+    twin = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(seed)
+    # which entries of each tensor belong to the head
+    masks: dict[int, tuple[Tensor, Tensor]] = {}  # id → (tensor, entries of other heads)
+    outputs: set[int] = set()
+    for tensor, axis, how, is_output in _head_axes(twin, reading):
+        others = torch.ones(tensor.shape[axis], dtype=torch.bool)
+        others[pick_positions(how, sizes, picks)] = False
+        shape = [1] * tensor.dim()
+        shape[axis] = -1
+        mask = masks.get(id(tensor), (tensor, torch.zeros(tensor.shape, dtype=torch.bool)))[1]
+        masks[id(tensor)] = tensor, mask | others.view(shape)
+        if is_output:
+            outputs.add(id(tensor))
+    for key, (tensor, mask) in masks.items():
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        tensor.data[mask] = 0 if key in outputs else noise[mask]
+    # lists with one module per head
+    for part in reading.lists:
+        for index, one in enumerate(twin.get_submodule(part).children()):
+            for parameter in one.parameters() if index != head else ():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return twin
+
+
+def _head_axes(module: nn.Module, reading: Row) -> Iterator[tuple[Tensor, int, str, bool]]:
+    """Yield (parameter, axis, layout, whether it takes the concatenated heads) for every axis with heads."""
+    for part in {**reading.rows, **reading.columns}:
+        target = weighted_part(module, part)
+        if target is not None:
+            for name, layouts in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
+                for axis, how in layouts.items():
+                    tensor = getattr(target, name)
+                    if isinstance(tensor, nn.Parameter) and symbols(how) & {"h", "g"}:
+                        yield tensor, axis, how, part in reading.columns
+    for part, axes in reading.tensors.items():
+        tensor = get_attribute(module, part)
+        for axis, how in enumerate(axes):
+            if isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and symbols(how) & {"h", "g"}:
+                yield tensor, axis, how, part in reading.columns
+
+
 def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
     """Return a copy with reordered heads: groups in reverse order, heads rotated by one within their group."""
     heads, groups = sizes["h"], sizes.get("g", sizes["h"])
@@ -206,20 +283,13 @@ def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
     picks = {"h": order.flatten(), "g": torch.arange(groups).flip(0)}
     twin = copy.deepcopy(module)
     # linear maps and norms: along their outputs, or along their inputs
-    for layouts_by_part, is_output in ((reading.rows, True), (reading.columns, False)):
-        for part, how in layouts_by_part.items():
-            target = weighted_part(twin, part)
-            if target is None or not symbols(how) & {"h", "g"}:
-                continue
-            features, places = linear_features(target), pick_positions(how, sizes, picks)
-            if is_output:
-                for _, tensor in own_tensors(target):
-                    if tensor.dim():
-                        _reorder(tensor, features.output_axis if tensor.dim() > 1 else 0, places)
-                continue
-            weight = target.weight
-            if isinstance(weight, Tensor) and weight.shape[features.input_axis] == len(places):
-                _reorder(weight, features.input_axis, places)
+    for part in {**reading.rows, **reading.columns}:
+        target = weighted_part(twin, part)
+        if target is not None:
+            for name, layouts_by_axis in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
+                for axis, how in layouts_by_axis.items():
+                    if symbols(how) & {"h", "g"}:
+                        _reorder(getattr(target, name), axis, pick_positions(how, sizes, picks))
     # bare parameters and buffers, axis by axis
     for part, axes in reading.tensors.items():
         tensor = get_attribute(twin, part)
@@ -236,6 +306,19 @@ def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
 
 def _reorder(tensor: Tensor, axis: int, places: Tensor) -> None:
     tensor.data.copy_(tensor.data.index_select(axis, places).clone())
+
+
+def _repeat_heads(value: Any, stream: Tensor, old: Sizes, new: Sizes) -> Any:
+    """Return inputs whose axis of heads is as long as the new number: … × heads × tokens × tokens, or channels."""
+    if isinstance(value, dict):
+        return {key: _repeat_heads(item, stream, old, new) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_repeat_heads(item, stream, old, new) for item in value)
+    if isinstance(value, Tensor) and value is not stream and value.dim() > 2:
+        for name in ("h", "g"):
+            if name in old and value.shape[-3] == old[name]:
+                return value.index_select(-3, torch.arange(new[name]) % old[name])
+    return value
 
 
 def shorten(value: Any, length: int) -> Any:
@@ -269,7 +352,7 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
     one channel per head of the group. Returns an empty list if the concatenated heads cannot be observed.
     """
     last = candidate.last.name.removeprefix(f"{path}." if path else "")
-    uses = sorted({use.name: use for use in candidate.came.maps}.values(), key=lambda use: use.name)
+    uses = candidate.projections
     parameters = dict(bench.module_copy.named_parameters(remove_duplicate=False))
     counts: list[int] = []
     generator = torch.Generator().manual_seed(2)
@@ -382,6 +465,10 @@ def record_integers(module: nn.Module) -> Iterator[dict[str, int]]:
         _watch(part, path, integers, original_classes)
     try:
         yield integers
+        for path, part in module.named_modules():  # einops' layers keep lengths that they read when they are made
+            lengths = getattr(part, "axes_lengths", None)
+            for name, value in lengths.items() if isinstance(lengths, dict) else ():
+                integers[f"{path}.axes_lengths.{name}"] = value
     # restore both
     finally:
         for thing, kind in original_classes.values():

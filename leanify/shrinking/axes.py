@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leanify.lens import notation
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
-from leanify.lens.resize import get_attribute, linear_features, resize, weighted_part
+from leanify.lens.resize import get_attribute, map_axes, resize, weighted_part
 
 GROWING = ("h", "g", "m")  # heads, key/value heads, hidden units: a redesign changes their numbers
 Sizes = dict[str, int]
@@ -52,14 +52,7 @@ def resizable_axes(site: Site) -> Iterator[Axes]:
         module = weighted_part(site.module, part)
         if module is None:
             continue
-        features = linear_features(module)
-        rows, columns = reading.rows.get(part), reading.columns.get(part)
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if not tensor.dim():
-                continue
-            layouts = {} if rows is None else {features.output_axis if tensor.dim() > 1 else 0: rows}
-            if columns is not None and tensor.dim() > 1 and features.input_axis != features.output_axis:
-                layouts[features.input_axis] = columns
+        for name, layouts in map_axes(module, reading.rows.get(part), reading.columns.get(part)).items():
             yield Axes(part, module, name, layouts)
     for path, axes in reading.tensors.items():
         owner_path, _, name = path.rpartition(".")
