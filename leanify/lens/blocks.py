@@ -18,11 +18,11 @@ from typing import Any
 from torch import nn
 
 from leanify.core.errors import ShapeError
+from leanify.upstream.record import get_record, note_fact
 
 _PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)(:(?P<step>\d+))?\]")
 NUMBERED_PATTERN = re.compile(r"(?:(?P<path>.*)\.)?(?P<stem>[A-Za-z_]\w*)\*")
 FIXED_KEY = "_leanify_fixed"
-_STAGES = "_leanify_stages"
 
 
 class Skip(nn.Module):
@@ -168,10 +168,10 @@ def why_fixed(model: nn.Module, name: str) -> str | None:
 
 def remember(model: nn.Module, names: list[str]) -> None:
     """Record the names of the stages in the model: after a cut to one block, a list no longer looks like a stage."""
-    model.__dict__[_STAGES] = tuple(names)
+    note_fact(model, stages=tuple(names))
 
 
 def is_remembered(model: nn.Module, place: str) -> bool:
     """Whether a stage, or the list that contains it, was recorded before the model was cut."""
-    names: tuple[str, ...] = vars(model).get(_STAGES, ())
+    names = get_record(model).stages
     return place in names or place in {container_prefix(name) for name in names if not name.endswith("*")}

@@ -36,15 +36,13 @@ from leanify.upstream.given import get_example
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
+from leanify.upstream.record import get_record, note_fact
 
 MAX_GUESSES = 160  # guesses to try per attention
 TOKENS = 16
 LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 SECONDS = 10  # processor seconds for all trials of one model; a large module gets the time of this many runs:
 TRIALS = 100
-
-
-DISCOVERED_KEY = "_leanify_discovered"  # set on the model; copies inherit it
 
 
 def discover(model: nn.Module) -> dict[str, str]:
@@ -92,7 +90,7 @@ def discover(model: nn.Module) -> dict[str, str]:
                 _attach_mlp(model, candidate.owner.path, row)
     _find_experts(model, twin)
     if not failures:
-        model.__dict__[DISCOVERED_KEY] = True
+        note_fact(model, is_read=True)
     return failures
 
 
@@ -118,8 +116,8 @@ def inherit_rows(built: nn.Module, model: nn.Module) -> None:
             rows = rows_by_class.get(type(module), [])
             if rows and all(row == rows[0] for row in rows):
                 families.attach(module, rows[0])
-    if DISCOVERED_KEY in vars(model):
-        built.__dict__[DISCOVERED_KEY] = True
+    if get_record(model).is_read:
+        note_fact(built, is_read=True)
 
 
 def _is_read(candidate: Candidate, rows: Mapping[str, Row]) -> bool:
@@ -399,7 +397,6 @@ def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline
 
 # -- depth -------------
 
-DEPTH_TRIED = "_leanify_depth_tried"
 _COUNTS = re.compile(r"layer|depth|block|^n$")
 
 
@@ -411,7 +408,7 @@ def check_depth(located_model: LocatedModel) -> bool:
     too. Those numbers become rows. A stage that runs in neither way has a fixed depth. At most three forward passes.
     """
     model = located_model.model
-    model.__dict__[DEPTH_TRIED] = True
+    note_fact(model, is_depth_checked=True)
     # a block that occurs twice in its list cannot be removed on its own
     lists = [stage for stage in located_model.stages if stage.container is not None and len(stage.blocks) > 1]
     stages = []

@@ -32,6 +32,7 @@ from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.given import get_example, give
 from leanify.upstream.inputs import knows_input
+from leanify.upstream.record import get_record
 from leanify.upstream.spelling import experts_per_token
 
 SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks is no block
@@ -73,7 +74,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     located_model = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     # a user's module: check whether its depth can change
     if get_example(model) is not None:
-        if discovery.DEPTH_TRIED not in vars(model) and discovery.check_depth(located_model):
+        if not get_record(model).is_depth_checked and discovery.check_depth(located_model):
             return locate(model)
         remember_leading(located_model.layers)
         remember(model, [stage.name for stage in located_model.stages if stage.container is not None])
@@ -198,7 +199,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
     """
     sites = find_sites(model)
     unknown = _unknown_attention(model, sites)
-    if unknown is None and (get_example(model) is None or discovery.DISCOVERED_KEY in vars(model)):
+    if unknown is None and (get_example(model) is None or get_record(model).is_read):
         return sites
     try:
         failures = discovery.discover(model)

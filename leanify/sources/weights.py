@@ -22,6 +22,7 @@ from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, load_into,
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
+from leanify.upstream.record import get_record, note_fact
 from leanify.upstream.wall import reraise_as
 
 # File name prefixes that trainers leave next to the weights: pickles of their own state, which are never opened.
@@ -43,8 +44,8 @@ def is_headless(model: nn.Module) -> bool:
     """
     base: Any = getattr(model, "base_model", model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    new = vars(model).get("_leanify_new", [])
-    return base is not model and any(not name.startswith(prefix) for name in new)
+    new_tensors = get_record(model).new_tensors
+    return base is not model and any(not name.startswith(prefix) for name in new_tensors)
 
 
 def require_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
@@ -275,4 +276,4 @@ def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> 
             f"({preview(new)}){rest}"
         )
         warnings.warn(NewTensors(message, new), stacklevel=4)
-    model.__dict__["_leanify_new"] = new
+    note_fact(model, new_tensors=tuple(new))

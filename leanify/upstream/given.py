@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, SourceError
-
-_KEY = "_leanify_inputs"
+from leanify.upstream.record import get_record, note_fact
 
 
 class Given(dict[str, Any]):
@@ -25,13 +24,12 @@ def give(model: nn.Module, inputs: Any) -> None:
 
     Raises SourceError for anything else, and if the forward's arguments have no names.
     """
-    model.__dict__[_KEY] = Given(inputs_by_name(model, inputs))
+    note_fact(model, inputs=Given(inputs_by_name(model, inputs)))
 
 
-def get_example(model: nn.Module) -> dict[str, Any] | None:
+def get_example(model: nn.Module) -> Mapping[str, Any] | None:
     """The given arguments of the model's forward by name, or None."""
-    inputs: dict[str, Any] | None = vars(model).get(_KEY)
-    return inputs
+    return get_record(model).inputs
 
 
 def inputs_by_name(model: nn.Module, inputs: Any) -> dict[str, Any]:

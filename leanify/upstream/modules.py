@@ -32,7 +32,7 @@ from leanify.core.files import writing
 from leanify.core.files.reading import read_bytes
 from leanify.upstream.given import give
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import Origin, set_origin
+from leanify.upstream.origin import Origin, is_stamped, set_origin
 
 LIBRARY, LIVE = "module", "live"
 ALLOWED_SOURCES: set[str] = set()
@@ -146,7 +146,7 @@ def build(origin: Origin, device: str) -> nn.Module:
         if inputs is not None:
             give(model, inputs)
         model.eval()
-    if "_leanify_origin" not in vars(model):
+    if not is_stamped(model):
         set_origin(model, origin)
     return copy_to_meta(model) if device == "meta" else model
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leanify.upstream.lean_config import KEY, buildable
+from leanify.upstream.record import get_record, note_fact
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,19 +49,19 @@ class Origin:
 
 def set_origin(model: nn.Module, origin: Origin | None) -> None:
     """Record in the model how upstream built it."""
-    model.__dict__["_leanify_origin"] = origin
+    note_fact(model, origin=origin, is_stamped=True)
 
 
 def is_stamped(model: nn.Module) -> bool:
     """Whether leanify built or reshaped this model."""
-    return "_leanify_origin" in model.__dict__
+    return get_record(model).is_stamped
 
 
 def get_origin(model: Any) -> Origin | None:
     """How upstream built this model, by leanify's stamp or the library's record; None for any other module."""
-    if "_leanify_origin" in model.__dict__:
-        origin: Origin | None = model.__dict__["_leanify_origin"]
-        return origin
+    record = get_record(model)
+    if record.is_stamped:
+        return record.origin
     if is_hf(model):
         return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

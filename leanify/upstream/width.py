@@ -100,6 +100,7 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
     """Old → new widths, with heads that upstream's constructor may accept: the heads of ``new``, divisors of the width
     next to them, and the old ones.
     """
+    # what each old number of the configuration may become: widths, and three choices of heads
     widths: dict[int, int] = {}
     targets: dict[int, int] = {}
     kept_sizes: dict[int, int] = {}  # heads of the old head_dim
@@ -118,6 +119,7 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
                 divisor = min(possible or [1], key=lambda n: abs(n - after.heads))
                 divisors.setdefault(before.heads, divisor)
                 kv_heads.setdefault(before.kv_heads, 1 if before.kv_heads == 1 else max(1, divisor // groups))
+    # the choices, the new shape's own heads first
     stages = [(stage, other) for stage, other in zip(old.stages, new.stages, strict=True) if stage.primary]
     stage_widths = tuple(other.primary.width for _, other in stages if other.primary)
     choices: list[tuple[dict[int, int], dict[int, int]]] = [
