@@ -124,6 +124,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     from leanify.core.terminal import console
     from leanify.core.units import format_count, format_metric_value, format_seconds, format_share, macs_column
 
+    # what a row shows: prices of a rehearsal, or prices, latency and quality
     out, name, original = console(), report.get("metric"), report["original"]
     is_rehearsal = report.get("directory") is None
     unit, macs = macs_column(original["macs"])
@@ -150,6 +151,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     def neighbours(value: float | None) -> tuple[str, ...]:
         return () if not has_neighbours else ("" if value is None else format_share(value),)
 
+    # the original, the candidates and the trivial model
     ends = neighbours(None if not has_neighbours else 1.0)
     lines = [line("original", "", original, quality(original.get("quality")), "", *ends)]
     for row in rows:
@@ -171,6 +173,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     if "device" in report:
         _render_device(report["device"])
         return
+    # the result in a sentence, and what to type next
     out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
     profile = ["leanify", "profile", report["source"], report.get("directory")]
     print_next(typed_without("--dry-run") if is_rehearsal else join(profile))

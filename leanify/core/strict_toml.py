@@ -38,6 +38,7 @@ class UnknownKey(RecipeError):
 
 def parse(text: str) -> dict[str, Any]:
     """Parse TOML. Raises RecipeError, also for text that would keep the parser busy or exhaust its stack."""
+    # tomllib's time grows with the square of a key's parts
     work = header_dots = 0
     for line in text.split("\n"):  # by this character alone: a quoted key may hold the other ends of lines
         dots = line.count(".")

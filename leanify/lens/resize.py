@@ -107,7 +107,8 @@ def map_axes(module: nn.Module, rows: str | None, columns: str | None) -> dict[s
 
 def solve_sizes(path: str, module: nn.Module, reading: Row) -> dict[str, int]:
     """Solve a row's symbols from the shapes and attributes of its parts. Raises UnsupportedModel if that fails."""
-    facts: list[tuple[str, int]] = []  # (layout, length) of every axis and attribute that exists
+    # (layout, length) of every axis and attribute that exists: the equations for h, d, m, …
+    facts: list[tuple[str, int]] = []
     for part, how in reading.rows.items():
         module_part = weighted_part(module, part)
         if module_part is not None:
@@ -126,6 +127,7 @@ def solve_sizes(path: str, module: nn.Module, reading: Row) -> dict[str, int]:
         value = get_attribute(module, part)
         if isinstance(value, Tensor):
             facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if notation.symbols(how)]
+    # their one solution; an attention needs its number of heads and their size
     try:
         sizes = notation.solve(facts, dict(reading.sizes))
     except ValueError as error:

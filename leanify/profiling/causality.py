@@ -134,6 +134,7 @@ def _draw_parameters(model: nn.Module, inputs: dict[str, Tensor]) -> bool:
     Maps preserve the size of their inputs at any width: with large ones softmax would ignore most tokens. The
     experts of a mixture share the memory of the first: 512 of them would fill 25 GB.
     """
+    # the ids that the probes use: only these rows of a vocabulary are drawn
     generator = torch.Generator().manual_seed(0)
     ids = [torch.zeros(1, dtype=torch.long)]
     for value in inputs.values():
@@ -142,6 +143,7 @@ def _draw_parameters(model: nn.Module, inputs: dict[str, Tensor]) -> bool:
     numbers = torch.cat(ids)
     rows = torch.cat([numbers, numbers + 1, (numbers - 1).clamp(min=0)])  # with those that are put in their place
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    # every parameter, by its kind: a stack of experts, a gain or bias, a map, a large table of embeddings
     drawn_count = 0
     with torch.no_grad():
         for parameter in model.parameters():

@@ -179,6 +179,7 @@ class Plan(Tabular):
         from leanify.sources import find
         from leanify.sources import weights as weights_of
 
+        # the user's own module, or a fresh model of upstream's
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
         live = self.source_value
@@ -187,6 +188,7 @@ class Plan(Tabular):
         if weights is None and not pretrained:
             return weights_of.build_fresh(replace(self.model_source, architecture=shape))
 
+        # trained weights: those that fit, or carried over by data
         def original() -> nn.Module:
             return find.load_with_weights(self.model_source, weights, pretrained)
 
@@ -249,6 +251,7 @@ class Plan(Tabular):
             is_fresh = not has_weights and carry is None and isinstance(self.source_value, str | Path)
             lean_directory.save(built, folder, force, title, note=note, is_initialised=is_fresh)
 
+        # one design, or lean and control side by side in a folder that appears whole
         if not control:
             check_disk_space(4 * design.params, Path(directory))
             write(choose, design, directory, force, lean_directory.TITLE)

@@ -173,7 +173,8 @@ def rehearse(
     trainer = Trainer(recipe, callback, splits)
     if looks:
         _report_look(trainer)
-    first = min(trainer.order.ramp, max(trainer.steps - MAX_TIMED_STEPS, 0))  # the batch has grown to its size
+    # time a few steps, from where the batch has grown to its size
+    first = min(trainer.order.ramp, max(trainer.steps - MAX_TIMED_STEPS, 0))
     batches, times = trainer.batches(first), list[float]()
     with disable_malloc_trim():
         for step in range(first, min(first + MAX_TIMED_STEPS, trainer.steps)):
@@ -188,6 +189,7 @@ def rehearse(
         began = time.perf_counter()
         trainer.evaluate(trainer.splits.validation)
         timings |= {"evaluation_seconds": time.perf_counter() - began, "timed_steps": len(times)}
+    # memory of one pass over a part of the batch
     pass_size = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
     available = machine.available_memory(trainer.accelerator.device)
     return {

@@ -85,6 +85,7 @@ def load_or_make(
     """Arrays and their file in the cache; ``make()`` makes those that the cache lacks for these options."""
     import numpy as np  # imported here because most readers of the cache do not need numpy
 
+    # one file for each set of options; it names its own arrays, so that a part of an archive is not taken for all
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:
@@ -95,6 +96,7 @@ def load_or_make(
             return members, path
     except Exception:  # a damaged archive raises what its parts happen to be taken for
         pass
+    # the cache has none, or a damaged one: make it again
     arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

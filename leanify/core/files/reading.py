@@ -33,6 +33,7 @@ def open_file(path: Path, error: type[LeanifyError] = SourceError, max_bytes: in
 
     A pipe or a device is refused before it is opened: opening one may wait, or do something.
     """
+    # open a regular file, then check the opened file too: the path may lead elsewhere by then
     handle = -1
     try:
         if stat.S_ISREG(path.stat().st_mode):
@@ -42,6 +43,7 @@ def open_file(path: Path, error: type[LeanifyError] = SourceError, max_bytes: in
         raise error(f"{path} does not exist") from caught
     except (OSError, ValueError) as caught:  # ValueError: a NUL in its name
         raise error(f"{path} cannot be read: {getattr(caught, 'strerror', None) or caught}") from caught
+    # refuse endless files, and files larger than any of their kind
     if about is None or not stat.S_ISREG(about.st_mode):
         reason = "is not a regular file"
     elif about.st_size == 0 and os.path.realpath(path).startswith(KERNEL):

@@ -41,6 +41,7 @@ def load_pickle(path: Path, error: type[LeanifyError] = SourceError) -> Any:
 
 def _check_archive(path: Path, file: BinaryIO, error: type[LeanifyError]) -> None:
     """Refuse a bomb, and a file that torch and zipfile might read as two different archives. Rewinds the file."""
+    # both readers must find the same archive: it starts with the file, ends with it and has no comment
     first = file.read(len(ZIP))
     size = file.seek(0, 2)
     file.seek(max(0, size - LENGTH))
@@ -50,6 +51,7 @@ def _check_archive(path: Path, file: BinaryIO, error: type[LeanifyError]) -> Non
         return
     if last[:4] != END or last[-2:] != b"\0\0":
         raise error(f"the checkpoint {path} is damaged: it is no archive as torch.save writes it, or is cut off")
+    # torch.save stores without compressing: what unpacks to much more is a bomb
     try:
         with zipfile.ZipFile(file) as archive:
             content_size = sum(entry.file_size for entry in archive.infolist())

@@ -176,13 +176,15 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
     folder = temp_path(target.absolute())
     lock = -1
     try:
+        # a locked folder next to the target: leftovers of killed processes have no lock
         parent.mkdir(parents=True, exist_ok=True)
         remove_litter(parent)
         folder.mkdir()
         lock = os.open(folder, os.O_RDONLY)
         try_lock(lock)
         yield folder
-        mode = folder.stat().st_mode & 0o666  # as the umask allows: safetensors writes for the owner only
+        # permissions as the umask allows: safetensors writes for the owner only
+        mode = folder.stat().st_mode & 0o666
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 path.chmod(mode)
@@ -203,6 +205,7 @@ def _rename_folder(folder: Path, target: Path, force: bool) -> None:
     """
     old = folder.with_name(f"{folder.name}.old")
     replaces = force and target.is_dir() and any(target.iterdir())
+    # the old directory steps aside, and comes back where the new one cannot take its place
     if replaces:
         check_new_directory(target, force)
         target.rename(old)
@@ -223,6 +226,7 @@ def _rename_folder(folder: Path, target: Path, force: bool) -> None:
 def check_new_directory(directory: str | Path, force: bool = False) -> None:
     """Raise DirectoryError unless ``directory`` can be created, or exists and is empty or may be replaced."""
     target = Path(directory)
+    # a name that every library can write
     try:
         str(target.absolute()).encode()
         target.exists()
@@ -232,6 +236,7 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
         ) from error
     except OSError as error:
         raise DirectoryError(f"the output directory {target} cannot be written: {error.strerror}") from error
+    # nothing in the way but an empty directory, or one that may be replaced
     if target.is_symlink():
         raise DirectoryError(f"the output directory {target} is a link; name the folder that it leads to")
     if target.exists() and not target.is_dir():
@@ -242,6 +247,7 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
             f"the output directory {target} {why}; name a new one, or empty it first"
             + (" (in Python force=True replaces it: leanify wrote it)" if not force and _is_replaceable(target) else "")
         )
+    # the nearest folder that exists can be written to
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = "no write permission in" if parent.is_dir() else "this is a file:"
