@@ -523,6 +523,45 @@ def regional_bias() -> Example:
     return RegionalBias(), torch.randn(2, LENGTH, WIDTH)
 
 
+class Words(nn.Module):
+    """A model that returns no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, _ = tower(block(Attention, FeedForward))
+
+    def forward(self, x: Tensor) -> str:
+        self.inner(x)
+        return "done"
+
+
+class Drawing(Attention):
+    """Drops keys at random, also in evaluation, and adds noise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.1 * torch.randn_like(x)
+        q, k, v = (heads_first(map_(x), self.heads) for map_ in (self.q, self.k, self.v))
+        scores = (q @ k.mT).masked_fill(torch.rand(x.shape[1], x.shape[1]) < 0.2, -10.0)
+        return self.o(merge_heads(scores.softmax(-1) @ v))
+
+
+def no_attention() -> Example:
+    return nn.Sequential(nn.Linear(10, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)), torch.randn(2, LENGTH, 10)
+
+
+def no_tensor() -> Example:
+    return Words(), torch.randn(2, LENGTH, 10)
+
+
+def drawn_at_random() -> Example:
+    return tower(block(Drawing, FeedForward))
+
+
+def absent_device() -> Example:
+    model, inputs = tower(block(Attention, FeedForward))
+    return model, inputs.to("cuda:7")
+
+
 # (function, heads, head_dim, kv heads, hidden units, experts) as their authors would say
 Shape = tuple[Callable[[], Any], int, int, int, int, int]
 STYLES: tuple[Shape, ...] = (

@@ -175,6 +175,45 @@ def test_grown_module_runs_before_it_returns() -> None:
             change()
 
 
+@pytest.mark.parametrize("name", ["no_attention", "no_tensor", "pooled_maximum"])
+def test_profile_counts_what_runs(name: str) -> None:
+    """A module that cannot be read, or has nothing to read, has parameters and MACs all the same."""
+    model, inputs = getattr(own_styles, name)()
+    facts = leanify.profile(model, inputs=inputs, measure=False)
+    assert facts.params == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.macs >= inputs.shape[1] * 10 * 24
+    assert leanify.profile(f"{own_styles.__file__}:{name}", measure=False).macs == facts.macs
+
+
+def test_module_that_draws_is_read() -> None:
+    model, inputs = own_styles.drawn_at_random()
+    assert str(leanify.read(model, inputs=inputs)) == f"blocks: {further_styles.PLAIN}"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("no_attention", "no attention layer"), ("absent_device", r"does not give a module: .*CUDA")]
+)
+def test_bad_module_is_refused_in_a_sentence(name: str, words: str) -> None:
+    with pytest.raises(leanify.LeanifyError, match=words):
+        leanify.redesign(f"{own_styles.__file__}:{name}", target_params=0.8)
+
+
+def test_configuration_with_own_code_is_refused(tmp_path: Path) -> None:
+    keys = {"model_type": "somebodys", "auto_map": {"AutoModel": "modeling_somebodys.Model"}, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(leanify.LeanifyError, match=r"'somebodys' needs code of its own") as caught:
+        leanify.redesign(tmp_path, target_params=0.8)
+    assert len(str(caught.value)) < 250
+
+
+def test_control_stays_within_the_budget() -> None:
+    """Where a step of eight units is a large share, the nearest control would be larger than the budget."""
+    for make in (own_styles.routed_experts, further_styles.STYLES["SquaredRelu"][0]):
+        model, inputs = make()
+        plan = leanify.redesign(model, inputs=inputs, target_params=0.7, min_depth=1, min_mlp=0.1, multiple=4)
+        assert plan.control.params <= 0.7 * sum(parameter.numel() for parameter in model.parameters())
+
+
 def test_nvml_is_asked_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML ignores CUDA_VISIBLE_DEVICES: its number 0 is another card than torch's."""
     stub: Any = types.ModuleType("pynvml")

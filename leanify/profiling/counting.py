@@ -301,8 +301,17 @@ def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result
 
 
 def count(model: nn.Module, tokens: int | None = None, context: int = 0) -> Cost:
-    """The cost of a model on ``meta``. Raises UnsupportedModel if upstream's forward does not run."""
-    return count_located(locate(model), tokens, context)
+    """The cost of a model on ``meta``; of a user's module that cannot be read, without its blocks.
+
+    Raises UnsupportedModel if its forward does not run.
+    """
+    try:
+        located_model = locate(model)
+    except UnsupportedModel:
+        if get_example(model) is None:
+            raise
+        located_model = LocatedModel(model, [], [])
+    return count_located(located_model, tokens, context)
 
 
 def count_located(located_model: LocatedModel, tokens: int | None = None, context: int = 0) -> Cost:

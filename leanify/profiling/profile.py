@@ -84,9 +84,9 @@ def profile(
 
     # the model on meta and its inputs; a module's own example sets the batch size
     if isinstance(source, nn.Module):
-        surgery.read(source, inputs, rows)
+        _read(source, inputs, rows)
     model_source = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)
-    model = find.build_on_meta(model_source)
+    model = find.build_on_meta(model_source, must_be_read=False)
     example = get_example(model)
     batch_size = infer_batch_size(example) or batch_size
     model = model.to(precision)
@@ -124,9 +124,9 @@ def profile(
         )
     return Profile(
         source=str(source if isinstance(source, (str, Path)) else model_source.origin),
-        architecture=str(surgery.read(model)),
+        architecture=_read(model),
         params=counts.params,
-        params_body=counts.params_body,
+        params_body=counts.params_body or None,
         macs=counts.macs,
         flops=2 * counts.macs,
         fvcore_macs=products,
@@ -143,6 +143,16 @@ def profile(
         not_measured=not_measured,
         as_given=example is not None,
     )
+
+
+def _read(model: nn.Module, inputs: Any = None, rows: Any = None) -> str:
+    """The shape of a model in words; "not read" for a module of the user's own without layers that leanify knows."""
+    try:
+        return str(surgery.read(model, inputs, rows))
+    except UnsupportedModel:
+        if get_example(model) is None:
+            raise
+        return "not read"
 
 
 def weights_bytes(model: nn.Module) -> int:

@@ -33,6 +33,7 @@ class Memory:
 class Profile(Tabular):
     """One model's costs; shown as a table.
 
+    params_body        parameters in the blocks; None for a module that cannot be read
     macs               multiply-adds of one sample; ``flops`` are twice as many
     attention_kernels  calls of each attention kernel in a forward pass, by name; None if unmeasured
     not_measured       the measurement that was skipped because it does not fit into memory
@@ -42,7 +43,7 @@ class Profile(Tabular):
     source: str
     architecture: str
     params: int
-    params_body: int
+    params_body: int | None
     macs: int
     flops: int
     fvcore_macs: int | None

@@ -63,7 +63,10 @@ def flatten_tensors(outputs: Any) -> tuple[Tensor, ...]:
 
 def squares(outputs: Any) -> Tensor:
     """The mean of all outputs' squares: a loss that any model has."""
-    return torch.stack([(output.float() ** 2).mean() for output in flatten_tensors(outputs)]).sum()
+    tensors = flatten_tensors(outputs)
+    if not tensors:
+        raise UnsupportedModel("its forward returns no tensor, so it cannot be trained on its outputs")
+    return torch.stack([(output.float() ** 2).mean() for output in tensors]).sum()
 
 
 def cross_entropy(outputs: Any) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from leanify.core.architecture import Architecture
+from leanify.core.errors import UnsupportedModel
 from leanify.lens import surgery
 from leanify.upstream import modules
 from leanify.upstream.build import build_model
@@ -31,14 +33,15 @@ class ModelSource:
     tied: Mapping[str, str] = field(default_factory=dict)
 
 
-def build_on_meta(source: ModelSource) -> nn.Module:
+def build_on_meta(source: ModelSource, must_be_read: bool = True) -> nn.Module:
     """Build the model on torch's meta device: shapes, no memory for weights.
 
-    A user's own module is read while it can still be run.
+    A user's own module is read while it can still be run. Raises UnsupportedModel if it cannot be read and must be.
     """
     if modules.is_user_module(source.origin):
         real = build_model(source.origin)
-        surgery.read(real)
+        with nullcontext() if must_be_read else suppress(UnsupportedModel):
+            surgery.read(real)
         model = modules.copy_to_meta(real)
     else:
         model = build_model(source.origin, "meta")
