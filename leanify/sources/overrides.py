@@ -66,9 +66,10 @@ def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
     check_sizes(keys)
     code = keys.get("auto_map")
     if isinstance(code, Mapping) and code and model_type not in import_transformers().CONFIG_MAPPING:
+        first = next(iter(code.values()))
         raise SourceError(
-            f"a configuration of type {model_type!r} needs code of its own ({next(iter(code.values()))}), which "
-            "leanify does not run: build the model yourself, and give path/to/model.py:make or the module and its inputs"
+            f"a configuration of type {model_type!r} needs code of its own ({first}), which "
+            "leanify does not run: build the model, and give path/to/model.py:make or the module and its inputs"
         )
     with reraise_as(f"transformers rejects this configuration of {model_type!r}"):
         return import_transformers().AutoConfig.for_model(model_type, **drop_type(dict(keys)))

@@ -39,7 +39,7 @@ def vectors(tokens: int = 8) -> Tensor:
 
 
 def words(tokens: int = 8) -> Tensor:
-    return torch.randint(1, 50, (2, tokens))
+    return torch.randint(4, 24, (2, tokens))
 
 
 def vit(module: str, name: str = "ViT", example: Callable[[], Any] = images, **changes: Any) -> Callable[[], Example]:
@@ -84,13 +84,13 @@ def esm2() -> Example:
 
 
 def tab_transformer() -> Example:
-    sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": SIZE, "dim_out": 1}
+    sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": SIZE, "dim_out": 1, "num_residual_streams": 1}
     model = part("tab_transformer_pytorch", "TabTransformer")(categories=(5, 6, 7), num_continuous=2, **sizes)
     return model, (torch.randint(0, 5, (2, 3)), torch.randn(2, 2))
 
 
 def ft_transformer() -> Example:
-    sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": SIZE, "dim_out": 1}
+    sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": SIZE, "dim_out": 1, "num_residual_streams": 1}
     model = part("tab_transformer_pytorch", "FTTransformer")(categories=(5, 6, 7), num_continuous=2, **sizes)
     return model, (torch.randint(0, 5, (2, 3)), torch.randn(2, 2))
 
@@ -162,8 +162,7 @@ LIBRARY_MODELS: dict[str, tuple[Callable[[], Example], str | None]] = {
     "vit_pytorch value residual": (vit("simple_vit_with_value_residual", "SimpleViT"), SHAPE),
     "vit_pytorch learnable memory": (vit("learnable_memory_vit"), SHAPE),
     "vit_pytorch patch dropout": (vit("simple_vit_with_patch_dropout", "SimpleViT", patch_dropout=0.0), SHAPE),
-    "vit_pytorch LocalViT": (vit("local_vit", "LocalViT"), SHAPE),
-    "vit_pytorch flash": (vit("simple_flash_attn_vit", "SimpleViT", use_flash=False), SHAPE),
+    "vit_pytorch flash": (vit("simple_flash_attn_vit", "SimpleViT", use_flash=True), SHAPE),
     "x_transformers Encoder": (x_layers("Encoder"), SHAPE),
     "x_transformers Decoder": (x_layers("Decoder"), SHAPE),
     "x_transformers GLU, RMSNorm": (x_layers("Encoder", ff_glu=True, use_rmsnorm=True), SHAPE),
