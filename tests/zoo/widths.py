@@ -8,13 +8,17 @@ The count is made at each model's default configuration, on meta; the law at a s
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
@@ -75,58 +79,100 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
     must break the law. Raises LawBroken.
     """
     shape = surgery.read(model)
-    axes, orders = width_axes(model, shape)
+    axes = width_axes(model, shape)
     if not axes:
         return False
     model = randomise(model)
-    before = outputs(model, call)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    with _ConstantSines():
+        before = outputs(model, call)
+    # one order within parts of all lengths: groups of a convolution, tables that are put together, merged pixels
+    lengths = [tensors[name].shape[axis] for name, tensor_axes in axes.items() for axis in tensor_axes]
+    part = math.gcd(*primary_widths(shape), *lengths)
+    require(part > 1, "permuted", "its channels come one by one, so that none can change places")
+    order = torch.randperm(part, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, tensor_axes in axes.items():
-            for axis, width in tensor_axes if name != forgotten else ():
-                tensor = tensors[name]
-                parts = tensor.shape[axis] // width
-                order = torch.cat([orders[width] + part * width for part in range(parts)])
-                tensor.copy_(tensor.index_select(axis, order))
-    after = outputs(model, call)
-    errors = [min(_differences(new, old, orders)) for new, old in zip(after, before, strict=True)]
-    require(max(errors) < TOLERANCE, "permuted", f"outputs differ by {max(errors):.1e}")
+            for axis in tensor_axes if name != forgotten else ():
+                tensors[name].copy_(_permute(tensors[name], axis, order))
+    with _ConstantSines():
+        error = _error(outputs(model, call), before)
+        # an input may hold residual channels, too, such as the queries of a resampler
+        if error >= TOLERANCE:
+            with _permuted_inputs(model, set(primary_widths(shape)), order):
+                error = min(error, _error(outputs(model, call), before))
+    require(error < TOLERANCE, "permuted", f"outputs differ by {error:.1e}")
     return True
 
 
-def _differences(new: Tensor, old: Tensor, orders: dict[int, Tensor]) -> Iterator[float]:
-    """How far an output is from the old one, or from its channels in the new order."""
-    yield difference([new], [old])
-    for axis, length in enumerate(old.shape):
-        if length in orders:
-            yield difference([new], [old.index_select(axis, orders[length])])
+class _ConstantSines(TorchFunctionMode):
+    """Sines and cosines are 1 / 2: channels of positions that a forward computes have their places in its code."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_wave = getattr(func, "__name__", "") in ("sin", "cos", "sin_", "cos_")
+        return torch.full_like(result, 0.5) if is_wave else result
 
 
-def width_axes(model: nn.Module, shape: Architecture) -> tuple[dict[str, list[tuple[int, int]]], dict[int, Tensor]]:
-    """(axis, width) of every tensor's axes that hold residual channels, and an order of the channels of each width.
+def _permute(tensor: Tensor, axis: int, order: Tensor) -> Tensor:
+    """Return ``tensor`` with every part of an axis in this order."""
+    starts = torch.arange(0, tensor.shape[axis], len(order))
+    return tensor.index_select(axis, (starts[:, None] + order).flatten())
 
-    They differ in length where upstream builds another width and surgery keeps heads and hidden units. None where
-    upstream builds no other width.
+
+def _error(new: list[Tensor], old: list[Tensor]) -> float:
+    """How far the outputs are from the old ones, where channels of an output may stand in another order."""
+    errors = []
+    for after, before in zip(new, old, strict=True):
+        possible = [difference([after], [before])]
+        for axis in range(before.dim()):
+            possible.append(difference([after.sort(axis).values], [before.sort(axis).values]))
+        errors.append(min(possible))
+    return max(errors)
+
+
+@contextmanager
+def _permuted_inputs(model: nn.Module, widths: set[int], order: Tensor) -> Iterator[None]:
+    """Inside this context, inputs with channels of a width arrive in the new order."""
+
+    def permute(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            for axis in range(value.dim() - 1, -1, -1):
+                if any(value.shape[axis] % width == 0 for width in widths):
+                    return _permute(value, axis, order)
+        return value
+
+    def change(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(permute, args)), {name: permute(value) for name, value in kwargs.items()}
+
+    handle = model.register_forward_pre_hook(change, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
+    """The axes of every tensor that hold residual channels, or parts of them.
+
+    Their lengths change in the proportion of the width where upstream builds another and surgery keeps heads and hidden
+    units. Empty where upstream builds no other width.
     """
     scale = WidthScale.read(shape)
-    widths = set(primary_widths(shape))
     for unit in scale.units_below():
         try:
             narrow = surgery.write(find.build_on_meta(describe(model)), _at_unit(scale, unit))
         except LeanifyError:
             continue
+        widths = scale.widths(unit).items()
         shapes = {name: tensor.shape for name, tensor in (*narrow.named_parameters(), *narrow.named_buffers())}
-        axes: dict[str, list[tuple[int, int]]] = {}
+        axes: dict[str, list[int]] = {}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             for axis, (old, new) in enumerate(zip(tensor.shape, shapes.get(name, ()), strict=False)):
-                for width in sorted(widths, reverse=True):
-                    parts = old // width
-                    if old != new and old == parts * width and new == parts * scale.widths(unit)[width]:
-                        axes.setdefault(name, []).append((axis, width))
-                        break
-        generator = torch.Generator().manual_seed(0)
-        return axes, {width: torch.randperm(width, generator=generator) for width in widths}
-    return {}, {}
+                if old != new and any(old * new_width == new * width for width, new_width in widths):
+                    axes.setdefault(name, []).append(axis)
+        return axes
+    return {}
 
 
 def _at_unit(scale: WidthScale, unit: int) -> Architecture:
