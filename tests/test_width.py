@@ -43,7 +43,7 @@ batch_size = 64
 SMALL_VIT = {"depth": 3, "img_size": 32}
 QUICK = [
     "timm/vit_tiny_patch16_224", "timm/xcit_nano_12_p16_224", "timm/cait_xxs24_224", "timm/eva02_tiny_patch14_224",
-    "hf/bert", "hf/gpt2", "hf/llama", "hf/bart", "hf/mixtral",
+    "hf/bert", "hf/gpt2", "hf/llama", "hf/bart", "hf/mixtral", "hf/roformer", "hf/canine", "hf/data2vec-audio",
 ]  # fmt: skip
 DEAR = [
     "timm/davit_tiny", "timm/volo_d1_224", "timm/tnt_b_patch16_224", "hf/t5", "hf/clip", "hf/qwen3", "hf/deberta-v2",

@@ -7,7 +7,7 @@ result is read; a model that ignores the argument is refused. The axes with diff
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,17 @@ from leanify.upstream.modules import copy_to_meta, is_user_module
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
 from leanify.upstream.width import Candidate, respell_width
 
-_bases: dict[str, tuple[Architecture, dict[str, Any]]] = {}  # the last origin → (its shape, its current options)
+_bases: dict[str, Base] = {}  # the last origin → what it builds
 _known: dict[str, int] = {}  # origin → index of the candidate that built its last width
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an origin builds without changes: its shape, its options as they are, and the names of its parameters."""
+
+    architecture: Architecture
+    options: dict[str, Any]
+    names: frozenset[str]
 
 
 class NoWidth(ShapeError):
@@ -63,28 +72,35 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
     if origin.library == "module":
         reason = f"{origin.name} has no argument width; write it as make(width=…)"
     # possible spellings of the width; the one that worked last comes first
-    numbered = list(enumerate(respell_width(origin, base, _align(base, new))))
+    numbered = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
     first = _known.get(_key(origin), 0)
     numbered.sort(key=lambda pair: pair[0] != first)
+    unlike: list[tuple[int, Candidate, LocatedModel]] = []  # with other tensors, such as a projection of the embeddings
     for number, candidate in numbered:
         try:
             built = locate_built(candidate, model)
         except LeanifyError as error:
             reason = str(error)
             continue
-        if differs_in_width(built.architecture, new) or not _is_alike(built.architecture, base):
+        if differs_in_width(built.architecture, new) or not _is_alike(built.architecture, base.architecture):
             reason = f"{_differences(origin, candidate)} builds {_widths(built.architecture)}"
             continue
         if any(layer.heads < layer.kv_heads for layer in built.architecture.layers()):
             continue  # heads that no attention can compute
+        if _names(built.model) != base.names:
+            unlike.append((number, candidate, built))
+            continue
+        _known[_key(origin)] = number
+        yield candidate, built
+    for number, candidate, built in unlike:
         _known[_key(origin)] = number
         yield candidate, built
     raise NoWidth(f"{_change(located_model.architecture, new)}: {' '.join(reason.split())[:300]}")
 
 
-def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Architecture]:
-    """Return the constructor call of the model as it is now (classes and image size may have changed), and the shape
-    that it builds.
+def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Base]:
+    """Return the constructor call of the model as it is now (classes and image size may have changed), and what it
+    builds.
     """
     if is_hf(model):
         config: Any = model.config
@@ -93,13 +109,18 @@ def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Architect
     if key not in _bases:
         built = locate_built(Candidate(origin, {}), model)
         _bases.clear()
-        _bases[key] = built.architecture, live_options(built.model) if origin.library == "timm" else {}
-    architecture, options = _bases[key]
+        options = live_options(built.model) if origin.library == "timm" else {}
+        _bases[key] = Base(built.architecture, options, _names(built.model))
+    base = _bases[key]
     if origin.library == "timm":
         now = live_options(model)
-        changed = {name: value for name, value in now.items() if options.get(name) != value}
+        changed = {name: value for name, value in now.items() if base.options.get(name) != value}
         origin = replace(origin, options={**origin.options, **changed})
-    return origin, architecture
+    return origin, base
+
+
+def _names(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in model.named_parameters())
 
 
 def locate_built(candidate: Candidate, model: nn.Module) -> LocatedModel:

@@ -40,7 +40,7 @@ from leanify.upstream.build import build_model
 from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_origin
 
-from .running import Call, LawBroken, check_complete, difference, holding, outputs, randomise, require
+from .running import Call, LawBroken, check_complete, difference, holding, keep_experts, outputs, randomise, require
 
 TOLERANCE = 1e-10
 
@@ -200,11 +200,7 @@ def check_saving(model: nn.Module, call: Call) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lean_directory.save(big, Path(folder) / "lean")
         saved_model = find.load(str(Path(folder) / "lean")).to(next(big.parameters()).dtype).eval()
-    experts = getattr(getattr(big, "config", None), "_experts_implementation", None)
-    for module in saved_model.modules():  # the implementation that computes experts is a runtime setting, not saved
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "_experts_implementation"):
-            config._experts_implementation = experts
+    keep_experts(saved_model, big)
     _require_equal("kept", outputs(saved_model, call), reference, 1e-6)
 
 

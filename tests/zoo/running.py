@@ -63,6 +63,15 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def keep_experts(new: nn.Module, old: nn.Module) -> None:
+    """Let ``new`` compute experts as ``old`` does: a runtime setting of transformers, not part of a configuration."""
+    experts = getattr(getattr(old, "config", None), "_experts_implementation", None)
+    for module in new.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = experts
+
+
 def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
     """Every floating-point tensor in a run's outputs, except caches and attention maps.
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +28,9 @@ from leanify.lens import surgery
 from leanify.search.narrow_shape import WidthScale, primary_widths
 from leanify.sources import find
 from leanify.sources.describe import describe
+from leanify.upstream.libraries import format_error
 
-from .running import Call, difference, outputs, randomise, require
+from .running import Call, difference, keep_experts, outputs, randomise, require
 from .verdict import UNSET
 
 TOLERANCE = 1e-10
@@ -82,6 +85,7 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
     axes = width_axes(model, shape)
     if not axes:
         return False
+    _run_narrow(model, shape, call)
     model = randomise(model)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     with _ConstantSines():
@@ -99,10 +103,35 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
         error = _error(outputs(model, call), before)
         # an input may hold residual channels, too, such as the queries of a resampler
         if error >= TOLERANCE:
-            with _permuted_inputs(model, set(primary_widths(shape)), order):
+            with _changed_inputs(model, set(primary_widths(shape)), lambda value, axis: _permute(value, axis, order)):
                 error = min(error, _error(outputs(model, call), before))
     require(error < TOLERANCE, "permuted", f"outputs differ by {error:.1e}")
     return True
+
+
+def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> None:
+    """Law `runs`: a narrower model takes the same inputs, or those with fewer channels. Raises LawBroken."""
+    scale = WidthScale.read(shape)
+    reason = ""
+    for unit in scale.units_below():
+        try:
+            narrow = surgery.write(model, scale.reshape(unit)).double().eval()
+        except LeanifyError:
+            continue
+        keep_experts(narrow, model)
+        for share in (Fraction(1), Fraction(unit, scale.unit)):
+            with _changed_inputs(narrow, set(primary_widths(shape)), partial(_cut, share)):
+                try:
+                    outputs(narrow, call)
+                except Exception as error:  # another width may do, such as a multiple of what the code divides by
+                    reason = reason or format_error(error)
+                else:
+                    return
+    require(False, "runs", reason)
+
+
+def _cut(share: Fraction, tensor: Tensor, axis: int) -> Tensor:
+    return tensor.narrow(axis, 0, int(tensor.shape[axis] * share))
 
 
 class _ConstantSines(TorchFunctionMode):
@@ -132,20 +161,20 @@ def _error(new: list[Tensor], old: list[Tensor]) -> float:
 
 
 @contextmanager
-def _permuted_inputs(model: nn.Module, widths: set[int], order: Tensor) -> Iterator[None]:
-    """Inside this context, inputs with channels of a width arrive in the new order."""
+def _changed_inputs(model: nn.Module, widths: set[int], change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
+    """Inside this context, inputs that hold channels of a width arrive with this change of that axis."""
 
-    def permute(value: Any) -> Any:
+    def change_one(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             for axis in range(value.dim() - 1, -1, -1):
                 if any(value.shape[axis] % width == 0 for width in widths):
-                    return _permute(value, axis, order)
+                    return change(value, axis)
         return value
 
-    def change(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(map(permute, args)), {name: permute(value) for name, value in kwargs.items()}
+    def change_all(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(change_one, args)), {name: change_one(value) for name, value in kwargs.items()}
 
-    handle = model.register_forward_pre_hook(change, with_kwargs=True)
+    handle = model.register_forward_pre_hook(change_all, with_kwargs=True)
     try:
         yield
     finally:
