@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -13,6 +15,7 @@ import pytest
 
 from leanify.cli import main
 
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = (
     "--override img_size=16 --override patch_size=4 --override embed_dim=32 --override depth=8 --override num_heads=2 "
@@ -35,6 +38,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "old")):
         subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    shutil.copy(EXAMPLES / "own_gpt.py", folder)
     return folder
 
 
@@ -43,6 +47,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "data", "proposed"),
     [
         (f"vit_tiny {TINY} --control -o lean", "pets", ["compare vit_tiny", "train lean/lean"]),
+        (f"vit_tiny {TINY} --depth 3 --heads 3 -o control", "pets", ["compare vit_tiny", "train control"]),
+        ("own_gpt.py:make --target-params 0.6 -o own", "", ["profile own_gpt.py:make own"]),
         ("digits-study --target-params 0.5 -o 'a b'", "", ["compare digits-study"]),
         pytest.param(
             "old --depth 3 --weights old --data reviews -o healed",
@@ -68,7 +74,8 @@ def test_next_line_keeps_the_design(
     assert [each[: len(words)] for each, words in zip(lines, proposed, strict=True)] == proposed
     assert all(("DATA" in each) == bool(data) for each in lines)
     for each in lines:
-        assert typed(f"{each.replace('DATA', data)} --dry-run", monkeypatch) == 0, each
+        rehearsal = "--no-measure" if each.startswith("profile") else "--dry-run"
+        assert typed(f"{each.replace('DATA', data)} {rehearsal}", monkeypatch) == 0, each
 
 
 def test_next_line_writes_shown_design(
@@ -85,6 +92,63 @@ def test_next_line_writes_shown_design(
     assert last.startswith("next  leanify redesign digits-study ")
     assert typed(last.removeprefix("next  leanify "), monkeypatch) == 0
     assert (here / "lean-3" / "config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_proposed_study_trains_written_shape(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory called lean is that directory's shape, and control and narrow have its depth and size."""
+    monkeypatch.chdir(here)
+    (here / "apart").mkdir()
+    monkeypatch.chdir(here / "apart")
+    shutil.copytree(here / "pets", "pets")
+    pinned = TINY.replace("--target-params 0.5", "--depth 5 --heads 3 --mlp 64")
+    assert typed(f"redesign vit_tiny {pinned} -o lean", monkeypatch) == 0
+    _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
+    assert typed(f"{after.splitlines()[0].replace('DATA', 'pets')} --dry-run --json", monkeypatch) == 0
+    baseline, lean, control, narrow = json.loads(capsys.readouterr().out)["designs"]
+    assert [design["name"] for design in (baseline, lean, control, narrow)] == ["baseline", "lean", "control", "narrow"]
+    assert (lean["depth"], lean["heads"], lean["mlp"]) == (5, 3, 64)
+    assert (control["depth"], control["heads"]) == (5, baseline["heads"])
+    assert control["mlp"] > lean["mlp"]
+    assert narrow["depth"] == baseline["depth"]
+    assert all(abs(design["params"] / lean["params"] - 1) < 0.02 for design in (control, narrow))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("recipe", "proposed"),
+    [
+        ("own-images --set data.path=pets", "compare pets"),
+        ("vit_tiny {tiny} --set data.path=pets", "compare out"),
+        ("lean", None),
+    ],
+)
+def test_proposed_study_trains_same_model(
+    recipe: str,
+    proposed: str | None,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After a run of a model typed alone, its run is the recipe; a lean directory is not made leaner once more."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(here / "pets", "pets")
+    tiny = TINY.replace("--override ", "--set model.override.").replace("--target-params 0.5", "")
+    if recipe == "lean":
+        assert typed(f"redesign vit_tiny {TINY} -o lean", monkeypatch) == 0
+        recipe = "lean --set data.path=pets"
+    assert typed(f"train {recipe.format(tiny=tiny)} --set schedule.epochs=1 -o out", monkeypatch) == 0
+    _, _, after = capsys.readouterr().out.rpartition("\nnext  leanify ")
+    lines = [each.strip().removeprefix("leanify ") for each in after.splitlines()]
+    assert next((each for each in lines if each.startswith("compare")), None) == proposed
+    for each in lines:
+        if each.startswith("compare"):
+            assert typed(f"{each} --dry-run", monkeypatch) == 0
 
 
 def test_no_line_writes_several_designs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

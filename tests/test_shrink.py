@@ -24,6 +24,7 @@ from leanify.core.errors import DataError, LeanifyError
 from leanify.core.recipe import ModelSection
 from leanify.core.units import format_metric, format_metric_value, format_share
 from leanify.data.splits import load_splits
+from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.calibration_batches import calibration_batches
 from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.healing import SAMPLE_LIMITS, limit_samples
@@ -238,10 +239,32 @@ def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     assert limit_samples(whole, recipe, 10, 1e12).test.indices.tolist() == found.test.indices.tolist()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe's data, its model's trained weights; and `show` tells what became of them."""
+    short = ["schedule.epochs=", "schedule.steps=40", "data.samples=400"]
+    run = leanify.train("digits", tmp_path / "run", settings=short)
+    report = leanify.shrink(run, minutes=0, target_params=0.7, output=tmp_path / "small").report
+    own = start.recorded_recipe(RunDirectory.open(run))
+    assert own.data is not None
+    assert (report["task"], report["tokens"]) == (own.data.task, None)
+    shape = leanify.read(leanify.load(run)).stages[0]
+    assert (report["original"]["depth"], report["original"]["heads"]) == (shape.depth, shape.blocks[0][0].heads)
+    check(report, tmp_path / "small", Path(run), 0.7)
+    assert typed(f"show {tmp_path / 'small'}") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{report['chosen']}, carried and not healed" in printed
+    assert format_metric_value("top1", report["quality"]) in printed
+    (tmp_path / "small" / "report.json").write_text('["another", "file"]')
+    assert typed(f"show {tmp_path / 'small'}") == 0
+    assert "report" not in capsys.readouterr().out.replace("report.json", "")
+
+
 @pytest.mark.parametrize(
     ("source", "data", "words", "facts"),
     [
         ("old", "nowhere", {}, ("nowhere", "does not exist")),
+        ("old", None, {}, ("--data", "no run")),
         ("bert", "reviews", {}, ("bert", "no weights")),
         ("old", "pets", {}, ("pets",)),
         ("pictures", "reviews", {}, ("reviews",)),
@@ -251,12 +274,12 @@ def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_requests_write_nothing(
-    source: str, data: str, words: dict[str, Any], facts: tuple[str, ...], here: Path, tmp_path: Path
+    source: str, data: str | None, words: dict[str, Any], facts: tuple[str, ...], here: Path, tmp_path: Path
 ) -> None:
     given = {"target_params": 0.7, "output": tmp_path / "small", **words}
     name = here / source if (here / source).exists() else source
     with pytest.raises(LeanifyError) as raised:
-        leanify.shrink(name, here / data, **given)
+        leanify.shrink(name, None if data is None else here / data, **given)
     assert all(fact in str(raised.value) for fact in facts), str(raised.value)
     assert not list(tmp_path.iterdir())
 

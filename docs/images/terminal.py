@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-COMMAND = "leanify redesign vit_base"
+COMMAND = "leanify redesign vit_base --target-params 0.5"
 COLUMNS = 92
 PAPER, INK = (22, 24, 29), (230, 230, 230)
 COLOURS = [(80, 80, 80), (255, 95, 95), (95, 215, 95), (215, 175, 95), (95, 175, 255), (215, 135, 215), (95, 215, 215)]

@@ -19,10 +19,18 @@ def next_lines(
 ) -> list[str]:
     """The commands that compare the design with its baseline and train it alone, with capitals for unknown values.
 
-    A design with transferred weights is healed first. A source that is a recipe or a run names its data.
+    A design with transferred weights is healed first. A source that is a recipe or a run names its data. A module of
+    the user's own that takes neither token ids nor images is trained by their script, and only its costs are compared.
     """
     # the common arguments: designs, weights, data and overrides
     designs = [f"{plan.directory}/lean", f"{plan.directory}/control"] if plan.with_control else [str(plan.directory)]
+    if not _is_trained_here(plan):
+        return [join(["leanify", "profile", plan.source, *designs])]
+    rivals = []
+    if plan.control is not None and not plan.with_control:
+        rivals.append("control")
+    if plan.narrow is not None:
+        rivals.append("narrow")
     compare = ["leanify", "compare", plan.source]
     train = ["leanify", "train", designs[0]]
     if weights is not None:
@@ -35,7 +43,10 @@ def next_lines(
     for pair in overrides:
         key = "model" if pair.startswith("class=") else "model.override"
         compare += ["--set", f"{key}.{pair}"]
-    compare += ["--designs", ",".join(["baseline", *designs])]
+    directories = [_as_directory(name) for name in designs]
+    names = [Path(name).name for name in designs]  # of the designs in the study; each name counts once
+    rivals = [rival for rival in rivals if rival not in names]
+    compare += ["--designs", ",".join(["baseline", *directories, *rivals])]
 
     # training alone needs a recipe of its own; a study's weights come from a directory or a checkpoint
     if has_data:
@@ -43,6 +54,11 @@ def next_lines(
     if pretrained:
         return [join(train)]
     return [join(train), join(compare)] if weights else [join(compare), join(train)]
+
+
+def _as_directory(name: str) -> str:
+    """The name of a directory that `--designs` does not read as a design's: ``./lean``."""
+    return name if "/" in name else f"./{name}"
 
 
 def print_next(*commands: str) -> None:
@@ -67,6 +83,19 @@ def _new_folder(name: str) -> str:
     """The name, with the first number that makes it new if it exists."""
     names = [name, *(f"{name}-{number}" for number in range(2, 1000))]
     return next(name for name in names if not Path(name).exists())
+
+
+def _is_trained_here(plan: Plan) -> bool:
+    """Whether `leanify train` has data for the model's inputs: token ids by name, or images."""
+    source = plan.model_source
+    from leanify.sources import find
+    from leanify.upstream import modules
+    from leanify.upstream.inputs import example_inputs
+
+    if not modules.is_user_module(source.origin):
+        return True
+    inputs = example_inputs(find.build_on_meta(source), 1, device="meta")
+    return "input_ids" in inputs or next(iter(inputs.values())).dim() == 4
 
 
 def _has_data(source: str) -> bool:

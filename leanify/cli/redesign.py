@@ -38,7 +38,7 @@ def redesign(
     \b
     Examples:
       leanify redesign vit_base --target-params 0.5 -o lean
-      leanify redesign t5 --depth encoder=5
+      leanify redesign bert --max-macs 0.6
     """
     kind = output_kind(format, json)
     # an amount after --target-params 0.5 is another budget, not a source

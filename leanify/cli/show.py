@@ -216,7 +216,22 @@ def _model(what: str) -> Page:
     for ledger, count in group_blocks(ledgers):
         times = f"{count} blocks from " if count > 1 else ""
         lines.append(f"ledger   {times}{ledger.path or 'the model'}: {ledger.params:,} parameters: {ledger.summary()}")
+    if result := _shrink_result(Path(what)):
+        lines.append(f"report   {result}")
     return Page(lines, {**facts, "weights": weights}, layers, after=[f"leanify profile {quote(what)}"])
+
+
+def _shrink_result(folder: Path) -> str | None:
+    """What `leanify shrink` reported of the model that it wrote; None for another directory or a damaged report."""
+    from leanify.cli.shrink import result_sentence
+    from leanify.core.files.reading import read_json
+
+    if not (folder / "report.json").is_file():
+        return None
+    try:
+        return result_sentence(read_json(folder / "report.json"))
+    except (LeanifyError, LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        return None
 
 
 def _shape(what: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +28,10 @@ healing_option = partial(typer.Option, rich_help_panel="Healing")
 
 def shrink(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id")],
-    data: Annotated[Path, purpose_option(metavar="DIR", help="what it is for: texts, labelled texts, images")],
+    data: Annotated[
+        Path | None,
+        purpose_option(metavar="DIR", help="what it is for: texts, labelled texts, images (a run: its own data)"),
+    ] = None,
     target_params: Annotated[str, budget_option(metavar="SHARE|COUNT", help="parameter budget: 0.6, 43M")] = "0.6",
     count: Annotated[
         str, budget_option(metavar="all|body", help="what the budget counts; body: no embeddings, no classifier")
@@ -68,8 +71,9 @@ def shrink(
     folder for the model's own library, with report.json beside it; shapes that it does not build come with their code.
 
     \b
-    Example:
+    Examples:
       leanify shrink CHECKPOINT --data FOLDER --target-params 0.6 -o lean
+      leanify shrink runs/digits -o lean
     """
     kind = output_kind(format, json)
     from leanify.core.errors import LeanifyError
@@ -153,11 +157,9 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
     # the original, the candidates and the trivial model
     ends = neighbours(None if not has_neighbours else 1.0)
-    lines = [line("original", "", original, quality(original.get("quality")), "", *ends)]
+    lines = [line("original", _shape(original), original, quality(original.get("quality")), "", *ends)]
     for row in rows:
-        shape = f"{row['depth']} × {row['heads']}, {row['mlp']}"
-        if row["heads"] is None or row["name"] == "free":
-            shape = "a shape a block"
+        shape = "a shape a block" if row["name"] == "free" else _shape(row)
         chosen = " *" if row["name"] == report.get("chosen") else ""
         ends = neighbours(row.get("neighbours"))
         lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"]), *ends))
@@ -174,9 +176,23 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         _render_device(report["device"])
         return
     # the result in a sentence, and what to type next
-    out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
-    profile = ["leanify", "profile", report["source"], report.get("directory")]
-    print_next(typed_without("--dry-run") if is_rehearsal else join(profile))
+    out.print(f"\n{result_sentence(report)}", soft_wrap=not out.is_terminal)
+    if is_rehearsal:
+        print_next(typed_without("--dry-run"))
+        return
+    profile = ["leanify", "profile", report["source"], report["directory"]]
+    if report.get("tokens"):  # the length for which the table has MACs
+        profile += ["--tokens", str(report["tokens"])]
+    print_next(join(profile), f"leanify show {quote(report['directory'])}")
+
+
+def _shape(of: Mapping[str, Any]) -> str:
+    """Depth, heads and hidden units; reports of earlier versions lack the original's."""
+    if "depth" not in of:
+        return ""
+    if of["heads"] is None or isinstance(of["heads"], list) or isinstance(of["mlp"], list):
+        return "a shape a block"
+    return f"{of['depth']} × {of['heads']}, {of['mlp']}"
 
 
 def _render_device(forecast: Mapping[str, Any]) -> None:
@@ -198,7 +214,7 @@ def _render_device(forecast: Mapping[str, Any]) -> None:
     out.print(f"\n{describe_device(forecast)}", soft_wrap=not out.is_terminal)
 
 
-def _sentence(report: Mapping[str, Any]) -> str:
+def result_sentence(report: Mapping[str, Any]) -> str:
     """The chosen candidate, its size, and its quality against the original and the trivial model."""
     from leanify.core.units import format_count, format_forecast, format_metric_value, format_share
 
@@ -217,11 +233,12 @@ def _sentence(report: Mapping[str, Any]) -> str:
         comparisons.append(f"{reference['name']} {format_metric_value(name, reference['value'])}")
     if report.get("neighbours") is not None:
         comparisons.append(f"{format_share(report['neighbours'])} of the 10 nearest neighbours stay")
+    basis = report["judged_on"] + (f"; MACs of {report['tokens']:,} tokens" if report.get("tokens") else "")
     sentence = (
         f"{report['directory']} is {chosen['name']}, {treatment}: {format_count(chosen['params'])} parameters, "
         f"{format_share(1 - chosen['params'] / original['params'])} fewer; {name} "
         f"{format_metric_value(name, quality)}, "
-        f"{', '.join(comparisons)} ({report['judged_on']})"
+        f"{', '.join(comparisons)} ({basis})"
     )
     if reference and (quality - reference["value"]) * (original["quality"] - reference["value"]) <= 0:
         sentence += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"

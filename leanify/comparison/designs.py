@@ -7,7 +7,7 @@ mlp-only                   narrow the MLP to meet the budget; depth and heads un
 wide-heads                 lean's inner width from wider heads instead of more heads
 split                      more heads at the same inner width
 front:N                    the N best-ranked designs that use at least 97% of the budget
-DIR                        the shape of a lean directory
+DIR                        the shape of a lean directory; without lean, control and narrow are the directory's
 name=depth:7,heads:18,mlp:1536    an explicit shape; omitted sizes are the baseline's; 4/4/8/2 gives one per stage
 """
 
@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.comparison.plan import BASELINE, PlannedDesign, check_names, rank_designs
+from leanify.comparison.plan import BASELINE, LEAN, RIVALS, PlannedDesign, check_names, rank_designs
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.recipe import ModelSection, Recipe
@@ -50,12 +50,14 @@ class Designer:
 
     recipe: Recipe
     budget: str
+    pins: Mapping[str, Any] = field(init=False, default_factory=dict)  # the lean directory's, see `_lean_pins`
     tokens: int | None = field(init=False, default=None)
     baseline_macs: int | None = field(init=False, default=None)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
         """Return the named designs, then the grid's, with ranks. Raises LeanifyError for unknown or repeated names."""
         planned_designs: list[PlannedDesign] = []
+        self.pins = self._lean_pins(names)
         for name in names:
             planned_designs += self.designs_by_name(name)
         for name, pins in grid(sweep):
@@ -86,6 +88,25 @@ class Designer:
                 '"name=depth:7,heads:18"'
             )
 
+    def _lean_pins(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the sizes of the first lean directory of this model, if control or narrow are named and lean is not:
+        they are then the directory's.
+        """
+        if LEAN in names or not any(name in RIVALS for name in names):
+            return {}
+        for name in names:
+            if name not in alternatives.NAMES and "=" not in name and Path(name).is_dir():
+                source = find.find(Path(name))
+                if self._is_same_model(source):
+                    sizes = _stage_sizes(surgery.read(find.build_on_meta(source)))
+                    pins = {axis: sizes[axis] for axis in AXES}
+                    return {axis: list(size) if isinstance(size, tuple) else size for axis, size in pins.items()}
+        return {}
+
+    def _is_same_model(self, source: ModelSource) -> bool:
+        origin, own = source.origin, self.source.origin
+        return (origin.library, origin.name) == (own.library, own.name)
+
     # -- prices -------------------------------------------------------------------------------------------------------
 
     @property
@@ -106,7 +127,11 @@ class Designer:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan under the study's budget. Its BudgetError suggests options of a study, not redesign's flags."""
+        """The plan under the study's budget, or the one whose lean is a directory's shape. Its BudgetError suggests
+        options of a study, not redesign's flags.
+        """
+        if self.pins:
+            return self.make_redesign(**self.pins, min_depth=1, min_mlp=0)
         try:
             return self.make_redesign(target_params=self.budget)
         except BudgetError as error:
@@ -165,7 +190,7 @@ class Designer:
         source = find.find(path)
         model = find.build_on_meta(source)
         shape = surgery.read(model)
-        if (source.origin.library, source.origin.name) == (self.source.origin.library, self.source.origin.name):
+        if self._is_same_model(source):
             section = self.section(shape)
             model = self._built(section)  # the recipe's inputs and classes may differ from the directory's
         else:
@@ -177,12 +202,7 @@ class Designer:
                     f"{path} is for another task than the recipe's model: its input is {inputs} and its output "
                     f"{output}; the recipe's model has {expected} and {recipe_signature}"
                 )
-        # sizes: one number, or one per stage if stages differ
-        stages = [(stage.depth, stage.primary) for stage in shape.stages]
-        rows = [(depth, one.heads, one.head_dim, one.mlp, one.width) for depth, one in stages if one is not None]
-        sizes: dict[str, Any] = {}
-        for axis, column in zip(SIZES, zip(*rows, strict=True), strict=True):
-            sizes[axis] = column[0] if len(set(column)) == 1 else column
+        sizes = _stage_sizes(shape)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)  # a valid name for a folder of runs
         cost = counting.count(model, self.length)
         return PlannedDesign(name, section, **sizes, params=cost.params, macs=cost.macs, predicted=self.score(shape))
@@ -293,6 +313,16 @@ def grid(sweep: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, dict[str, in
         for values in product(*sweep.values()):
             pins = dict(zip(sweep, values, strict=True))
             yield "-".join(f"{axis}{value}" for axis, value in pins.items()), dict(pins)
+
+
+def _stage_sizes(shape: Architecture) -> dict[str, Any]:
+    """Return the sizes of a shape by axis: one number, or a tuple of one per stage if stages differ."""
+    stages = [(stage.depth, stage.primary) for stage in shape.stages]
+    rows = [(depth, one.heads, one.head_dim, one.mlp, one.width) for depth, one in stages if one is not None]
+    sizes: dict[str, Any] = {}
+    for axis, column in zip(SIZES, zip(*rows, strict=True), strict=True):
+        sizes[axis] = column[0] if len(set(column)) == 1 else column
+    return sizes
 
 
 def _sizes(text: str, value: str) -> int | list[int]:

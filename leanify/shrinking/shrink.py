@@ -79,7 +79,7 @@ class Shrunk:
 
 def shrink(
     checkpoint: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     target_params: float | int | str = 0.6,
     minutes: float = 30.0,
     output: str | Path | None = None,
@@ -95,6 +95,7 @@ def shrink(
 ) -> Shrunk:
     """Shrink a checkpoint to a budget of parameters, on the user's data, and write the best model to ``output``.
 
+    ``data`` is a folder or a file; a run may leave it out, and is shrunk on the data that it was trained on.
     ``count="body"`` excludes embeddings and classifier from the budget. ``shape="free"`` adds a candidate whose blocks
     differ; ``"plain"`` allows only shapes that the model's own library can build. ``minutes`` is the total time; 0
     disables healing and the limit. ``designs`` are some of `designs.MEANING`, ``rates`` learning rates to choose from,
@@ -124,7 +125,7 @@ def shrink(
             return Shrunk(_rehearse(bench, plan.baseline.to_json(), time_plan, minutes), None)
     request = {
         "source": source,
-        "data": str(data),
+        "data": None if data is None else str(data),
         "target_params": str(target_params),
         "minutes": minutes,
         "count": count,
@@ -143,7 +144,7 @@ def shrink(
         # refuse models that cannot be trained before anything is written
         bench, time_plan = _prepare(recipe, plan, shapes, requested, folder.clock, folder.findings)
         folder.keep()
-        return _shrink_in(folder, bench, time_plan.shapes, rates, explain)
+        return _shrink_in(folder, bench, plan, time_plan.shapes, rates, explain)
 
 
 def _prepare(
@@ -202,13 +203,19 @@ def _explain_memory(source: str, plan: Plan) -> Iterator[None]:
         ) from error
 
 
-def shrink_recipe(source: str, data: str | Path, settings: Sequence[str]) -> TrainingRecipe:
-    """Return the usual recipe of the checkpoint on this data, with the checkpoint as its own teacher."""
+def shrink_recipe(source: str, data: str | Path | None, settings: Sequence[str]) -> TrainingRecipe:
+    """Return the usual recipe of the checkpoint on this data, with the checkpoint as its own teacher.
+
+    Without data, it is the run's own recipe.
+    """
     if find.find(source).weights is None:
         raise LeanifyError(f"{source} has no weights: shrink keeps what a trained model knows; name a checkpoint")
-    if not Path(data).expanduser().exists():
+    if data is None and not is_run(source):
+        raise LeanifyError(f"--data is missing: a run knows its data, and {source} is no run; name a folder of yours")
+    if data is not None and not Path(data).expanduser().exists():
         raise LeanifyError(f"--data {data} does not exist")
-    value = trainable(start.resolve(source, (f"data.path={data}", *settings), source))
+    path = [] if data is None else [f"data.path={data}"]
+    value = trainable(start.resolve(source, (*path, *settings), source))
     if is_run(source):  # its recipe names the initial model, without the trained weights
         value = replace(value, model=ModelSection(source))
         run_data = start.recorded_recipe(RunDirectory.open(Path(source))).data
@@ -270,9 +277,15 @@ def _forecast_report(
 
 
 def _shrink_in(
-    folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape], rates: Sequence[float], explain: bool
+    folder: ShrinkFolder,
+    bench: Evaluator,
+    plan: Plan,
+    shapes: Sequence[Shape],
+    rates: Sequence[float],
+    explain: bool,
 ) -> Shrunk:
     source = bench.recipe.model.source
+    sizes = {key: getattr(plan.baseline, key) for key in ("depth", "heads", "mlp")}
     # the original and a trivial model, on the final samples
     original = folder.once("original", lambda: bench.evaluate() | _costs(bench.recipe))
     reference = folder.once("reference", bench.reference)
@@ -298,9 +311,10 @@ def _shrink_in(
     report = {
         "source": source,
         "task": bench.recipe.data.task,
+        "tokens": bench.recipe.data.length,
         "metric": bench.metric,
         "reference": reference,
-        "original": _public(original) | latency.get("original", {}),
+        "original": sizes | _public(original) | latency.get("original", {}),
         "candidates": [_row(shape, transferred, healed_candidates) | latency.get(shape.name, {}) for shape in shapes],
         "chosen": best,
         "quality": found["quality"],

@@ -243,7 +243,7 @@ def short_answer(results: Path) -> str:
     }
     last = f"All of this is small (64–96 wide), brief, one learning rate a task. Seeds: {seeds}."
     if unlearnt:
-        last += f" Left out: {listed(unlearnt)}, where the baseline is no better than a trivial model."
+        last += f" Left out: {listed(unlearnt)}, where the baseline does not beat a trivial model."
     return "\n".join([*(wrapped(f"- **{words}**: {verdict}.") for words, verdict in lines.items()), "", wrapped(last)])
 
 
@@ -257,7 +257,7 @@ def wrapped(text: str) -> str:
 
 
 def said_briefly(evidence: Evidence, a: str, b: str) -> str:
-    """``better on A (−0.050 nats), not told apart on B and C; −1.2% of the loss over all tasks (−3.2 … +0.8)``"""
+    """``better on A (−0.050 nats), no clear difference on B and C; −1.2% of the loss over all tasks (−3.2 … +0.8)``"""
     parts = []
     for verdict, words in (("better", "better on"), ("worse", "worse on")):
         shown = evidence.shown(a, b, verdict)
@@ -265,9 +265,9 @@ def said_briefly(evidence: Evidence, a: str, b: str) -> str:
             parts.append(f"{words} {listed([f'{TITLES[e.task.name]} ({signed(e.apart)} nats)' for e in shown])}")
     rest = [TITLES[e.task.name] for e in evidence.shown(a, b, "open")]
     if not parts:
-        parts = ["no difference is shown on any task"]
+        parts = ["no clear difference on any task"]
     elif rest:
-        parts.append(f"not told apart on {listed(rest)}")
+        parts.append(f"no clear difference on {listed(rest)}")
     mean, low, high = (f"{value:+.1f}".replace("-", "−") for value in evidence.overall(a, b))
     return f"{', '.join(parts)}; {mean}% of the loss over all tasks (95% {low} … {high})"
 
