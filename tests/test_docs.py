@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import documents
 import pytest
@@ -96,6 +97,13 @@ def test_scripts_and_gate(tmp_path: Path) -> None:
     documents.shell(f"{EXAMPLES}/gate.sh vit_tiny 5M 2G", tmp_path, exit_code=1)
 
 
+def _exact_outputs(notebook: Any) -> list[str]:
+    """The printed results of cells that compute no random number: they count parameters and MACs."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and "torch" not in cell.source]
+    outputs = [output for cell in cells if "settings=" not in cell.source for output in cell.outputs]
+    return [output["data"]["text/plain"] for output in outputs if "data" in output]
+
+
 @pytest.mark.docs
 @pytest.mark.filterwarnings("ignore")  # the kernel's own
 def test_notebook_runs_in_full() -> None:
@@ -103,7 +111,10 @@ def test_notebook_runs_in_full() -> None:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(EXAMPLES / "first_steps.ipynb", as_version=4)
+    stored = _exact_outputs(notebook)
+    assert stored
     NotebookClient(notebook, timeout=300).execute()
+    assert _exact_outputs(notebook) == stored, "the stored outputs are stale: run the notebook and save it"
 
 
 @pytest.mark.docs

@@ -7,13 +7,15 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import leanify
-from leanify.cli import formats
+from leanify.cli import formats, main
 from leanify.core import recipe as recipes
+from leanify.core.units import format_count
 from leanify.search.amounts import amount, check_budget
 
 ROWS: list[dict[str, Any]] = [
@@ -47,6 +49,23 @@ def test_markdown_leaves_out_empty_columns(capsys: Any) -> None:
     assert capsys.readouterr().out.splitlines()[::2] == ["| name | heads |", "| a | 0 |"]
     formats.show("csv", {}, rows, lambda: None)
     assert capsys.readouterr().out.splitlines()[0] == "name,latency,heads"
+
+
+def test_markdown_plan_has_table_columns(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the table, with the design in every row; CSV has the budget and every number."""
+    printed = {}
+    for kind in ("table", "markdown", "csv"):
+        monkeypatch.setattr(sys, "argv", ["leanify", "redesign", "vit_tiny", "--format", kind])
+        with suppress(SystemExit):
+            main()
+        printed[kind] = capsys.readouterr().out.splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed["markdown"]]
+    assert head[:3] == ["source", "budget", "design"]
+    assert "  ".join(head[3:]).split() == printed["table"][2].split()
+    plan = leanify.redesign("vit_tiny")
+    assert [row[2] for row in rows] == [name for name, _ in plan.designs()]
+    assert rows[1][head.index("params")] == format_count(plan.chosen.params)
+    assert {row["budget"] for row in csv.DictReader(printed["csv"])} == {"0.5"}
 
 
 def test_two_formats_are_refused() -> None:

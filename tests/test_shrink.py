@@ -264,7 +264,7 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     ("source", "data", "words", "facts"),
     [
         ("old", "nowhere", {}, ("nowhere", "does not exist")),
-        ("old", None, {}, ("--data", "no run")),
+        ("old", None, {}, ("data", "no run")),
         ("bert", "reviews", {}, ("bert", "no weights")),
         ("old", "pets", {}, ("pets",)),
         ("pictures", "reviews", {}, ("reviews",)),

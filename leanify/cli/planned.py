@@ -126,9 +126,18 @@ class PlanView:
         return data
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row per design, for CSV and Markdown."""
+        """One row per design with all of its numbers, for CSV."""
         for row in self.plan.rows():
-            yield {"source": self.plan.source, "budget": self.plan.options.target_params or self.budget, **row}
+            yield {"source": self.plan.source, "budget": self._budget, **row}
+
+    def readable_rows(self) -> Iterator[dict[str, Any]]:
+        """One row per design with the columns of the table, for Markdown."""
+        for row in plans.table_rows(self.plan):
+            yield {"source": self.plan.source, "budget": str(self._budget or ""), **row}
+
+    @property
+    def _budget(self) -> Budget:
+        return self.plan.options.target_params or self.budget
 
 
 def render(views: Sequence[PlanView]) -> None:

@@ -63,6 +63,15 @@ def _table(plan: Plan) -> Table:
     return grid
 
 
+def table_rows(plan: Plan) -> list[dict[str, str]]:
+    """The rows of the printed table by column, for Markdown; sizes of several stages are divided by slashes."""
+    grid = _table(plan)
+    names = [str(column.header) or "design" for column in grid.columns]
+    cells = [[str(cell).replace("\n", " / ").rstrip(" /") for cell in column.cells] for column in grid.columns]
+    cells[0] = [name for name, _ in plan.designs()]  # the table shows a repeated name once
+    return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
+
+
 def print_warnings(plan: Plan) -> None:
     """Print warnings on standard error, one line each."""
     err = console(stderr=True)

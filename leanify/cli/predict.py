@@ -48,8 +48,9 @@ def predict(
         raise DirectoryError(f"{run} is not a run; `leanify runs` lists the runs here")
     if (Path(run) / "modules.json").is_file() and not (Path(run) / "recipe.toml").is_file():
         raise DirectoryError(
-            f"{run} is a sentence encoder, not a run with classes; in Python its embeddings are "
-            f"sentence_transformers.SentenceTransformer({run!r}).encode(texts)"
+            f"{run} is a sentence encoder, not a run with classes; these two lines of Python compute embeddings:\n"
+            "  from sentence_transformers import SentenceTransformer\n"
+            f"  SentenceTransformer({run!r}).encode([{inputs[0]!r}])"
         )
     with progress("loading PyTorch", None):
         from leanify.training.predicting import predict as predict_all

@@ -75,7 +75,7 @@ def redesign(
     output_json = views[0].to_json() if len(views) == 1 else {"plans": [view.to_json() for view in views]}
     rows: list[dict[str, Any]] = []
     for view in views:
-        rows += view.rows()
+        rows += view.readable_rows() if kind == "markdown" else view.rows()
     show(kind, output_json, rows, lambda: planned.render(views))
     if kind != "table":
         for view in views:
