@@ -12,6 +12,7 @@ import torch
 
 import leanify
 from leanify.shrinking.shrink import shrink_recipe
+from leanify.sources.find import build_on_meta, find
 from leanify.sources.weights import has_weights
 from leanify.training.loop import Trainer
 from leanify.training.master_weights import weights_dtype
@@ -72,3 +73,16 @@ def test_types_end_alike(here: Path, tmp_path: Path) -> None:
     for name in ("float16", "bfloat16"):
         assert quality[name] == pytest.approx(quality["float32"], abs=4e-3)
         assert quality[name][0] > quality[name][1]  # healed above carried
+
+
+def test_classifier_is_built_in_one_dtype(tmp_path: Path) -> None:
+    """Llama's classifier makes its base by ``from_config``, which takes the checkpoint's 16 bits for the base alone."""
+    library: Any = import_transformers()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = library.LlamaConfig(vocab_size=60, pad_token_id=0, **sizes)
+    library.LlamaForSequenceClassification(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = build_on_meta(find(tmp_path))
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert model.config.dtype == torch.bfloat16
+    ids = torch.arange(1, 9)[None]
+    assert leanify.load(tmp_path)(input_ids=ids).logits.dtype == torch.bfloat16

@@ -24,6 +24,7 @@ from leanify.profiling.shapes import StageShape, apply_shape
 from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
+from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import get_origin
 from leanify.upstream.settle import drop_path_rates
 
@@ -381,3 +382,16 @@ def test_old_head_caches_are_dropped() -> None:
     assert running.difference(running.outputs(model, run), before) == 0
     fewer = leanify.write(grown, shape)
     assert running.difference(running.outputs(fewer, run), before) < 1e-4
+
+
+def test_position_maps_follow_heads() -> None:
+    """DeBERTa-v2 that does not share its keys projects the relative positions for each head, too."""
+    library: Any = import_transformers()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    options = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": False}
+    model = library.DebertaV2Model(library.DebertaV2Config(vocab_size=60, **sizes, **options)).eval()
+    shape = leanify.read(model)
+    new = leanify.write(model, replace(shape, stages=(shape.stages[0].reshape(2, heads=3),))).eval()
+    attention = new.encoder.layer[0].attention.self
+    assert attention.pos_key_proj.out_features == attention.pos_query_proj.out_features == 48
+    assert new(torch.arange(1, 9)[None])[0].isfinite().all()

@@ -94,7 +94,8 @@ def _construct(origin: Origin) -> nn.Module:
             hooks.check_on(f"this {name}")
         with reraise_as(f"transformers does not build {name!r} as {origin.cls}"):
             config = library.AutoConfig.for_model(name, **drop_type(options))
-            model = getattr(library, origin.cls)(config)
+            with _without_dtype(config):
+                model = getattr(library, origin.cls)(config)
     elif origin.library == "diffusers":  # in older lean directories and runs
         raise SourceError(f"{origin}: {NO_DIFFUSERS}")
     elif modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
@@ -136,6 +137,22 @@ def check_sizes(options: Any) -> None:
         classes = len(value) if key == "id2label" and isinstance(value, Mapping) else value
         if key in LABELS and isinstance(classes, int) and classes > MOST_LABELS:
             raise SourceError(f"{key} of {classes:,} classes; at most {MOST_LABELS:,} are supported")
+
+
+@contextmanager
+def _without_dtype(config: Any) -> Iterator[None]:
+    """Build a transformers model in one dtype: a head that makes its base by ``from_config`` (Llama's classifier)
+    would have the 16 bits of its checkpoint in the base alone.
+    """
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
+    dtypes = [(part, part.dtype) for part in parts if getattr(part, "dtype", None) is not None]
+    for part, _ in dtypes:
+        part.dtype = None
+    try:
+        yield
+    finally:
+        for part, dtype in dtypes:
+            part.dtype = dtype
 
 
 def _check_arguments(origin: Origin) -> None:
