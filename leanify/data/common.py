@@ -26,44 +26,46 @@ def subset(samples: Any, data: DataSection) -> Any:
     return Selection(samples, choose_indices(samples, data.samples, data.subset))
 
 
-def choose_indices(whole: Any, samples: int, how: str) -> np.ndarray:
+def choose_indices(dataset: Any, samples: int, how: str) -> np.ndarray:
     """Sorted indices of the first samples, or of a random subset that does not depend on the run's seed.
 
     A random subset keeps the classes' proportions: the first samples of a data set may be of one class only.
     """
-    samples = min(samples, len(whole))
-    if how == "first" or samples == len(whole):
+    samples = min(samples, len(dataset))
+    if how == "first" or samples == len(dataset):
         return np.arange(samples)
-    order = permutation(HOLDOUT, 0, 1, len(whole))
-    labels = getattr(whole, "labels", None)
+    order = permutation(HOLDOUT, 0, 1, len(dataset))
+    labels = getattr(dataset, "labels", None)
     if labels is None or np.asarray(labels).dtype.kind == "f":
         return np.sort(order[:samples])
-    drawn = np.asarray(labels)[order]
-    classes, counts = np.unique(drawn, return_counts=True)
-    places = [order[drawn == kind][:share] for kind, share in zip(classes, apportion(counts, samples), strict=True)]
+    shuffled_labels = np.asarray(labels)[order]
+    classes, counts = np.unique(shuffled_labels, return_counts=True)
+    places = [
+        order[shuffled_labels == kind][:share] for kind, share in zip(classes, apportion(counts, samples), strict=True)
+    ]
     return np.sort(np.concatenate(places))
 
 
 def apportion(counts: np.ndarray, samples: int) -> np.ndarray:
     """Apportion ``samples`` to classes in proportion to ``counts``, by the largest-remainder method."""
     exact = counts * (samples / counts.sum())
-    whole = np.floor(exact).astype(int)
-    most = np.argsort(whole - exact, kind="stable")[: samples - whole.sum()]
-    whole[most] += 1
-    rounded: np.ndarray = whole
-    return rounded
+    counts_rounded_down = np.floor(exact).astype(int)
+    largest_remainders = np.argsort(counts_rounded_down - exact, kind="stable")[: samples - counts_rounded_down.sum()]
+    counts_rounded_down[largest_remainders] += 1
+    shares: np.ndarray = counts_rounded_down
+    return shares
 
 
-def hold_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
+def hold_out(dataset: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
     """Split off a random share, which the run's seed does not change, for validation: (train, validation).
 
     ``unchanged`` is the same data without augmentation, for validation. Raises DataError for an empty part.
     """
-    order = permutation(HOLDOUT, 0, 0, len(whole))
-    cut = math.ceil(share * len(whole))
-    if not 0 < cut < len(whole):
-        raise DataError(f"{len(whole)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
-    return Selection(whole, np.sort(order[cut:])), Selection(unchanged or whole, np.sort(order[:cut]))
+    order = permutation(HOLDOUT, 0, 0, len(dataset))
+    cut = math.ceil(share * len(dataset))
+    if not 0 < cut < len(dataset):
+        raise DataError(f"{len(dataset)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
+    return Selection(dataset, np.sort(order[cut:])), Selection(unchanged or dataset, np.sort(order[:cut]))
 
 
 def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:

@@ -43,8 +43,8 @@ def take_fingerprint(data: DataSection, splits: Splits) -> dict[str, Any]:
     files, top = [(root.name, root.stat().st_size)], root.parent
     if root.is_dir():
         files, top = list(_data_files(root)), root
-    spread: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
-    contents = {files[place][0]: _file_digest(top / files[place][0], files[place][1]) for place in spread}
+    places: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
+    contents = {files[place][0]: _file_digest(top / files[place][0], files[place][1]) for place in places}
     return facts | {"folders": _summarise_folders(files), "contents": contents}
 
 
@@ -55,17 +55,17 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
     if not before or not isinstance(contents, Mapping) or not _are_folders(folders):
         return None
     # files that were added, removed or resized, then contents of equal size
-    found = list(_folder_changes(folders, now.get("folders", {})))
+    changes = list(_folder_changes(folders, now.get("folders", {})))
     others = now.get("contents", {})
     for name, digest in contents.items():
         if others.get(name, digest) != digest:
-            found.append(f"the content of {name} changed")
-    if not found and before.get("samples") != now.get("samples"):
-        found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
+            changes.append(f"the content of {name} changed")
+    if not changes and before.get("samples") != now.get("samples"):
+        changes = [f"samples: {before.get('samples')} → {now.get('samples')}"]
     # the first changes, and how many more
-    if len(found) > MAX_CHANGES:
-        found[MAX_CHANGES:] = [f"and {len(found) - MAX_CHANGES} more"]
-    return "; ".join(found) or None
+    if len(changes) > MAX_CHANGES:
+        changes[MAX_CHANGES:] = [f"and {len(changes) - MAX_CHANGES} more"]
+    return "; ".join(changes) or None
 
 
 def _are_folders(folders: Any) -> bool:
@@ -91,8 +91,10 @@ def _folder_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
 def _data_files(root: Path) -> Iterator[tuple[str, int]]:
     """Yield (relative name, size) of every data file under a folder, sorted; runs in it are skipped."""
     check_links(root, DataError)
-    for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
+    for folder, subfolders, names in os.walk(root, followlinks=True):
+        subfolders[:] = sorted(
+            name for name in subfolders if not name.startswith(".") and not is_run(Path(folder, name))
+        )
         for name in sorted(names):
             path = Path(folder, name)
             if path.suffix.lower() in SUFFIXES and path.is_file():
@@ -100,14 +102,14 @@ def _data_files(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _summarise_folders(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
-    inside: dict[str, list[tuple[str, int]]] = {}
+    files_by_folder: dict[str, list[tuple[str, int]]] = {}
     for name, size in files:
-        inside.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
-    found: dict[str, list[Any]] = {}
-    for folder, some in inside.items():
+        files_by_folder.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
+    summaries: dict[str, list[Any]] = {}
+    for folder, some in files_by_folder.items():
         digest = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
-        found[folder] = [len(some), sum(size for _, size in some), digest]
-    return found
+        summaries[folder] = [len(some), sum(size for _, size in some), digest]
+    return summaries
 
 
 def _file_digest(path: Path, size: int) -> str:

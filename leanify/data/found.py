@@ -80,9 +80,9 @@ class NamedColumns:
 
     def picture_column(self, row: Row) -> str | None:
         """The column of images: the one asked for, one of a usual name, the only one with such cells."""
-        asked = self.image if self.image in row else columns.match_column(columns.PICTURES, list(row))
-        if asked is not None and (_is_picture(row[asked]) or self.image == asked):
-            return asked
+        column = self.image if self.image in row else columns.match_column(columns.PICTURES, list(row))
+        if column is not None and (_is_picture(row[column]) or self.image == column):
+            return column
         fits = [name for name in row if isinstance(name, str) and _is_picture(row[name])]
         return fits[0] if len(fits) == 1 else None
 
@@ -90,7 +90,7 @@ class NamedColumns:
 NO_COLUMNS = NamedColumns()
 
 
-def recognise(path: str | Path, named: NamedColumns = NO_COLUMNS) -> OwnData | None:
+def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData | None:
     """Recognise the data in a file or folder; None if there is none of a known kind.
 
     Raises SeveralLabels where the labels of a table are lists.
@@ -98,15 +98,15 @@ def recognise(path: str | Path, named: NamedColumns = NO_COLUMNS) -> OwnData | N
     place = Path(path).expanduser()
     try:
         if place.is_file():
-            return _describe_file(place, None, named)
-        return _describe_folder(place, named) if place.is_dir() else None
+            return _describe_file(place, None, selection)
+        return _describe_folder(place, selection) if place.is_dir() else None
     except SeveralLabels:
         raise
     except (OSError, DataError):
         return None
 
 
-def _describe_folder(place: Path, named: NamedColumns) -> OwnData | None:
+def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
     # data that `datasets` saved
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _describe_saved(place)
@@ -127,11 +127,11 @@ def _describe_folder(place: Path, named: NamedColumns) -> OwnData | None:
     )
     if file is not None:
         kinds = columns.TABLES if columns.is_table(file) else (".txt", *columns.TABLES)
-        return _describe_file(file, columns.find_split_file(place, "validation", kinds), named)
+        return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection)
     # a single text file, or several without a split
     texts = columns.text_files(place)
     if len(texts) == 1:
-        return _describe_file(texts[0], None, named)
+        return _describe_file(texts[0], None, selection)
     return OwnData("text", f"{len(texts)} text files in {place}", False) if texts else None
 
 
@@ -167,8 +167,8 @@ def _describe_saved(place: Path) -> OwnData | None:
         names = features[label]["names"]
         classes = f"{len(names):,} classes ({label}: {preview(names, MAX_NAMES)})"
         text = f"a data set of images ({first['Image']}) of {classes} in {place}"
-        validated = any(name in splits for name in columns.SPLITS["validation"])
-        return OwnData("images", text, validated, classes=len(names))
+        is_validated = any(name in splits for name in columns.SPLITS["validation"])
+        return OwnData("images", text, is_validated, classes=len(names))
 
 
 def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> OwnData:
@@ -176,10 +176,10 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Ow
     empty = [name for name, count in counts.items() if not count]
     names, samples = sorted(set(counts) - set(empty)), sum(counts.values())
     description = f"{samples:,} images of {len(names):,} classes ({preview(names, MAX_NAMES)}) in {train}"
-    inside = _same_folders([train / name for name in names])
-    if inside:
+    shared_folders = _same_folders([train / name for name in names])
+    if shared_folders:
         description += (
-            f"; each of these folders has the folders {preview(inside)}: if those are the classes, name one of "
+            f"; each of these folders has the folders {preview(shared_folders)}: if those are the classes, name one of "
         )
         description += "the outer ones"
     # the validation folder, with its classes; folders that spoil the classes, by name
@@ -213,18 +213,18 @@ def _images_by_folder(place: Path) -> dict[str, int]:
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
     """The folders in every class, if all have the same two or more and no image; otherwise []."""
-    shared: list[str] | None = None
+    shared_names: list[str] | None = None
     for place in classes:
-        inside = sorted(folder.name for folder in _folders(place))
-        if len(inside) < 2 or shared not in (None, inside):
+        names = sorted(folder.name for folder in _folders(place))
+        if len(names) < 2 or shared_names not in (None, names):
             return []
         if any(path.name.lower().endswith(columns.IMAGES) for path in place.iterdir()):
             return []
-        shared = inside
-    return shared or []
+        shared_names = names
+    return shared_names or []
 
 
-def _describe_file(file: Path, validation: Path | None, named: NamedColumns) -> OwnData | None:
+def _describe_file(file: Path, validation: Path | None, selection: NamedColumns) -> OwnData | None:
     """Describe a file, which may be validated on another one."""
     # plain text has no rows
     is_table = columns.is_table(file)
@@ -242,11 +242,11 @@ def _describe_file(file: Path, validation: Path | None, named: NamedColumns) -> 
     table = read_table(file, faults)
     rows = [row for _, row in islice(table, SOME)]
     further_rows = [_drop_long_cells(row) for _, row in islice(table, MAX_COUNTED - SOME)]
-    found = _describe_rows(file, rows, further_rows, validation, named)
-    if found is None or not faults.names:
-        return found
-    more = f"; {_count(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
-    return replace(found, description=found.description + more)
+    data = _describe_rows(file, rows, further_rows, validation, selection)
+    if data is None or not faults.names:
+        return data
+    faults_note = f"; {_count(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
+    return replace(data, description=data.description + faults_note)
 
 
 def _drop_long_cells(row: Row) -> Row:
@@ -259,7 +259,7 @@ def _drop_long_cells(row: Row) -> Row:
 
 
 def _describe_rows(
-    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], validation: Path | None, named: NamedColumns
+    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], validation: Path | None, selection: NamedColumns
 ) -> OwnData | None:
     """Return the kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone.
 
@@ -269,31 +269,31 @@ def _describe_rows(
         return None
     # columns by their names: texts, label, pictures
     names = list(rows[0])
-    texts, label = named.text_columns(names), named.label_column(names)
+    texts, label = selection.text_columns(names), selection.label_column(names)
     if label is not None and any(isinstance(row.get(label), (list, tuple)) for row in rows):
-        if named.task not in columns.WITHOUT_LABELS:
+        if selection.task not in columns.WITHOUT_LABELS:
             raise SeveralLabels(f"{file} has lists in its column {label}; {LISTS}")
         label = None
     by_name = texts, label
     # a column of pictures, with a label by its name or by its values
-    picture = named.picture_column(rows[0])
+    picture = selection.picture_column(rows[0])
     if picture is not None:
         answer = label or guessing.guess_label([*rows, *further_rows], (picture,))
         if answer is not None:
-            found = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
-            found = _with_validation(found, validation, answer, [*rows, *further_rows])
+            data = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
+            data = _with_validation(data, validation, answer, [*rows, *further_rows])
             named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
-            return found if named_so else replace(found, columns=((picture,), answer))
+            return data if named_so else replace(data, columns=((picture,), answer))
     # columns of texts and of a label, by their names or by their values
-    if named.task not in columns.WITHOUT_LABELS:
+    if selection.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.guess_text(rows)
-        if texts and (label is None or (label in texts and named.label is None)):
+        if texts and (label is None or (label in texts and selection.label is None)):
             label = guessing.guess_label([*rows, *further_rows], texts)
     if texts and label is not None:
-        found = _describe_labels(file, rows, further_rows, "sentences", texts, label)
-        found = replace(found, fault=None if named.task is not None else found.fault)
-        found = _with_validation(found, validation, label, [*rows, *further_rows])
-        return found if by_name == (texts, label) else replace(found, columns=(texts, label))
+        data = _describe_labels(file, rows, further_rows, "sentences", texts, label)
+        data = replace(data, fault=None if selection.task is not None else data.fault)
+        data = _with_validation(data, validation, label, [*rows, *further_rows])
+        return data if by_name == (texts, label) else replace(data, columns=(texts, label))
     # texts without a label train a language model
     if not by_name[0]:
         return None
@@ -301,21 +301,21 @@ def _describe_rows(
     return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
 
 
-def _with_validation(found: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
+def _with_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
     """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
     if validation is None:
-        return found
+        return data
     # the rows of the validation table need the label column
     rows = [_drop_long_cells(row) for _, row in islice(read_table(validation, Faults(skip=True)), MAX_COUNTED)]
     if not any(label in row for row in rows[:1]):
-        return replace(found, description=f"{found.description}; {validation} has no column {label} and is left out")
+        return replace(data, description=f"{data.description}; {validation} has no column {label} and is left out")
     # a table whose labels are kept from us often has one placeholder for all of them
     values = {columns.parse_label(row.get(label)) for row in rows}
     known_values = {columns.parse_label(row.get(label)) for row in training_rows}
     if len(values) == 1 and not values & known_values:
         hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
-        return replace(found, description=f"{found.description}; {hidden}")
-    return replace(found, is_validated=True, description=f"{found.description}, validated on {validation}")
+        return replace(data, description=f"{data.description}; {hidden}")
+    return replace(data, is_validated=True, description=f"{data.description}, validated on {validation}")
 
 
 def _describe_labels(
@@ -337,8 +337,8 @@ def _describe_labels(
         classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
     # the description for people
     samples = "images" if kind == "images" else "rows of texts"
-    many = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
-    description = f"{many} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
+    count_text = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
+    description = f"{count_text} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
     description += f" in {columns.describe_table(file)}"
     if without:
         description += f"; {_count(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
@@ -347,9 +347,9 @@ def _describe_labels(
         fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
         if columns.are_numbers(names):
             fault += " Numbers are learnt as such with --set data.task=text-regression"
-    found = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None, fault=fault)
+    data = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None, fault=fault)
     if kind == "images":
-        return found
+        return data
     # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
     vocabulary: set[str] = set()
     lengths = []
@@ -358,7 +358,7 @@ def _describe_labels(
         vocabulary.update(words)
         lengths.append(len(words))
     long = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
-    return replace(found, words=long, vocabulary=len(vocabulary))
+    return replace(data, words=long, vocabulary=len(vocabulary))
 
 
 def _count(number: int, what: str) -> str:

@@ -40,20 +40,20 @@ def split_name(name: str, split: str) -> str:
     """The data set's own name for a split. Raises DataError if it has none."""
     datasets = library(f"the data set {name!r}")
     try:
-        known = datasets.get_dataset_split_names(name)
+        split_names = datasets.get_dataset_split_names(name)
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(_describe_failure(name, error)) from error
     for word in SPLITS.get(split, (split,)):
-        if word in known:
+        if word in split_names:
             return word
-    raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(known)}")
+    raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(split_names)}")
 
 
 def load_rows(name: str, split: str) -> Any:
     """Load a split through ``datasets``, memory-mapped from its cache. Raises DataError."""
-    called = split_name(name, split)
+    split_spelling = split_name(name, split)
     try:
-        return library(name).load_dataset(name, split=called)
+        return library(name).load_dataset(name, split=split_spelling)
     except Exception as error:
         raise DataError(_describe_failure(name, error)) from error
 
@@ -71,10 +71,10 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[d
         raise DataError(f"{path} needs the library pyarrow: pip install 'leanify[data]'") from error
     with reraise_as(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
         file = pyarrow.parquet.ParquetFile(path)
-        found = [name for name in columns or () if name in file.schema_arrow.names][:1]
-        if columns and not found:
-            known = preview(file.schema_arrow.names, 8)
-            raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {known}")
+        present_columns = [name for name in columns or () if name in file.schema_arrow.names][:1]
+        if columns and not present_columns:
+            column_names = preview(file.schema_arrow.names, 8)
+            raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {column_names}")
         size = path.stat().st_size
         max_bytes = max(FREE_BYTES, MAX_RATIO * size)
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -86,7 +86,9 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[d
 
         # what equal cells unpack to is known once they are there: few rows at a time
         unpacked_bytes = 0
-        for batch in file.iter_batches(batch_size=ROWS, columns=found or None) if stated_bytes <= max_bytes else ():
+        for batch in (
+            file.iter_batches(batch_size=ROWS, columns=present_columns or None) if stated_bytes <= max_bytes else ()
+        ):
             batch = batch.cast(_without_dictionaries(batch.schema))
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > max_bytes:

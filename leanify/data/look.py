@@ -68,8 +68,10 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     rarest, commonest = int(counts.argmin()), int(counts.argmax())
     sizes = f"{counts[rarest]:,} each"
     if counts[rarest] < counts[commonest]:
-        least, most = (f"{counts[place]:,} ({_class_name(splits, values[place])})" for place in (rarest, commonest))
-        sizes = f"{least} to {most}"
+        smallest, largest = (
+            f"{counts[place]:,} ({_class_name(splits, values[place])})" for place in (rarest, commonest)
+        )
+        sizes = f"{smallest} to {largest}"
     look.facts.append(f"{len(values):,} classes of {sizes}")
     single = [_class_name(splits, value) for value in values[counts == 1]]
     if single:
@@ -78,8 +80,11 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     for name in list(parts)[1:]:
         if labels[name] is None:
             continue
-        there = np.unique(np.asarray(labels[name]))
-        for missing, where in ((np.setdiff1d(values, there), name), (np.setdiff1d(there, values), "training")):
+        other_values = np.unique(np.asarray(labels[name]))
+        for missing, where in (
+            (np.setdiff1d(values, other_values), name),
+            (np.setdiff1d(other_values, values), "training"),
+        ):
             names = [_class_name(splits, value) for value in missing]
             if names:
                 has = _count(len(names), "class has", "classes have")
@@ -91,8 +96,8 @@ def _class_name(splits: Splits, value: Any) -> str:
     return splits.names[number] if number is not None and 0 <= number < len(splits.names) else f"{value:g}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
+def _count(number: int, one: str, plural: str) -> str:
+    return f"{number:,} {one if number == 1 else plural}"
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -136,7 +141,7 @@ def _look_at_pictures(look: Look, train: Any) -> None:
     files, decoder = getattr(base, "files", None), getattr(base, "decoder", None)
     if files is None or decoder is None or not len(indices):
         return
-    flat, colours, seen = [], set(), 0
+    flat, colours, picture_count = [], set(), 0
     end = time.monotonic() + MAX_SECONDS
     places: Any = np.unique(np.linspace(0, len(indices) - 1, MAX_PICTURES).astype(int))
     for place in places:
@@ -147,7 +152,7 @@ def _look_at_pictures(look: Look, train: Any) -> None:
                 picture = decoder(file, base.mode, name)
         except Exception:  # training reports such a picture, or skips it
             continue
-        seen += 1
+        picture_count += 1
         if contrast_of(picture) < MIN_CONTRAST:
             flat.append(name)
             colours.add(picture.getpixel((0, 0)))
@@ -155,8 +160,8 @@ def _look_at_pictures(look: Look, train: Any) -> None:
             break
     if not flat:
         return
-    example = f"{len(flat):,} of {seen:,} pictures looked at are of one flat colour, as {flat[0]}"
-    if len(flat) == seen > 1 and len(colours) == 1:
+    example = f"{len(flat):,} of {picture_count:,} pictures looked at are of one flat colour, as {flat[0]}"
+    if len(flat) == picture_count > 1 and len(colours) == 1:
         raise DataError(f"{example}, and all of the same: there is nothing to learn")
     look.warnings.append(example)
 
@@ -171,9 +176,13 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
         if max(len(training), len(parts[name])) > MAX_COMPARED:
             continue
         sizes = [set(_sizes(samples)) for samples in (training, parts[name])]
-        shared = (sizes[0] & sizes[1]) - {-1}
-        known = dict(_digests(training, shared))
-        pairs = [(other, known[digest]) for digest, other in _digests(parts[name], shared) if digest in known]
+        shared_sizes = (sizes[0] & sizes[1]) - {-1}
+        training_digests = dict(_digests(training, shared_sizes))
+        pairs = [
+            (other, training_digests[digest])
+            for digest, other in _digests(parts[name], shared_sizes)
+            if digest in training_digests
+        ]
         if pairs:
             look.warnings.append(
                 f"{len(pairs):,} of {len(parts[name]):,} {name} samples are among the training samples, too: "
@@ -217,11 +226,11 @@ def _look_for_equal_text(look: Look, parts: dict[str, Any]) -> None:
         complete = indices[other.targets[indices] == other.length] if hasattr(other, "ids") else indices[:0]
         chosen = complete[np.unique(np.linspace(0, len(complete) - 1, MAX_PIECES).astype(int))] if len(complete) else []
         starts = [int(index) * other.length for index in chosen]
-        shared = [start for start in starts if other.ids[start : start + other.length].tobytes() in training]
-        if shared:
+        shared_starts = [start for start in starts if other.ids[start : start + other.length].tobytes() in training]
+        if shared_starts:
             look.warnings.append(
-                f"{len(shared)} of {len(starts)} pieces looked at of the {name} text are in the training text, too: "
-                f"the one at token {shared[0]:,}"
+                f"{len(shared_starts)} of {len(starts)} pieces looked at of the {name} text are in the training text, "
+                f"too: the one at token {shared_starts[0]:,}"
             )
 
 

@@ -63,11 +63,11 @@ def feed(
     with reraise_as(where, DataError):
         name, example = next(iter(example_inputs(model, 1, tokens).items()))
         if data is None:
-            found = Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
+            inputs = Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
         elif not data.exists():
             raise DataError(f"{data} does not exist")
         elif name == "input_ids":
-            found = _texts(model, data_file(data), samples, batch_size, example.shape[-1], directory)
+            inputs = _texts(model, data_file(data), samples, batch_size, example.shape[-1], directory)
         elif name == "points":
             raise DataError("this model takes points, which are always generated; omit the data")
         elif not data.is_dir():
@@ -75,10 +75,10 @@ def feed(
         else:
             folder = ImageFolder(data, seed, _recorded_data(directory))
             images = folder.batches(samples, batch_size, example.shape[1:], *_scale(model, example.shape[1]))
-            found = Feed(f"images from {data}", ({name: image} for image in images), folder)
-    read = reraise_in_iteration(found.batches, where, DataError)
-    moved = ({name: value.to(device) for name, value in batch.items()} for batch in read)
-    return replace(found, batches=moved)
+            inputs = Feed(f"images from {data}", ({name: image} for image in images), folder)
+    read = reraise_in_iteration(inputs.batches, where, DataError)
+    device_batches = ({name: value.to(device) for name, value in batch.items()} for batch in read)
+    return replace(inputs, batches=device_batches)
 
 
 def _recorded_data(directory: Path | None) -> DataSection | None:
@@ -88,8 +88,8 @@ def _recorded_data(directory: Path | None) -> DataSection | None:
 
 def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
     """Mean and standard deviation per channel; 0.5 if upstream does not specify them."""
-    known = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
+    config = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = (list(config.get(key) or [0.5]) for key in ("mean", "std"))
     return (mean, std) if len(mean) == channels else (mean[:1] * channels, std[:1] * channels)
 
 

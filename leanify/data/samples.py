@@ -132,18 +132,18 @@ class Keyed(Dataset[Any]):
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
         faults = Faults(getattr(self.samples, "skips", False))
-        found = []
+        samples = []
         for epoch, index in keys:
             seed_everything(SAMPLE, self.seed, epoch, index)
             try:
-                found.append(self.samples[index])
+                samples.append(self.samples[index])
             except DataError as error:
                 if not faults.skip:
                     raise
                 faults.record(str(error))
-        if not found:
+        if not samples:
             raise DataError(f"none of a batch's {len(keys)} samples can be read: {faults.names[0]}")
-        return (*default_collate(found), faults.names)
+        return (*default_collate(samples), faults.names)
 
 
 class Reader:

@@ -117,12 +117,12 @@ class Order:
         With ``lengths``, samples are sorted by length within groups of 50 batches, then the batches are
         shuffled; an incomplete batch stays last.
         """
-        drawn = permutation(ORDER, self.seed, epoch, self.samples)
+        random_order = permutation(ORDER, self.seed, epoch, self.samples)
         if self.lengths is None:
-            return drawn
+            return random_order
         if self._grouped.get("epoch") != epoch:
             size, full = self.batch_size, self.samples // self.batch_size * self.batch_size
-            parts = np.split(drawn, range(GROUP * size, self.samples, GROUP * size))
+            parts = np.split(random_order, range(GROUP * size, self.samples, GROUP * size))
             order = np.concatenate([part[self.lengths[part].argsort(kind="stable")] for part in parts])
             turn = np.random.default_rng((ORDER, self.seed, epoch, 1)).permutation(full // size)
             order = np.concatenate([order[:full].reshape(-1, size)[turn].ravel(), order[full:]])
@@ -142,9 +142,9 @@ class Order:
         not be counted (see `counted`).
         """
         batch, epoch = self.batch(step), self.place(step)[0]
-        own = [key.tolist() for key in self._parts(batch) if len(key)]
-        spare = [batch[:1].tolist()] * (self._number(batch) - len(own))
-        return [[(epoch, index) for index in part] for part in own + spare]
+        own_keys = [key.tolist() for key in self._parts(batch) if len(key)]
+        spare = [batch[:1].tolist()] * (self._number(batch) - len(own_keys))
+        return [[(epoch, index) for index in part] for part in own_keys + spare]
 
     def counted(self, step: int) -> int:
         """The number of leading passes that have samples of this process."""
@@ -152,16 +152,16 @@ class Order:
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
         """This process's samples of a batch, by pass; the last parts may be empty."""
-        own = batch[self._owners(batch) == self.rank]
-        firsts = np.arange(0, len(own), self.together)
-        starts = [part[0] if len(part) else len(own) for part in np.array_split(firsts, self._number(batch))]
-        return np.split(own, starts[1:])
+        own_keys = batch[self._owners(batch) == self.rank]
+        firsts = np.arange(0, len(own_keys), self.together)
+        starts = [part[0] if len(part) else len(own_keys) for part in np.array_split(firsts, self._number(batch))]
+        return np.split(own_keys, starts[1:])
 
     def _number(self, batch: np.ndarray) -> int:
         """The number of passes in a step: as many as rank 0 needs, which has the most samples."""
-        most = int((self._owners(batch) == 0).sum())
+        largest_part = int((self._owners(batch) == 0).sum())
         longest = -(-self.batch_size // (self.world * self.accumulate))
-        return min(-(-most // self.together), -(-most // longest))
+        return min(-(-largest_part // self.together), -(-largest_part // longest))
 
     def _owners(self, batch: np.ndarray) -> np.ndarray:
         return np.arange(len(batch)) // self.together % self.world

@@ -18,7 +18,7 @@ from leanify.data.samples import DatasetSamples, Selection, Splits
 from leanify.upstream import modules
 from leanify.upstream.wall import reraise_as
 
-NAMED = {"digits": "data.images.digits"}  # modules by data set name; modules of the user's own data are in `TASKS`
+BUILT_IN = {"digits": "data.images.digits"}  # modules by data set name; modules of the user's own data are in `TASKS`
 
 
 def load_splits(data: DataSection, model: nn.Module) -> Splits:
@@ -45,7 +45,7 @@ def load_splits(data: DataSection, model: nn.Module) -> Splits:
 
 def _read(data: DataSection, model: nn.Module) -> Splits:
     """The splits by the reader of a built-in data set, or of the user's own data for this task."""
-    file = NAMED.get(data.name) or TASKS[data.task].data
+    file = BUILT_IN.get(data.name) or TASKS[data.task].data
     if file is None:
         raise RecipeError(
             f"{data.name} is not a data set for {data.task}; name the function that reads it: "

@@ -28,7 +28,7 @@ LAYOUTS = (
     "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
     "images and one of labels; text in .txt files"
 )
-PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
     ".json": "write one object a line and call it .jsonl, as pandas does with to_json(…, orient='records', lines=True)",
     ".xlsx": "save it as .csv",
@@ -80,7 +80,7 @@ def why(path: str | Path) -> str:
 
 def _of_file(file: Path) -> str:
     suffix = file.suffix.lower()
-    if suffix in PACKED:
+    if suffix in ARCHIVES:
         return f"{file} is packed: unpack it, and name what was in it"
     if suffix in OTHERWISE:
         return f"{suffix} files are not read: {OTHERWISE[suffix]}"
@@ -109,15 +109,15 @@ def _of_table(file: Path, place: Path) -> str:
             return f"{file} has lists in its column {name}; {found.LISTS}"
     text, label, names = _texts_like(rows), _label_like(rows), preview(list(map(str, rows[0])), 8)
     line = f"leanify compare {quote(str(place))}"
-    named = f"--set data.label={quote(label or 'COLUMN')}"
+    label_setting = f"--set data.label={quote(label or 'COLUMN')}"
     if text is not None:
         what = "which columns are texts and labels" if label else "which column has the labels"
         cells = quote(f"data.text={json.dumps([text], ensure_ascii=False)}")
-        return f"{what} is not clear in {file}, which has {names}. Name them: {line} --set {cells} {named}"
+        return f"{what} is not clear in {file}, which has {names}. Name them: {line} --set {cells} {label_setting}"
     if place.is_dir() and next(find_images(place), None) is not None:
         return (
             f"no column of {file}, which has {names}, names images: a cell is a path from the table on, with its "
-            f"suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {named}"
+            f"suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"
         )
     return f"no column of {file} has texts of several words or names images; it has {names}"
 
@@ -136,10 +136,10 @@ def _texts_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _label_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The column with a usual name for labels, or the column with the fewest values, at least two."""
-    if (known := columns.match_column(columns.LABELS, list(rows[0]))) is not None:
-        return known
+    if (column := columns.match_column(columns.LABELS, list(rows[0]))) is not None:
+        return column
     values = {name: len({str(row.get(name)) for row in rows}) for name in rows[0]}
-    few_values = {name: many for name, many in values.items() if 2 <= many <= len(rows) / 5}
+    few_values = {name: count for name, count in values.items() if 2 <= count <= len(rows) / 5}
     return min(few_values, key=lambda name: few_values[name]) if few_values else None
 
 
@@ -163,7 +163,7 @@ def _of_folder(place: Path) -> str:
         return f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them"
     texts: set[str] = set()
     for folder in folders:
-        inner = [folder, *(inside for inside in folder.iterdir() if inside.is_dir())]
+        inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
         texts.update(place.name for place in inner if columns.text_files(place))
     if len(texts) > 1:
         return (
@@ -181,7 +181,7 @@ def _of_folder(place: Path) -> str:
         return pictures
     for text in columns.text_files(place):
         text_encoding(text, DataError)
-    for kind in (PACKED, OTHERWISE):
+    for kind in (ARCHIVES, OTHERWISE):
         for file in files:
             if file.suffix.lower() in kind:
                 return _of_file(file)
@@ -189,18 +189,18 @@ def _of_folder(place: Path) -> str:
 
 
 def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
-    inside = {folder.name: sum(1 for _ in find_images(folder)) for folder in folders}
-    pictures = [name for name in inside if inside[name]]
-    many = sum(1 for _ in find_images(place))
-    images = "only image is" if many == 1 else f"{many:,} images are"
+    image_counts = {folder.name: sum(1 for _ in find_images(folder)) for folder in folders}
+    pictures = [name for name in image_counts if image_counts[name]]
+    image_count = sum(1 for _ in find_images(place))
+    images = "only image is" if image_count == 1 else f"{image_count:,} images are"
     train = find_split_folder(place, "train")
-    if train is not None and inside[train.name]:
+    if train is not None and image_counts[train.name]:
         classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
         what = f"has one class, {classes[0]}" if classes else "has no folder of a class"
         return f"{train} {what}; with one folder per class it takes two or more"
     if len(pictures) > 1 and are_split_names(pictures):
         return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
-    if many and len(pictures) == 1 and many == inside[pictures[0]]:
-        where = f"its {images} {'all ' * (many > 1)}in one folder, {pictures[0]}"
+    if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]]:
+        where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
         return f"{where}; with one folder per class it takes two or more"
-    return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if many else None
+    return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if image_count else None

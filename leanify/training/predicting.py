@@ -20,7 +20,7 @@ from leanify.data.faults import Faults
 from leanify.data.images.decoding import recorded_decoder
 from leanify.data.images.files import find_images
 from leanify.data.images.folder import transforms
-from leanify.data.splits import NAMED
+from leanify.data.splits import BUILT_IN
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts import labelled_text, vocabulary
@@ -61,7 +61,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
     """
     run_directory = RunDirectory.open(run)
     data = recorded_recipe(run_directory).data
-    if data is None or not can_be_applied(data.task) or data.name in NAMED or is_code(current_data(data.name)):
+    if data is None or not can_be_applied(data.task) or data.name in BUILT_IN or is_code(current_data(data.name)):
         name = "nothing" if data is None else f"{data.name} ({data.task})"
         raise RecipeError(
             f"{run} was trained on {name}; leanify predict takes runs on images or labelled texts of your own. In "

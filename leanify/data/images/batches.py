@@ -49,22 +49,22 @@ class ImageFolder:
         DataError.
         """
         batch: list[Tensor] = []
-        left = samples
+        missing = samples
         for path in self.paths:
-            if not left:
+            if not missing:
                 break
             image = self._read(path, shape)
             if image is None:
                 # unreadable pictures are replaced by the next ones
                 continue
             batch.append((image - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
-            left -= 1
-            if len(batch) == batch_size or not left:
+            missing -= 1
+            if len(batch) == batch_size or not missing:
                 yield torch.stack(batch)
                 batch = []
         if batch:
             yield torch.stack(batch)
-        if left == samples:
+        if missing == samples:
             raise DataError(f"none of the {len(self.paths)} images in {self.folder} could be read")
 
     def _read(self, path: Path, shape: Sequence[int]) -> Tensor | None:

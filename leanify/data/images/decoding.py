@@ -169,8 +169,8 @@ def _read_deep_colours(image: Any, channels: str, order: str) -> np.ndarray:
     data = image.fp.read()
     image.fp.seek(position)
     if channels == "LA":  # two channels of two bytes are read as four of one
-        each = _read_as(data, "RGBA")
-        high, low = each[..., ::2], each[..., 1::2]
+        byte_planes = _read_as(data, "RGBA")
+        high, low = byte_planes[..., ::2], byte_planes[..., 1::2]
     else:
         high, low = (_read_as(data, f"{channels};16{one}") for one in (order, OTHER_ORDER[order]))
     values: np.ndarray = (high << 8) + low

@@ -27,9 +27,9 @@ class Digits:
             from sklearn.datasets import load_digits
         except ImportError as error:
             raise DataError("the digits data set is part of scikit-learn: pip install scikit-learn") from error
-        found = load_digits()
-        self.images = torch.from_numpy(found.images.astype(np.float32) / 8 - 1)[:, None]
-        self.labels = torch.from_numpy(found.target.astype(np.int64))
+        digits = load_digits()
+        self.images = torch.from_numpy(digits.images.astype(np.float32) / 8 - 1)[:, None]
+        self.labels = torch.from_numpy(digits.target.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,8 +52,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             f"data.path is {data.path}, but this recipe trains on the digits of scikit-learn, which are no folder; "
             f"what suits your own data is said by leanify train {quote(str(data.path))}"
         )
-    whole = Digits()
-    check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
-    train, validation = hold_out(subset(whole, data), data.holdout or 0.2)
+    digits = Digits()
+    check_shape(model, digits.shape, "the digits", "img_size=8, in_chans=1")
+    train, validation = hold_out(subset(digits, data), data.holdout or 0.2)
     description = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
-    return Splits(train, validation, description, images=True, classes=whole.classes)
+    return Splits(train, validation, description, images=True, classes=digits.classes)

@@ -43,8 +43,8 @@ class ImageFiles:
         from timm.utils.misc import natural_key
 
         self.root = root
-        found = [(str(file), label) for name, label in classes.items() for file in find_images(root / name)]
-        self.samples = sorted(found, key=lambda sample: natural_key(sample[0]))
+        samples = [(str(file), label) for name, label in classes.items() for file in find_images(root / name)]
+        self.samples = sorted(samples, key=lambda sample: natural_key(sample[0]))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -100,11 +100,11 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
     exact = next((folder / name for name in (split, *split_names(split)) if (folder / name).is_dir()), None)
     if exact is not None or not folder.is_dir():
         return exact
-    found = {entry.name.lower(): entry for entry in class_folders(folder)}
-    return next((found[name] for name in (split.lower(), *split_names(split)) if name in found), None)
+    by_name = {entry.name.lower(): entry for entry in class_folders(folder)}
+    return next((by_name[name] for name in (split.lower(), *split_names(split)) if name in by_name), None)
 
 
 def are_split_names(names: list[str]) -> bool:
     """Whether folders are all named as splits: then they are not classes."""
-    known = {name for synonyms in SYNONYMS for name in synonyms}
-    return all(name.lower() in known for name in names)
+    split_synonyms = {name for synonyms in SYNONYMS for name in synonyms}
+    return all(name.lower() in split_synonyms for name in names)

@@ -55,8 +55,8 @@ class Pictures:
     def __init__(self, files: Any, transform: Any, mode: str, decoder: Decoder, skips: bool = False) -> None:
         self.files = files  # a timm reader
         self.transform, self.mode, self.decoder, self.skips = transform, mode, decoder, skips
-        known = getattr(files, "samples", None)  # a folder's reader lists paths and classes
-        self.labels = getattr(files, "labels", None) if known is None else np.array([label for _, label in known])
+        samples = getattr(files, "samples", None)  # a folder's reader lists paths and classes
+        self.labels = getattr(files, "labels", None) if samples is None else np.array([label for _, label in samples])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -100,17 +100,19 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             reader.relabel([ordered_classes.index(name) for name in classes])
         classes = ordered_classes
     # how pictures are augmented, and how they are decoded
-    changed, plain, scale, mode = transforms(data, model)
+    augmentation, plain, scale, mode = transforms(data, model)
     decoder, decoding_note = choose_decoder(readers[0], data.background, data.pixel_range)
     skips = data.on_error == "skip"
     # the splits; a share of training replaces a missing validation split
-    train = Pictures(readers[0], changed, mode, decoder, skips)
+    train = Pictures(readers[0], augmentation, mode, decoder, skips)
     validation, *test = (Pictures(reader, plain, mode, decoder, skips) for reader in readers[1:])
     if data.holdout:
         train, validation = hold_out(train, data.holdout, validation)
     train = subset(train, data)
-    held = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
-    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}{decoding_note}"
+    validation_note = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
+    about = (
+        f"{len(train):,} images of {len(classes):,} classes in {where} to train and {validation_note}{decoding_note}"
+    )
     return Splits(
         train,
         validation,
@@ -152,8 +154,8 @@ def read_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], 
             f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
             "(.csv, .tsv, .jsonl, .parquet) of images and labels"
         )
-    whole = data.holdout and find_split_folder(folder, data.train) is None
-    train = folder if whole else split_folder(folder, data.train)
+    is_unsplit = data.holdout and find_split_folder(folder, data.train) is None
+    train = folder if is_unsplit else split_folder(folder, data.train)
     places = [train, train if data.holdout else split_folder(folder, data.validation)]
     if data.test is not None:
         places.append(split_folder(folder, data.test))
@@ -188,22 +190,22 @@ def read_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
         splits.append(data.test)
     readers = []
     for split in splits:
-        own = hub.split_name(data.name, split)
+        split_spelling = hub.split_name(data.name, split)
         place = f"hfds/{data.name}"
-        readers.append(create_dataset(place, root=None, split=own, input_key=image, target_key=label).reader)
+        readers.append(create_dataset(place, root=None, split=split_spelling, input_key=image, target_key=label).reader)
     return readers, list(features[label].names), f"{data.name} of the hub"
 
 
 def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError with the folders that exist."""
-    found = find_split_folder(folder, split)
-    if found is None:
+    place = find_split_folder(folder, split)
+    if place is None:
         names = " or ".join(dict.fromkeys((split, *split_names(split))))
         raise DataError(
             f"{folder} has no folder {names}; found {list_folder(folder)}. "
             "To hold out a tenth of the training images instead: --set data.holdout=0.1"
         )
-    return found
+    return place
 
 
 def class_names(folder: Path) -> list[str]:
@@ -240,21 +242,21 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
             f"data.img_size is {data.img_size}, but the model takes {size[0]} × {size[1]}: "
             f"--set model.override.img_size={data.img_size}, or remove data.img_size"
         )
-    known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
+    config: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
     if not is_hf(model):
-        known = resolve_data_config({}, model=model)
+        config = resolve_data_config({}, model=model)
     shape = (channels, *size)
     processor = find_processor(model, shape)
     if processor is not None:
-        known |= processor.statistics
-    side = known["crop_pct"] if _has_own_crop(model) else data.evaluated_side(known["crop_pct"])
-    fixed = {}
+        config |= processor.statistics
+    side = config["crop_pct"] if _has_own_crop(model) else data.evaluated_side(config["crop_pct"])
+    statistics = {}
     for name in ("mean", "std"):
-        values = tuple(known[name])
-        fixed[name] = values if len(values) == channels else (sum(values) / len(values),) * channels
-    scale = Scale(**fixed)
-    to_bytes = {**fixed, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
-    changed = create_transform(
+        values = tuple(config[name])
+        statistics[name] = values if len(values) == channels else (sum(values) / len(values),) * channels
+    scale = Scale(**statistics)
+    to_bytes = {**statistics, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
+    augmentation = create_transform(
         shape,
         is_training=True,
         scale=data.crop,
@@ -264,16 +266,16 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
         interpolation="random",
         **to_bytes,
     )
-    for part in changed.transforms:  # timm's random augmentation has its operations in one of two attributes
+    for part in augmentation.transforms:  # timm's random augmentation has its operations in one of two attributes
         operations = [*getattr(part, "ops", ()), *itertools.chain(*getattr(part, "policy", ()))]
         for operation in operations:
             if operation.name.startswith("Posterize"):
                 operation.aug_fn = posterize
     if data.erase:
-        changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
-    crop = {"crop_pct": side, "crop_mode": known.get("crop_mode")}
-    plain = processor or create_transform(shape, interpolation=known["interpolation"], **crop, **to_bytes)
-    return changed, plain, scale, "L" if channels == 1 else "RGB"
+        augmentation = Compose([augmentation, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
+    crop = {"crop_pct": side, "crop_mode": config.get("crop_mode")}
+    plain = processor or create_transform(shape, interpolation=config["interpolation"], **crop, **to_bytes)
+    return augmentation, plain, scale, "L" if channels == 1 else "RGB"
 
 
 def _has_own_crop(model: nn.Module) -> bool:

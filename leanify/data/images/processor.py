@@ -23,9 +23,9 @@ class ProcessorTransform:
     def __call__(self, picture: Any) -> Tensor:
         pixels: Tensor = self.processor(picture, return_tensors="pt")["pixel_values"][0]
         if tuple(pixels.shape) != self.shape:
-            made, taken = (" × ".join(map(str, shape)) for shape in (pixels.shape, self.shape))
+            actual_shape, expected_shape = (" × ".join(map(str, shape)) for shape in (pixels.shape, self.shape))
             raise DataError(
-                f"the processor in {self.place} makes pictures of {made} and the model takes {taken}; "
+                f"the processor in {self.place} makes pictures of {actual_shape} and the model takes {expected_shape}; "
                 "correct its preprocessor_config.json"
             )
         return pixels

@@ -28,7 +28,7 @@ from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
 
-STORED = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
+IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
 
 
@@ -56,9 +56,9 @@ class Rows:
         picture = self.pictures[index]
         if isinstance(picture, tar_shards.Piece):
             return picture.size
-        stored = picture.get("bytes") if isinstance(picture, dict) else picture
-        if isinstance(stored, bytes):
-            return len(stored)
+        data = picture.get("bytes") if isinstance(picture, dict) else picture
+        if isinstance(data, bytes):
+            return len(data)
         return file_size(picture if isinstance(picture, Path) else Path(picture["path"]))
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
@@ -67,8 +67,8 @@ class Rows:
             return open_file(picture, DataError), label
         if isinstance(picture, tar_shards.Piece):
             return picture.open(), label
-        stored = picture.get("bytes") if isinstance(picture, dict) else picture
-        return (io.BytesIO(stored) if stored is not None else open_file(Path(picture["path"]), DataError)), label
+        data = picture.get("bytes") if isinstance(picture, dict) else picture
+        return (io.BytesIO(data) if data is not None else open_file(Path(picture["path"]), DataError)), label
 
 
 class Column:
@@ -142,22 +142,24 @@ def _picture(cell: Any, folder: Path) -> Any:
     """The path in a cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
     if isinstance(cell, str) and "\0" not in cell:
         return folder / Path(cell).expanduser() if cell else None
-    stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in STORED)
-    return cell if stored or (isinstance(cell, bytes) and cell) else None
+    is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
+    return cell if is_stored or (isinstance(cell, bytes) and cell) else None
 
 
-def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
-    image = data.image or columns.match_column(columns.PICTURES, found)
-    label = data.label or columns.match_column(columns.LABELS, found)
-    if image is None and (texts := columns.guess_texts(found)):
+def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[str, str]:
+    image = data.image or columns.match_column(columns.PICTURES, candidates)
+    label = data.label or columns.match_column(columns.LABELS, candidates)
+    if image is None and (texts := columns.guess_texts(candidates)):
         raise DataError(
             f"{file} has texts ({' and '.join(texts)}) and no column of images: an image model cannot learn from it; a "
             f"text model can, leanify train bert --set data.path={quote(str(file))}. "
             "--set data.image=COLUMN names images"
         )
-    wanted = (image,) if image else (), (label,) if label else ()
-    picked = columns.pick_columns(file, found, image=(wanted[0], columns.PICTURES), label=(wanted[1], columns.LABELS))
-    return picked["image"][0], picked["label"][0]
+    requests = (image,) if image else (), (label,) if label else ()
+    names = columns.pick_columns(
+        file, candidates, image=(requests[0], columns.PICTURES), label=(requests[1], columns.LABELS)
+    )
+    return names["image"][0], names["label"][0]
 
 
 def _number_classes(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
@@ -168,44 +170,44 @@ def _number_classes(tables: Sequence[tuple[Path, Any, list[str]]], source: str) 
     if len(names) < 2:
         raise DataError(f"{first} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
-    found = []
+    numbered_rows = []
     for file, pictures, labels in tables:
         unknown = sorted(set(labels) - set(names))
         if unknown:
             raise DataError(f"{file} has classes that {first} lacks: {', '.join(unknown[:5])}")
-        found.append(Rows(file, pictures, [number[label] for label in labels]))
-    return found, names, f"{first} {source}"
+        numbered_rows.append(Rows(file, pictures, [number[label] for label in labels]))
+    return numbered_rows, names, f"{first} {source}"
 
 
 def _read_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
-    found: dict[str, tuple[Path, Any, list[str]]] = {}
+    tables: dict[str, tuple[Path, Any, list[str]]] = {}
     for split in dict.fromkeys(splits):
         shards = tar_shards.find_shards(place, split)
         if not shards:
             raise DataError(f"{place} has no shards for {split}, {split}-*.tar; {HOLD_OUT}")
-        found[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
-    many = len(tar_shards.find_shards(place, splits[0]))
-    return _number_classes([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
+        tables[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
+    count = len(tar_shards.find_shards(place, splits[0]))
+    return _number_classes([tables[split] for split in splits], f"({count} shard{'s' * (count != 1)})")
 
 
 def _read_saved(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
     datasets = hub.library(f"{place}")
     try:
-        loaded = datasets.load_from_disk(str(place))
+        saved_data = datasets.load_from_disk(str(place))
     except Exception as error:  # datasets raises many types
         raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
     # a column of undecoded pictures and the labels' names, for each split
-    found = []
+    tables = []
     for split in splits:
-        rows = loaded
-        if isinstance(loaded, dict):
-            spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
-            if spelled is None:
+        rows = saved_data
+        if isinstance(saved_data, dict):
+            spelling = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in saved_data), None)
+            if spelling is None:
                 hold_out = HOLD_OUT.capitalize()
-                raise DataError(f"{place} has no split {split}; it has {', '.join(loaded)}. {hold_out}")
-            rows = loaded[spelled]
+                raise DataError(f"{place} has no split {split}; it has {', '.join(saved_data)}. {hold_out}")
+            rows = saved_data[spelling]
         image, label = _columns(place, rows.column_names, data)
         name_of = getattr(rows.features[label], "int2str", str)
         raw = rows.cast_column(image, datasets.Image(decode=False))
-        found.append((place, Column(raw, image), [name_of(value) for value in rows[label]]))
-    return _number_classes(found, f"({image} → {label})")
+        tables.append((place, Column(raw, image), [name_of(value) for value in rows[label]]))
+    return _number_classes(tables, f"({image} → {label})")

@@ -22,7 +22,7 @@ from leanify.core.files.reading import open_file
 from leanify.data.faults import Faults
 from leanify.data.tables import columns
 
-LABELLED = ("cls", "txt", "json")
+LABEL_ENDINGS = ("cls", "txt", "json")
 LONGEST = 1 << 16  # bytes of a label's file that are read
 NAME = 1000  # characters of a class; a caption is none
 FORMAT = 2  # of the index in the cache
@@ -65,8 +65,8 @@ def find_shards(place: Path, split: str) -> list[Path]:
     if place.is_file():
         return [place] if place.suffix == ".tar" else []
     for name in columns.SPLITS.get(split, (split,)):
-        if found := sorted(place.glob(f"{name}*.tar")) or sorted((place / name).glob("*.tar")):
-            return found
+        if shards := sorted(place.glob(f"{name}*.tar")) or sorted((place / name).glob("*.tar")):
+            return shards
     return []
 
 
@@ -79,13 +79,13 @@ def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
     # pictures without a label are reported, and left out
     for place in np.flatnonzero(labels < 0).tolist():
         faults.record(
-            f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABELLED)} beside it, with a class of "
-            f"at most {NAME:,} characters"
+            f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABEL_ENDINGS)} beside it, with "
+            f"a class of at most {NAME:,} characters"
         )
-    kept = np.flatnonzero(labels >= 0)
-    if not len(kept):
-        raise DataError(f"{shards[0]} and the like have no image with a label (.{', .'.join(LABELLED)}) beside it")
-    return Pieces(shards, {**index, "rows": index["rows"][kept]}), [names[label] for label in labels[kept].tolist()]
+    places = np.flatnonzero(labels >= 0)
+    if not len(places):
+        raise DataError(f"{shards[0]} and the like have no image with a label (.{', .'.join(LABEL_ENDINGS)}) beside it")
+    return Pieces(shards, {**index, "rows": index["rows"][places]}), [names[label] for label in labels[places].tolist()]
 
 
 LABEL = 5  # the column of a row that numbers the label; −1 without a label
@@ -101,8 +101,8 @@ def _build_index(shards: Sequence[Path]) -> Arrays:
         for key, start, size, label in _members(shard):
             first = keys.tell()
             keys.write(key.encode("utf-8", "replace"))
-            numbered = numbers.setdefault(label if len(label) <= NAME else "", len(numbers) - 1)
-            rows.append((number, start, size, first, keys.tell(), numbered))
+            label_number = numbers.setdefault(label if len(label) <= NAME else "", len(numbers) - 1)
+            rows.append((number, start, size, first, keys.tell(), label_number))
     names = json.dumps(list(numbers)[1:]).encode()
     return {
         "rows": np.array(rows, np.int64).reshape(-1, LABEL + 1),
@@ -135,23 +135,23 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
                 key, kind = f"{folder}/{stem}" if folder else stem, kind.lower()
                 if f".{kind}" in columns.IMAGES:
                     images[key] = member.offset_data, member.size
-                elif kind in LABELLED and (key not in labels or kind == LABELLED[0]):
+                elif kind in LABEL_ENDINGS and (key not in labels or kind == LABEL_ENDINGS[0]):
                     labels[key] = _label(file, member, kind)
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{shard} is no tar archive that can be read ({error}); compressed ones must be unpacked"
         ) from error
     # a picture that goes beyond the end of its shard was cut off
-    whole = shard.stat().st_size
+    shard_size = shard.stat().st_size
     for key, (start, size) in images.items():
-        if start + size > whole:
+        if start + size > shard_size:
             raise DataError(f"{key} in {shard} goes beyond the end of the file: the shard is cut off")
         yield key, start, size, labels.get(key, "")
 
 
 def _label(file: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> str:
-    held = file.extractfile(member)
-    text = held.read(LONGEST).decode("utf-8", "replace").strip() if held is not None else ""
+    content = file.extractfile(member)
+    text = content.read(LONGEST).decode("utf-8", "replace").strip() if content is not None else ""
     if kind != "json":
         return text
     try:

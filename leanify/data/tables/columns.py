@@ -29,7 +29,7 @@ LABELS = (
 )  # fmt: skip
 WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that read texts alone
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
-MEANT = {"text": "texts", "label": "labels", "image": "images"}
+CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
 SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
 LONGEST_LINE = 1 << 16  # bytes by which a line is recognised
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
@@ -39,67 +39,68 @@ SPLITS = {  # file names of a split, in order of preference
 }
 
 
-def match_column(names: Sequence[str], found: Sequence[str]) -> str | None:
+def match_column(names: Sequence[str], candidates: Sequence[str]) -> str | None:
     """The column that matches the first of ``names``, in upper or lower case, as spelt in the file; or None."""
-    known = {name.lower(): name for name in found if isinstance(name, str)}  # a row with a cell too many has no name
-    return next((known[name.lower()] for name in names if name.lower() in known), None)
+    # a row with a cell too many has a column without a name
+    spellings = {name.lower(): name for name in candidates if isinstance(name, str)}
+    return next((spellings[name.lower()] for name in names if name.lower() in spellings), None)
 
 
-def guess_texts(found: Sequence[str]) -> tuple[str, ...]:
+def guess_texts(candidates: Sequence[str]) -> tuple[str, ...]:
     """Guess the text columns by name, as spelt in the file; () if no name is known."""
-    known = {name.lower(): name for name in found if isinstance(name, str)}
+    spellings = {name.lower(): name for name in candidates if isinstance(name, str)}
     for names in TEXTS:
-        if set(names) <= known.keys():
-            return tuple(known[name] for name in names)
+        if set(names) <= spellings.keys():
+            return tuple(spellings[name] for name in names)
     return ()
 
 
 def pick_columns(
-    file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]
+    file: Path, candidates: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]
 ) -> dict[str, list[str]]:
     """The requested columns, or the columns with usual names, as spelt in the file. Raises DataError.
 
     ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones.
     The error proposes columns that the file has: by spelling, by name, or because no other is left.
     """
-    known = {str(name).lower(): str(name) for name in found}
+    spellings = {str(name).lower(): str(name) for name in candidates}
     right: dict[str, list[str]] = {}
-    for key, (asked, usual) in wanted.items():
-        guess = match_column(usual, list(known.values()))
-        names = asked or [name for name in (guess,) if name is not None]
-        if names and all(name.lower() in known for name in names):
-            right[key] = [known[name.lower()] for name in names]
+    for key, (requested_names, usual) in wanted.items():
+        guess = match_column(usual, list(spellings.values()))
+        names = requested_names or [name for name in (guess,) if name is not None]
+        if names and all(name.lower() in spellings for name in names):
+            right[key] = [spellings[name.lower()] for name in names]
     if len(right) == len(wanted):
         return right
-    left = [name for name in known.values() if all(name not in names for names in right.values())]
+    unused_columns = [name for name in spellings.values() if all(name not in names for names in right.values())]
     missing, settings = [], []
-    for key, (asked, usual) in wanted.items():
+    for key, (requested_names, usual) in wanted.items():
         if key in right:
             continue
-        absent = [name for name in asked if name.lower() not in known]
-        named = " and ".join(f"no column {name[:80]}" for name in absent)
-        missing.append(named or f"no column of {MEANT.get(key, key)}")
-        proposed = _propose(absent, usual, left)
-        left = [name for name in left if name not in proposed]
-        settings.append(f"--set {quote(f'data.{key}={_format_setting(key, proposed)}')}")
+        absent = [name for name in requested_names if name.lower() not in spellings]
+        absent_columns = " and ".join(f"no column {name[:80]}" for name in absent)
+        missing.append(absent_columns or f"no column of {CONTENTS.get(key, key)}")
+        proposals = _propose(absent, usual, unused_columns)
+        unused_columns = [name for name in unused_columns if name not in proposals]
+        settings.append(f"--set {quote(f'data.{key}={_format_setting(key, proposals)}')}")
     raise DataError(
-        f"{file} has {' and '.join(missing)}; it has {preview([*known.values()], 8)}. Name one that it has: "
+        f"{file} has {' and '.join(missing)}; it has {preview([*spellings.values()], 8)}. Name one that it has: "
         f"{' '.join(settings)}"
     )
 
 
-def _propose(absent: Sequence[str], usual: Sequence[str], left: Sequence[str]) -> list[str]:
+def _propose(absent: Sequence[str], usual: Sequence[str], unused_columns: Sequence[str]) -> list[str]:
     """The columns that were meant: of a similar spelling, of a usual name, the only one left; or "COLUMN"."""
-    lower = {name.lower(): name for name in left}
-    near: list[str] = []
+    lower = {name.lower(): name for name in unused_columns}
+    similar_columns: list[str] = []
     for name in absent:
-        near += get_close_matches(name.lower(), lower, 1)
-    if near:
-        return [lower[name] for name in near]
-    guess = match_column(usual, left)
+        similar_columns += get_close_matches(name.lower(), lower, 1)
+    if similar_columns:
+        return [lower[name] for name in similar_columns]
+    guess = match_column(usual, unused_columns)
     if guess is not None:
         return [guess]
-    return list(left) if len(left) == 1 else ["COLUMN"]
+    return list(unused_columns) if len(unused_columns) == 1 else ["COLUMN"]
 
 
 def _format_setting(key: str, names: Sequence[str]) -> str:
@@ -156,9 +157,9 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
                 return by_name[f"{stem}{suffix}".lower()]
     fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem in stems for suffix in FASTTEXT)
     by_ending = [file for file in _visible_files(folder) if lower_suffix(file).removeprefix(".") in stems]
-    labelled = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
-    if labelled is not None and ".csv" in suffixes:
-        return labelled
+    fasttext_file = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
+    if fasttext_file is not None and ".csv" in suffixes:
+        return fasttext_file
     first_shards = {}
     for path in sorted(folder.glob("*-00000-of-*.parquet")) if ".parquet" in suffixes else ():
         first_shards[split_stem(path)] = path
@@ -186,8 +187,8 @@ def split_stem(file: Path) -> str:
 
 def describe_table(file: Path) -> str:
     """A table's path, and how many shards it stands for."""
-    many = len(find_shards(file))
-    return f"{file} (of {many} shards)" if many > 1 else str(file)
+    shard_count = len(find_shards(file))
+    return f"{file} (of {shard_count} shards)" if shard_count > 1 else str(file)
 
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
@@ -206,13 +207,13 @@ def class_names(file: Path, column: str) -> tuple[str, ...]:
     import pyarrow.parquet
 
     try:
-        written = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
-        feature = json.loads(written).get("info", {}).get("features", {}).get(column)
+        metadata = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
+        feature = json.loads(metadata).get("info", {}).get("features", {}).get(column)
         names = feature["names"] if feature["_type"] == "ClassLabel" else []
-        whole = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+        are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return ()  # the reader of the table reports the damage
-    return tuple(names) if isinstance(names, list) and whole else ()
+    return tuple(names) if isinstance(names, list) and are_names else ()
 
 
 def name_class(cell: Any, names: Sequence[str]) -> Any:
@@ -244,5 +245,5 @@ def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:
     labels = list(labels)
     if set(labels) <= set(order):
         return [name for name in order if name in labels]
-    whole = all(label.removeprefix("-").isdecimal() and len(label) <= LONGEST for label in labels)
-    return sorted(labels, key=int) if whole else sorted(labels)
+    are_integers = all(label.removeprefix("-").isdecimal() and len(label) <= LONGEST for label in labels)
+    return sorted(labels, key=int) if are_integers else sorted(labels)

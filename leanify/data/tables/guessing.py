@@ -8,25 +8,25 @@ from typing import Any
 
 from leanify.data.tables.columns import LABELS, PICTURES, TEXTS
 
-KNOWN = {*LABELS, *PICTURES, *(name for names in TEXTS for name in names)}
+USUAL_NAMES = {*LABELS, *PICTURES, *(name for names in TEXTS for name in names)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
-EACH = 5  # rows per value of a label, at least
+MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
 Row = Mapping[str, Any]
 
 
 def guess_text(rows: Sequence[Row]) -> tuple[str, ...]:
     """The column with strings of several words, if there is exactly one; else ()."""
-    found = tuple(name for name, cells in _columns(rows).items() if _is_text(cells))
-    return found if len(found) == 1 else ()
+    text_columns = tuple(name for name, cells in _columns(rows).items() if _is_text(cells))
+    return text_columns if len(text_columns) == 1 else ()
 
 
 def guess_label(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
     """The only column besides the texts if it can be a label, or None."""
-    left = {name: cells for name, cells in _columns(rows).items() if name not in texts}
-    if len(left) != 1:
+    other_columns = {name: cells for name, cells in _columns(rows).items() if name not in texts}
+    if len(other_columns) != 1:
         return None
-    ((name, cells),) = left.items()
+    ((name, cells),) = other_columns.items()
     return name if _is_label(cells) or _are_fractions(cells) else None
 
 
@@ -36,7 +36,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a
     header.
     """
-    if any(name.strip().lower() in KNOWN for name in names) or [*names] == [str(i) for i in range(len(names))]:
+    if any(name.strip().lower() in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
     for place, name in enumerate(names):
         cells = [row[place] for row in rows if len(row) > place]
@@ -49,12 +49,12 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """The cells of every column but those that number the rows."""
-    found = {}
+    cells_by_column = {}
     for name in rows[0]:
         cells = [row.get(name) for row in rows]
         if isinstance(name, str) and name.strip().lower() not in INDICES and not _counts(cells):
-            found[name] = cells
-    return found
+            cells_by_column[name] = cells
+    return cells_by_column
 
 
 def _counts(cells: Sequence[Any]) -> bool:
@@ -73,7 +73,7 @@ def _is_text(cells: Sequence[Any]) -> bool:
 def _is_label(cells: Sequence[Any]) -> bool:
     if not all(isinstance(cell, (str, int)) and str(cell).strip() for cell in cells):
         return False
-    return 2 <= len(set(cells)) <= len(cells) / EACH
+    return 2 <= len(set(cells)) <= len(cells) / MIN_ROWS_A_LABEL
 
 
 def _are_fractions(cells: Sequence[Any]) -> bool:

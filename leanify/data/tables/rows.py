@@ -20,10 +20,10 @@ from leanify.data.tables.columns import FASTTEXT_MARK, TABLES, find_shards, lowe
 
 Row = dict[str, Any]
 LONGEST = 1 << 24  # characters per cell, several novels; the csv module's default is 131,072
-ENCLOSED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
+QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
 FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){FASTTEXT_MARK}(\S+)")
 EXCEL_MARK = re.compile(r"sep=(.)\s*")  # a first line that names the delimiter
-AHEAD = 200  # rows that show whether the first line is a header
+HEADER_ROWS = 200  # rows that show whether the first line is a header
 MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
 
 
@@ -105,14 +105,14 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
         header, names = next(rows, (2, []))
     if not _is_text("".join(names)):
         raise DataError(f"{path}, line {header} is not UTF-8 text")
-    ahead = [(header, names), *islice(rows, AHEAD)]
-    if guessing.is_headless(names, [cells for _, cells in ahead[1:]]):
+    first_rows = [(header, names), *islice(rows, HEADER_ROWS)]
+    if guessing.is_headless(names, [cells for _, cells in first_rows[1:]]):
         names = [f"column {number}" for number in range(1, len(names) + 1)]
     else:
-        del ahead[0]
+        del first_rows[0]
     if twice := next((name for name, times in Counter(names).items() if name and times > 1), None):
         raise DataError(f"{path} has more than one column {twice}")
-    for number, cells in chain(ahead, rows):
+    for number, cells in chain(first_rows, rows):
         where = f"{path}, line {number}"
         if any(cells[len(names) :]):
             faults.record(f"{where} has {len(cells)} cells for {len(names)} columns")
@@ -133,7 +133,7 @@ def _has_quoted_cells(file: TextIO, tabs: int) -> bool:
             return True
         if '"' in line and not has_stray_quote:
             cells = line.rstrip("\r\n").split("\t")
-            has_stray_quote = any(cell.startswith('"') and not ENCLOSED.fullmatch(cell) for cell in cells)
+            has_stray_quote = any(cell.startswith('"') and not QUOTED_CELL.fullmatch(cell) for cell in cells)
     return not has_stray_quote
 
 
@@ -169,12 +169,12 @@ def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> It
     reader = csv.reader(lines, delimiter=delimiter)
     width = 0
     for cells in reader:
-        joined = lines.record
+        joined_lines = lines.record
         width = width or len(cells)
-        if (len(joined) > 1 or len(cells) < width) and not _is_one_row(joined, delimiter, width):
-            lines.put_back(joined[1:])
-            quoted = joined[0].strip()[:40]
-            faults.record(f"{path}, line {lines.number} has a quote that does not enclose a cell ({quoted})")
+        if (len(joined_lines) > 1 or len(cells) < width) and not _is_one_row(joined_lines, delimiter, width):
+            lines.put_back(joined_lines[1:])
+            quotation = joined_lines[0].strip()[:40]
+            faults.record(f"{path}, line {lines.number} has a quote that does not enclose a cell ({quotation})")
         else:
             yield lines.number, cells
         lines.record = []

@@ -69,22 +69,22 @@ def corpora(
     """Training and validation samples, mean bytes per token, a description, and test samples or None."""
     encode, by = encoder(data.tokenizer, vocabulary)
     sources, where = find_texts(data, faults or Faults())
-    found, samples = [], []
+    encodings, samples = [], []
     for source, what in zip(sources, ("train", "validate", "test"), strict=False):
         part = (
             tokens.encode_pieces(iter([source]), encode)
             if isinstance(source, str)
             else tokens.encode_cached(source, encode, by)
         )
-        found.append(part)
+        encodings.append(part)
         if part.top >= vocabulary:
             raise DataError(
                 f"{where} {by} has token id {part.top}, but the model's vocabulary has only {vocabulary} ids"
             )
         samples.append(Corpus(part.ids, length, f"{where} to {what}"))
     train, validation, *test = samples
-    description = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
-    share = found[1].bytes / len(found[1].ids)
+    description = f"{where} {by}, {len(encodings[0].ids):,} tokens to train and {len(encodings[1].ids):,} to validate"
+    share = encodings[1].bytes / len(encodings[1].ids)
     return train, validation, share, description, next(iter(test), None)
 
 
@@ -94,12 +94,12 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
         if size < 256:
             raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {size}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
-    found = vocabulary.load(
+    tokenizer_model = vocabulary.load(
         tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="
     )
 
     def encode(text: str) -> np.ndarray:
-        return np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        return np.array(tokenizer_model(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     return encode, f"by the tokenizer {tokenizer}"
 
@@ -108,22 +108,22 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
     """The texts for training, validation and (if named) test, with their source."""
     if data.name == "python" and data.path is None:
         files = sorted(Path(os.__file__).parent.glob("*.py"))  # of the standard library
-        whole = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
-        return [*_cut(whole[:PYTHON_BYTES], data)], "Python's own sources"
+        sources = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        return [*_cut(sources[:PYTHON_BYTES], data)], "Python's own sources"
     splits = [data.train, data.validation]
     if data.test is not None:
         splits.append(data.test)
     if hub.names_hub_data(data):
-        found = [Text((data.name, split), faults) for split in splits]
+        texts = [Text((data.name, split), faults) for split in splits]
         where = f"{data.name} of the hub"
     else:
         path = data_path(data)
         if path.is_file():
             return [*_cut(Text(path, faults).read(), data)], str(path)
-        unvalidated = data.validation == "validation" and _find_text(path, data.validation) is None
-        if data.holdout or unvalidated:
+        is_unvalidated = data.validation == "validation" and _find_text(path, data.validation) is None
+        if data.holdout or is_unvalidated:
             splits[1] = data.train
-        found, where = [], str(path)
+        texts, where = [], str(path)
         for split in splits:
             place = _find_text(path, split)
             if place is None:
@@ -131,12 +131,12 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
                 raise DataError(
                     f"{path} has no text for the split {split!r}: looked for {names}, found {list_folder(path)}"
                 )
-            found.append(Text(place, faults))
-        if unvalidated and not data.holdout:
-            return [*_cut(found[0].read(), data), *found[2:]], f"{found[0]} (a tenth of it held out)"
+            texts.append(Text(place, faults))
+        if is_unvalidated and not data.holdout:
+            return [*_cut(texts[0].read(), data), *texts[2:]], f"{texts[0]} (a tenth of it held out)"
     if data.samples is not None or data.holdout:
-        return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
-    return [*found], where
+        return [*_cut(texts[0].read(), data), *texts[2:]], str(texts[0])
+    return [*texts], where
 
 
 def _find_text(path: Path, split: str) -> Path | None:
@@ -153,14 +153,14 @@ def _find_text(path: Path, split: str) -> Path | None:
     return columns.only_file(path, suffixes) or (path if several else None)
 
 
-def _cut(whole: str, data: DataSection) -> tuple[str, str]:
+def _cut(text: str, data: DataSection) -> tuple[str, str]:
     """Choose ``data.samples`` stories and hold out the last share; a single story is cut by characters."""
     share = data.holdout or 0.1
-    stories = whole.split(END)
+    stories = text.split(END)
     if data.samples is not None:
         stories = [stories[place] for place in choose_indices(stories, data.samples, data.subset)]
     if len(stories) == 1:
-        place = len(whole) - math.ceil(share * len(whole))
-        return whole[:place], whole[place:]
+        place = len(text) - math.ceil(share * len(text))
+        return text[:place], text[place:]
     place = len(stories) - math.ceil(share * len(stories))
     return END.join(stories[:place]) + END, END.join(stories[place:]) + END

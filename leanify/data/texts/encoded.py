@@ -25,14 +25,14 @@ class Sentences:
     def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
         texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
         options = {"truncation": True, "max_length": length, "return_token_type_ids": types, "verbose": False}
-        found = vocabulary.encode(tokenizer, *texts, **options)
-        self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
+        encodings = vocabulary.encode(tokenizer, *texts, **options)
+        self.lengths: np.ndarray = np.array([len(ids) for ids in encodings["input_ids"]])
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
         self.flat = {}
         for name, pad in padding.items():
-            if name in found:
-                self.flat[name] = np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad
+            if name in encodings:
+                self.flat[name] = np.concatenate([np.array(ids, dtype=np.int32) for ids in encodings[name]]), pad
         self.labels = np.array([label for _, label in rows])
         if self.labels.dtype == np.float64:
             self.labels = self.labels.astype(np.float32)
@@ -45,13 +45,13 @@ class Sentences:
         # (B, N): where the samples have tokens, and where these lie among all tokens
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
-        there = places < lengths
-        spots = np.where(there, self.starts[indices, None] + places, 0)
+        is_token = places < lengths
+        spots = np.where(is_token, self.starts[indices, None] + places, 0)
         inputs = {}
         for name, (flat, pad) in self.flat.items():
-            inputs[name] = torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
-        if not there.all():
-            inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
+            inputs[name] = torch.from_numpy(np.where(is_token, flat[spots], pad).astype(np.int64))
+        if not is_token.all():
+            inputs["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
         return inputs, torch.from_numpy(self.labels[indices])
 
 

@@ -71,20 +71,20 @@ class LabelledTable:
         return Sentences(rows, tokenizer, length, types)
 
 
-def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[list[str], str]:
+def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[list[str], str]:
     """The text columns and the label column, as the recipe names them or guessed by name."""
-    guess = columns.guess_texts(found)
+    guess = columns.guess_texts(candidates)
     label = (data.label,) if data.label else ()
-    picked = columns.pick_columns(file, found, text=(data.text or guess, guess), label=(label, columns.LABELS))
-    return picked["text"], picked["label"][0]
+    names = columns.pick_columns(file, candidates, text=(data.text or guess, guess), label=(label, columns.LABELS))
+    return names["text"], names["label"][0]
 
 
-def guess_text_columns(file: Path, found: Sequence[str]) -> Texts:
+def guess_text_columns(file: Path, candidates: Sequence[str]) -> Texts:
     """The text columns of a file without labels, guessed by name. Raises DataError."""
-    texts = columns.guess_texts(found)
+    texts = columns.guess_texts(candidates)
     if not texts:
-        here = ", ".join(found[:8])
-        raise DataError(f"{file} has no text column; found {here}: rename the one with the texts to text")
+        column_names = ", ".join(candidates[:8])
+        raise DataError(f"{file} has no text column; found {column_names}: rename the one with the texts to text")
     return texts
 
 

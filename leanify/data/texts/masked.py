@@ -60,8 +60,8 @@ class Masked:
         rank = np.where(self.ordinary[rows], place, 2.0).argsort(1).argsort(1)
         chosen = rank < self.targets[indices, None]
         any_word = ((fate - MASKED) / ANY * self.vocabulary).astype(np.int64)
-        changed = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + ANY, any_word, rows))
-        inputs = {"input_ids": torch.from_numpy(np.where(chosen, changed, rows))}
+        masked_rows = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + ANY, any_word, rows))
+        inputs = {"input_ids": torch.from_numpy(np.where(chosen, masked_rows, rows))}
         return inputs, torch.from_numpy(np.where(chosen, rows, IGNORED))
 
 
@@ -85,8 +85,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         samples.append(Masked(ids, length, data.mask, tokenizer, of, fixed=what != "train"))
     train, validation, *test = samples
     about = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
-    skipped = tuple(faults.names)
-    return Splits(train, validation, about, test=next(iter(test), None), tokenizer=tokenizer, skipped=skipped)
+    skipped_samples = tuple(faults.names)
+    return Splits(train, validation, about, test=next(iter(test), None), tokenizer=tokenizer, skipped=skipped_samples)
 
 
 def text_lines(text: str | Text) -> Iterator[str]:
@@ -122,14 +122,14 @@ def encoder(tokenizer: Any) -> Encode:
     def encode(block: str) -> np.ndarray:
         documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
         lines = [line for document in documents for line in document]
-        asked = {"add_special_tokens": False, "verbose": False}
-        ids = iter(vocabulary.encode(tokenizer, lines, **asked)["input_ids"] if lines else [])
-        found: list[int] = []
+        options = {"add_special_tokens": False, "verbose": False}
+        ids = iter(vocabulary.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
+        ids_with_ends: list[int] = []
         for place, document in enumerate(documents, 1):
             for _ in document:
-                found += next(ids)
+                ids_with_ends += next(ids)
             if place < len(documents) and "".join(document).strip():
-                found += end
-        return np.array(found, dtype=kind)
+                ids_with_ends += end
+        return np.array(ids_with_ends, dtype=kind)
 
     return encode

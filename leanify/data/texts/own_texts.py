@@ -56,16 +56,16 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     train: Any = subset(table.encode(names, tokenizer, length, types), data)
     validation: Any
     if data.holdout:
-        (train, validation), held = hold_out(train, data.holdout), " held out"
+        (train, validation), validation_note = hold_out(train, data.holdout), " held out"
     else:
         other = read_split_table(data, data.validation, faults)
-        held = f" of {other.file.name}" * (
+        validation_note = f" of {other.file.name}" * (
             split_stem(other.file).lower() == "test"
         )  # otherwise its name marks its split
         validation = _without_unknown_labels(other, names, faults).encode(names, tokenizer, length, types)
         validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} classes: {preview(names, 6)}" if names else "a number"
-    counts = f"{len(train):,} samples to train and {len(validation):,}{held} to validate"
+    counts = f"{len(train):,} samples to train and {len(validation):,}{validation_note} to validate"
     return Splits(
         train,
         validation,
@@ -88,9 +88,9 @@ def _without_unknown_labels(table: LabelledTable, names: Sequence[str], faults: 
     if not strange:
         return table
     if not faults.skip:
-        shown = preview([repr(label[:40]) for label in sorted(set(strange.values()))])
+        label_names = preview([repr(label[:40]) for label in sorted(set(strange.values()))])
         faults.record(
-            f"{table.file}: the training data has no label {shown}, only {', '.join(names)}; {len(strange):,} of "
+            f"{table.file}: the training data has no label {label_names}, only {', '.join(names)}; {len(strange):,} of "
             f"{len(table.rows):,} rows have such a label"
         )
     for place, label in strange.items():

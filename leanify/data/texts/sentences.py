@@ -53,8 +53,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         validation = encoded(other)
     train = subset(train, data)
     validation = Selection(validation, validation.lengths.argsort(kind="stable"))
-    here = _describe_files(files)
-    where = f"{len(train):,} sentences of {here} to train on and {len(validation):,} of {other or here} to validate"
+    place = _describe_files(files)
+    where = f"{len(train):,} sentences of {place} to train on and {len(validation):,} of {other or place} to validate"
     return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
 
 
@@ -79,8 +79,8 @@ def _files(data: DataSection, split: str) -> list[Path]:
 
 
 def _describe_files(files: Sequence[Path]) -> str:
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"{files[0]}{more}"
+    others = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0]}{others}"
 
 
 def read_sentences(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:

@@ -42,12 +42,12 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist")
-    found = _pieces(path, encode, tokens)
+    encodings = _pieces(path, encode, tokens)
     if is_table(path):
-        found = (encode(text, True)[:tokens] for text in read_texts(path))
-    wanted = islice((ids for ids in found if ids), samples)
+        encodings = (encode(text, True)[:tokens] for text in read_texts(path))
+    chosen = islice((ids for ids in encodings if ids), samples)
     empty = True
-    while batch := list(islice(wanted, batch_size)):
+    while batch := list(islice(chosen, batch_size)):
         empty = False
         rows = pad_sequence([torch.tensor(ids) for ids in batch], batch_first=True)
         mask = pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids in batch], batch_first=True)
@@ -58,17 +58,17 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
 
 def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
-    held: list[int] = []
-    whole = False
+    buffer: list[int] = []
+    is_cut = False
     lines = read_lines(path, DataError)
     while part := "".join(islice(lines, 64)):
-        held += encode(part, False)
-        while len(held) >= tokens:
-            whole = True
-            yield held[:tokens]
-            held = held[tokens:]
-    if held and not whole:
-        yield held
+        buffer += encode(part, False)
+        while len(buffer) >= tokens:
+            is_cut = True
+            yield buffer[:tokens]
+            buffer = buffer[tokens:]
+    if buffer and not is_cut:
+        yield buffer
 
 
 def read_texts(path: Path, faults: Faults | None = None) -> Iterator[str]:
@@ -88,6 +88,6 @@ def read_text_column(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults
         if column not in row:
             faults.record(f"{path}, {place} has no {column}")
             continue
-        found = faults.text(row[column], f"{path}, {place}: {column}")
-        if found is not None:
-            yield found
+        text = faults.text(row[column], f"{path}, {place}: {column}")
+        if text is not None:
+            yield text

@@ -103,11 +103,11 @@ def _decode_file(path: Path) -> Iterator[str]:
     with open_file(path, DataError) as file:
         while True:
             block = file.read(BLOCK)
-            held = len(decoder.getstate()[0])
+            pending_bytes = len(decoder.getstate()[0])
             try:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                where = place - held + error.start
+                where = place - pending_bytes + error.start
                 name, byte = encoding.upper(), error.object[error.start]
                 raise DataError(f"{path} is not {name} text: byte {where} is {byte:#x}") from None
             if not block:
@@ -117,26 +117,26 @@ def _decode_file(path: Path) -> Iterator[str]:
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
     """Regroup text into blocks of at least BLOCK characters, ending after an end mark or a line if possible."""
-    held: list[str] = []
+    buffer: list[str] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        buffer.append(piece)
         size += len(piece)
         if size >= BLOCK:
-            whole = "".join(held)
-            cut = max((whole.rfind(mark) + len(mark) for mark in (END, "\n") if mark in whole), default=len(whole))
-            yield whole[:cut]
-            held, size = [whole[cut:]], len(whole) - cut
-    yield "".join(held)
+            text = "".join(buffer)
+            cut = max((text.rfind(mark) + len(mark) for mark in (END, "\n") if mark in text), default=len(text))
+            yield text[:cut]
+            buffer, size = [text[cut:]], len(text) - cut
+    yield "".join(buffer)
 
 
 def encode_pieces(pieces: Iterator[str], encode: Encode) -> Ids:
     """Encode a text in memory."""
-    found, size = [], 0
+    encodings, size = [], 0
     for block in blocks(pieces):
-        found.append(encode(block))
+        encodings.append(encode(block))
         size += len(block.encode())
-    ids = np.concatenate(found)
+    ids = np.concatenate(encodings)
     return Ids(ids, size, int(ids.max(initial=0)))
 
 
@@ -146,15 +146,15 @@ def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
         return encode_pieces(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
-    kept = _read(home)
-    if kept is None:
+    cached = _read(home)
+    if cached is None:
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
         _keep(source, encode, home)
-        kept = _read(home)
-    if kept is None:
+        cached = _read(home)
+    if cached is None:
         raise DataError(f"the token ids of {source} in {home} cannot be read: remove that folder")
-    source.faults.names.extend(kept[1])
-    return kept[0]
+    source.faults.names.extend(cached[1])
+    return cached[0]
 
 
 def _read(home: Path) -> tuple[Ids, list[str]] | None:
@@ -171,7 +171,7 @@ def _read(home: Path) -> tuple[Ids, list[str]] | None:
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
     """Write the ids and a card about them to the cache."""
-    size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
+    size, count, top, kind, fault_count = 0, 0, 0, "", len(source.faults.names)
     with cache.new_entry(home, f"the token ids of {source}") as folder:
         with writing.open_atomic(folder / "ids.bin", sync=False) as file:
             for block in blocks(source.pieces()):
@@ -180,5 +180,5 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
                 size, count = size + len(block.encode()), count + len(ids)
                 top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
         facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
-        facts["skipped"] = source.faults.names[known:]
+        facts["skipped"] = source.faults.names[fault_count:]
         writing.write(folder / "card.json", json.dumps(facts), sync=False)

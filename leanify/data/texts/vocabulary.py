@@ -42,8 +42,8 @@ def make_tokenizer(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
     """
     if name is None or name == "bytes":
         return _wrap(_bytes()), "as bytes"
-    if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
-        return _wordpiece(int(found[1]), lines, key), f"by {name} trained on it"
+    if (match := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
+        return _wordpiece(int(match[1]), lines, key), f"by {name} trained on it"
     return load(name), f"by the tokenizer {name}"
 
 
@@ -53,14 +53,14 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     ``instead`` ends the error message. transformers builds a tokenizer without words, and does not say so,
     where its vocabulary file is missing: that is an error here. Raises DataError.
     """
-    asked = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
+    complaint = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
     if Path(name).is_dir():
-        asked = f"the tokenizer in {name} cannot be read"
+        complaint = f"the tokenizer in {name} cannot be read"
         check_regular(Path(name), DataError)
         for file in Path(name).glob("*token*.json"):
             check_size(file, DataError)
         check_tokenizer(Path(name))
-    with reraise_as(asked, DataError):
+    with reraise_as(complaint, DataError):
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
@@ -107,21 +107,21 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
         return ""
-    seen = missed = 0
+    token_count = unknown_count = 0
     example: list[int] = []
     for batch in batches:
         ids = batch["input_ids"]
-        there = batch.get("attention_mask", ids * 0 + 1).bool()
-        found = (ids == unknown) & there
-        seen, missed = seen + int(there.sum()), missed + int(found.sum())
-        if not example and bool(found.any()):
-            row = int(found.sum(1).argmax())
-            example = ids[row][there[row]][:16].tolist()
-    share = missed / max(seen, 1)
+        is_token = batch.get("attention_mask", ids * 0 + 1).bool()
+        is_unknown = (ids == unknown) & is_token
+        token_count, unknown_count = token_count + int(is_token.sum()), unknown_count + int(is_unknown.sum())
+        if not example and bool(is_unknown.any()):
+            row = int(is_unknown.sum(1).argmax())
+            example = ids[row][is_token[row]][:16].tolist()
+    share = unknown_count / max(token_count, 1)
     if share <= UNKNOWN:
         return ""
-    shown = repr(tokenizer.decode(example))
-    words = f"{format_share(share)} of the tokens of {where} are unknown to the tokenizer, as in {shown}"
+    sample_text = repr(tokenizer.decode(example))
+    words = f"{format_share(share)} of the tokens of {where} are unknown to the tokenizer, as in {sample_text}"
     if share >= NOTHING_KNOWN:
         raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
     return words
@@ -132,10 +132,10 @@ def _bytes() -> Any:
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {word: index for index, word in enumerate((*SPECIAL, *letters))}
-    made = Tokenizer(models.BPE(vocab=words, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _wordpiece(size: int, lines: Lines, key: str) -> Any:
@@ -147,9 +147,9 @@ def _wordpiece(size: int, lines: Lines, key: str) -> Any:
         with contextlib.suppress(DataError):
             return load(str(home))
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
-    trained = _wrap(_train(size, lines))
+    tokenizer = _wrap(_train(size, lines))
     with cache.new_entry(home, "the tokenizer") as folder:
-        trained.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return load(str(home))
 
 
@@ -168,7 +168,7 @@ def _train(size: int, lines: Lines) -> Any:
     letters = sorted(letter for letter in counts if not letter.isspace())
     letters.sort(key=lambda letter: -counts[letter])
     alphabet = sorted(letters[: min(LETTERS, size // 4)])
-    inside = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
+    inner_letters = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
 
     def made(model: Any) -> Any:
         new = Tokenizer(model)
@@ -178,7 +178,7 @@ def _train(size: int, lines: Lines) -> Any:
     learner = made(models.WordPiece(unk_token="[UNK]"))
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
-        special_tokens=[*SPECIAL, *inside],
+        special_tokens=[*SPECIAL, *inner_letters],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -187,14 +187,14 @@ def _train(size: int, lines: Lines) -> Any:
     return made(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
 
 
-def _wrap(made: Any) -> Any:
+def _wrap(tokenizer_model: Any) -> Any:
     """Wrap as a transformers tokenizer with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
     from tokenizers import processors
 
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer_model.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(word, made.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
+        special_tokens=[(word, tokenizer_model.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
     )
     roles = dict(zip(ROLES, SPECIAL, strict=True))
-    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer_model, **roles)
