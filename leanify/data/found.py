@@ -312,7 +312,7 @@ def _with_validation(data: OwnData, validation: Path | None, label: str, trainin
     # a table whose labels are kept from us often has one placeholder for all of them
     values = {columns.parse_label(row.get(label)) for row in rows}
     known_values = {columns.parse_label(row.get(label)) for row in training_rows}
-    if len(values) == 1 and not values & known_values:
+    if len(rows) > 1 and len(values) == 1 and not values & known_values:
         hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
         return replace(data, description=f"{data.description}; {hidden}")
     return replace(data, is_validated=True, description=f"{data.description}, validated on {validation}")
