@@ -25,7 +25,7 @@ MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a
 MAX_NAMES = 6  # classes listed by name
 MAX_LABEL = 200  # characters of a label
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
-MANY_CLASSES, FEW_SAMPLES = 20, 3  # that many classes need so many samples each, on average
+MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
 LISTS = (
     "several labels of a text, or a tag for each token, are learnt by transformers' Trainer, lean models included: "
     "AutoModelForSequenceClassification, AutoModelForTokenClassification"

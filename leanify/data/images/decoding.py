@@ -133,7 +133,7 @@ def has_sixteen_bits(image: Any) -> bool:
 
 
 def _deep_colours(image: Any) -> re.Match[str] | None:
-    """The channels and the byte order of a coloured picture of 16 bits a channel, else None."""
+    """The channels and the byte order of a coloured picture of 16 bits a channel; None for other pictures."""
     arguments = image.tile[0][3] if image.tile else None
     layout = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
     return DEEP_COLOURS.fullmatch(layout) if isinstance(layout, str) else None
@@ -146,7 +146,7 @@ def has_transparency(image: Any) -> bool:
 
 
 def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
-    """The pixels of a picture of 16 bits a channel, as integers: (H, W) of a grey one, else (H, W, channels).
+    """The pixels of a picture of 16 bits a channel, as integers: (H, W) if it is grey, (H, W, channels) if not.
 
     Raises DataError for an unknown range.
     """

@@ -63,6 +63,7 @@ def pick_columns(
     ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones.
     The error proposes columns that the file has: by spelling, by name, or because no other is left.
     """
+    # columns that are there, as the user or convention names them
     spellings = {str(name).lower(): str(name) for name in candidates}
     right: dict[str, list[str]] = {}
     for key, (requested_names, usual) in wanted.items():
@@ -72,6 +73,7 @@ def pick_columns(
             right[key] = [spellings[name.lower()] for name in names]
     if len(right) == len(wanted):
         return right
+    # the others are named in the error, each with a proposal
     unused_columns = [name for name in spellings.values() if all(name not in names for names in right.values())]
     missing, settings = [], []
     for key, (requested_names, usual) in wanted.items():
@@ -127,7 +129,7 @@ def is_fasttext(path: Path) -> bool:
         return False
     with open_file(path, DataError) as file:
         start = file.read(LONGEST_LINE)
-    if b"\0" in start:  # UTF-16, where its mark says so
+    if b"\0" in start:  # UTF-16, if it begins with its mark
         start = start.decode("utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", "ignore").encode()
     words = (start.removeprefix(b"\xef\xbb\xbf").lstrip().splitlines() or [b""])[0].split()
     return any(word.startswith(FASTTEXT_MARK.encode()) for word in (*words[:1], *words[-1:]))
@@ -147,6 +149,7 @@ def _visible_files(folder: Path) -> list[Path]:
 
 def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path | None:
     """A split's file under one of its usual names in any case, or the first of its Parquet shards; None if none."""
+    # a table or text by the usual names of the split
     stems = (split, *SPLITS.get(split, ()))
     by_name = {file.name.lower(): file for file in reversed(_visible_files(folder))}
     for stem in stems:
@@ -155,11 +158,13 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
                 return folder / f"{stem}{suffix}"
             if f"{stem}{suffix}".lower() in by_name:
                 return by_name[f"{stem}{suffix}".lower()]
+    # a table of fastText, train.ft.txt or cooking.train
     fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem in stems for suffix in FASTTEXT)
     by_ending = [file for file in _visible_files(folder) if lower_suffix(file).removeprefix(".") in stems]
     fasttext_file = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
     if fasttext_file is not None and ".csv" in suffixes:
         return fasttext_file
+    # the first of several Parquet shards
     first_shards = {}
     for path in sorted(folder.glob("*-00000-of-*.parquet")) if ".parquet" in suffixes else ():
         first_shards[split_stem(path)] = path

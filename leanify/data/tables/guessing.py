@@ -38,6 +38,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """
     if any(name.strip().lower() in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
+    # a header's word does not occur again as one of few values below it
     for place, name in enumerate(names):
         cells = [row[place] for row in rows if len(row) > place]
         if name in cells and _is_label(cells):

@@ -93,6 +93,7 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
 
 
 def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    # the delimiter, by the first line; quotes count if they enclose cells
     first = next(iter(file), "")
     usual = "\t" if lower_suffix(path) == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
@@ -100,11 +101,13 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
     file.seek(0)
     rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
+    # the columns' names
     header, names = next(rows, (1, []))
     if mark:
         header, names = next(rows, (2, []))
     if not _is_text("".join(names)):
         raise DataError(f"{path}, line {header} is not UTF-8 text")
+    # a first line that is a sample like the others gives no names
     first_rows = [(header, names), *islice(rows, HEADER_ROWS)]
     if guessing.is_headless(names, [cells for _, cells in first_rows[1:]]):
         names = [f"column {number}" for number in range(1, len(names) + 1)]
@@ -112,6 +115,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
         del first_rows[0]
     if twice := next((name for name, times in Counter(names).items() if name and times > 1), None):
         raise DataError(f"{path} has more than one column {twice}")
+    # the rows; a short one has no value in its last columns
     for number, cells in chain(first_rows, rows):
         where = f"{path}, line {number}"
         if any(cells[len(names) :]):
@@ -169,6 +173,7 @@ def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> It
     reader = csv.reader(lines, delimiter=delimiter)
     width = 0
     for cells in reader:
+        # one row, or lines that a stray quote joined: those after the first are read again
         joined_lines = lines.record
         width = width or len(cells)
         if (len(joined_lines) > 1 or len(cells) < width) and not _is_one_row(joined_lines, delimiter, width):

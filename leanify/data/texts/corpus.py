@@ -67,8 +67,10 @@ def corpora(
     data: DataSection, length: int, vocabulary: int, faults: Faults | None = None
 ) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
     """Training and validation samples, mean bytes per token, a description, and test samples or None."""
+    # the texts of each split, and how they are encoded
     encode, by = encoder(data.tokenizer, vocabulary)
     sources, where = find_texts(data, faults or Faults())
+    # token ids and samples of each split
     encodings, samples = [], []
     for source, what in zip(sources, ("train", "validate", "test"), strict=False):
         part = (
@@ -110,6 +112,7 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
         files = sorted(Path(os.__file__).parent.glob("*.py"))  # of the standard library
         sources = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
         return [*_cut(sources[:PYTHON_BYTES], data)], "Python's own sources"
+    # the splits of a hub data set, a file or a folder
     splits = [data.train, data.validation]
     if data.test is not None:
         splits.append(data.test)
@@ -159,6 +162,7 @@ def _cut(text: str, data: DataSection) -> tuple[str, str]:
     stories = text.split(END)
     if data.samples is not None:
         stories = [stories[place] for place in choose_indices(stories, data.samples, data.subset)]
+    # the last characters or stories validate
     if len(stories) == 1:
         place = len(text) - math.ceil(share * len(text))
         return text[:place], text[place:]

@@ -23,6 +23,7 @@ class Sentences:
     targets: np.ndarray | None = None
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
+        # token ids of all texts behind one another: a padded table would be as wide as the longest
         texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
         options = {"truncation": True, "max_length": length, "return_token_type_ids": types, "verbose": False}
         encodings = vocabulary.encode(tokenizer, *texts, **options)

@@ -40,6 +40,7 @@ class LabelledTable:
             if not texts:
                 texts, label = _columns(file, list(row), data)
                 order = class_names(file, label)
+            # texts that are strings, and a label; anything else is a fault
             cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in texts]
             if None in cells:
                 continue

@@ -38,11 +38,13 @@ class Masked:
             raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
         self.rows = ids[: len(ids) // length * length].reshape(-1, length)
         self.mask, self.vocabulary, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
+        # special tokens are never masked
         self.ordinary = np.ones(self.vocabulary, dtype=bool)
         for role in ("pad", "cls", "sep", "mask"):
             mark = getattr(tokenizer, f"{role}_token_id")
             if mark is not None:
                 self.ordinary[mark] = False
+        # masked tokens of each sample, one at least
         parts = np.array_split(self.rows, 1 + len(ids) // 2**24)  # a large text would need much memory at once
         counts = np.concatenate([self.ordinary[part].sum(1) for part in parts])
         self.targets = np.maximum(1, np.rint(share * counts).astype(np.int64))
@@ -52,11 +54,13 @@ class Masked:
 
     def draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
         """→ input_ids and targets, (B, length) each; targets are IGNORED except at masked positions"""
+        # two random numbers for each token: its place in the order of masking, and what replaces it
         indices = np.array([index for _, index in keys])
         sources = [(HOLDOUT, 0, 0, index) if self.fixed else (SAMPLE, seed, epoch, index) for epoch, index in keys]
         length = self.rows.shape[1]
         place, fate = np.stack([np.random.default_rng(source).random((2, length)) for source in sources], axis=1)
         rows = self.rows[indices].astype(np.int64)
+        # (B, length): the chosen tokens, and their replacements
         rank = np.where(self.ordinary[rows], place, 2.0).argsort(1).argsort(1)
         chosen = rank < self.targets[indices, None]
         any_word = ((fate - MASKED) / ANY * self.vocabulary).astype(np.int64)
@@ -71,6 +75,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(
             f"data.mask is {data.mask:g}; it must be a share between 0 and 1: BERT masks 0.15, Crammed BERT 0.25"
         )
+    # the texts, and a tokenizer that has a mask
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
     faults = Faults(data.on_error == "skip")
@@ -79,6 +84,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     vocabulary.check_fit(tokenizer, size, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
+    # token ids of each split; validation always masks the same places
     samples = []
     for part, what in zip(texts, ("train", "validate", "test"), strict=False):
         ids, of = encode_text(part, tokenizer), f"{where} {by} to {what}"
@@ -120,10 +126,12 @@ def encoder(tokenizer: Any) -> Encode:
     end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
 
     def encode(block: str) -> np.ndarray:
+        # all lines at once, which the tokenizer encodes in parallel
         documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
         lines = [line for document in documents for line in document]
         options = {"add_special_tokens": False, "verbose": False}
         ids = iter(vocabulary.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
+        # documents behind one another
         ids_with_ends: list[int] = []
         for place, document in enumerate(documents, 1):
             for _ in document:

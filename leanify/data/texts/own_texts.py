@@ -44,6 +44,7 @@ def find_classes(data: DataSection) -> list[str]:
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """The samples, for a text model with a head; validation is sorted by length, to minimise padding."""
+    # the training table, whose labels are the classes and whose words train the tokenizer
     refuse_keys(data, "img_size", "rand_augment", "image")
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
@@ -53,6 +54,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
     vocabulary.check_fit(tokenizer, size, by)
     types = takes_types(model)
+    # training and validation, of which one may be a share of the other
     train: Any = subset(table.encode(names, tokenizer, length, types), data)
     validation: Any
     if data.holdout:
@@ -79,6 +81,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 def _without_unknown_labels(table: LabelledTable, names: Sequence[str], faults: Faults) -> LabelledTable:
     """The table without rows of labels which training lacks, such as SNLI's "-"; these are a fault."""
+    # rows by whether training knows their label
     rows, strange = [], {}
     for place, (texts, label) in enumerate(table.rows, 1):
         if names and label not in names:

@@ -32,6 +32,7 @@ HOLDOUT = 0.1  # share held out without a validation file and data.holdout
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation sentences, sorted by length; their targets come from a teacher."""
     refuse_keys(data, "img_size", "rand_augment", "label", "mask")
+    # a tokenizer that fits the model
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
     tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: [], "")
@@ -44,6 +45,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             raise DataError(f"{_describe_files(files)} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))
 
+    # training and validation, which is a share of training if it has no file
     files = _files(data, data.train)
     other = None if data.holdout else find_file(data_path(data), data.validation)
     train = encoded(*[file for file in files if file != other])

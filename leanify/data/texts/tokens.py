@@ -122,6 +122,7 @@ def blocks(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         buffer.append(piece)
         size += len(piece)
+        # a block ends behind the last end mark or line; the rest begins the next
         if size >= BLOCK:
             text = "".join(buffer)
             cut = max((text.rfind(mark) + len(mark) for mark in (END, "\n") if mark in text), default=len(text))
@@ -146,6 +147,7 @@ def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
         return encode_pieces(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
+    # from the cache, written again if it is missing or damaged
     cached = _read(home)
     if cached is None:
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
@@ -171,6 +173,7 @@ def _read(home: Path) -> tuple[Ids, list[str]] | None:
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
     """Write the ids and a card about them to the cache."""
+    # ids block by block, of which the card keeps number and type
     size, count, top, kind, fault_count = 0, 0, 0, "", len(source.faults.names)
     with cache.new_entry(home, f"the token ids of {source}") as folder:
         with writing.open_atomic(folder / "ids.bin", sync=False) as file:

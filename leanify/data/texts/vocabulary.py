@@ -53,6 +53,7 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     ``instead`` ends the error message. transformers builds a tokenizer without words, and does not say so,
     where its vocabulary file is missing: that is an error here. Raises DataError.
     """
+    # the error message for a folder or a hub name; files are checked before anything reads them
     complaint = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
     if Path(name).is_dir():
         complaint = f"the tokenizer in {name} cannot be read"
@@ -107,6 +108,7 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
         return ""
+    # the share of unknown tokens, and a sample with the most of a batch
     token_count = unknown_count = 0
     example: list[int] = []
     for batch in batches:
@@ -117,6 +119,7 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
         if not example and bool(is_unknown.any()):
             row = int(is_unknown.sum(1).argmax())
             example = ids[row][is_token[row]][:16].tolist()
+    # a warning, or an error if few words are known
     share = unknown_count / max(token_count, 1)
     if share <= UNKNOWN:
         return ""
@@ -161,6 +164,7 @@ def _train(size: int, lines: Lines) -> Any:
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+    # the alphabet: the most frequent letters, in an order of their own
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
     for line in lines():
@@ -175,6 +179,7 @@ def _train(size: int, lines: Lines) -> Any:
         new.normalizer, new.pre_tokenizer, new.decoder = normalizer, splitter, decoders.WordPiece()
         return new
 
+    # the words, in a new model without the trainer's own state
     learner = made(models.WordPiece(unk_token="[UNK]"))
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
