@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from leanify.cli.zoo import describe
@@ -21,6 +22,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", nargs="+", metavar="NAME", help="hold models (phi, 'timm/davit_*', '*') to the laws")
     what.add_argument("--widths", nargs="+", metavar="NAME", help="say which models can have another residual width")
+    what.add_argument("--permuted", nargs="+", metavar="NAME", help="hold models to the law of permuted channels")
     what.add_argument("--propose", metavar="NAME", help="print rows for a model's classes that have none")
     parser.add_argument("--log", type=Path, metavar="FILE", help="with --check: keep verdicts here and resume")
     options = parser.parse_args()
@@ -29,6 +31,8 @@ def main() -> int:
             return check(options.check, options.log)
         if options.widths:
             return try_widths(options.widths)
+        if options.permuted:
+            return check_permuted(options.permuted)
         return propose(options.propose)
     except LeanifyError as error:
         print(error, file=sys.stderr)
@@ -71,6 +75,32 @@ def try_widths(patterns: list[str]) -> int:
     for library, answers in counts.items():
         print(f"{library}: {sum(answers)} of {len(answers)} can have another width", file=sys.stderr)
     return 0
+
+
+def check_permuted(patterns: list[str]) -> int:
+    """Print for every supported model whether its residual channels can change places, and count the answers."""
+    import warnings
+
+    from . import table, tiny, widths
+    from .running import LawBroken
+
+    warnings.simplefilter("ignore")
+    tiny.warm()
+    supported = {(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)}
+    answers: Counter[str] = Counter()
+    for library, name in table.matching_models(patterns):
+        if (library, name) not in supported:
+            continue
+        try:
+            answer = (
+                "holds" if widths.check_permuted(*tiny.build(library, name)) else "has no other width at small size"
+            )
+        except LawBroken as broken:
+            answer = f"broken, {broken}"
+        answers[answer.partition(",")[0]] += 1
+        print(f"{library}/{name}: {answer}", flush=True)
+    print(", ".join(f"{count} × {answer}" for answer, count in answers.items()), file=sys.stderr)
+    return int("broken" in answers)
 
 
 def propose(pattern: str) -> int:
