@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -21,12 +21,12 @@ from typing import Any
 from leanify.core import path_kinds as places
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError, SourceError
-from leanify.core.files.reading import open_file, read_json
+from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.data import found as own_data
 from leanify.data.found import NO_COLUMNS, NamedColumns, OwnData
 from leanify.data.images.decoding import FORMATS
-from leanify.data.images.files import find_images
+from leanify.data.images.tables import first_pictures
 from leanify.data.texts import own_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
@@ -50,7 +50,7 @@ EVALUATIONS, ROWS = 10, 40  # of a run in a study
 
 # the shape of models for own data
 OWN_RECIPES = ("own-images", "own-sentences", "own-text")
-MAX_PICTURES = 60  # looked at, of the first thousand
+MAX_PICTURES, FIRST_PICTURES = 60, 1000  # looked at, of the first ones
 MAX_SIDE = 64  # pixels
 OWN_CROP = (0.9, 1.0)  # as in own-images: a mirror, another colour or a part can make another class of a picture
 MAX_PATCHES = 4  # a side: few long ones learn more from few pictures (`recipes/results/references.md`)
@@ -176,7 +176,7 @@ def data_settings(data: OwnData, path: str) -> list[str]:
     if data.kind == "images":
         if data.classes is not None:
             settings.append(f"model.override.num_classes={data.classes}")
-        settings += _picture_settings(Path(path).expanduser())
+        settings += _picture_settings(Path(path).expanduser(), data)
     if data.task is not None:
         settings.append(f"data.task={data.task}")
     if data.words is not None and data.vocabulary is not None:
@@ -186,15 +186,18 @@ def data_settings(data: OwnData, path: str) -> list[str]:
     return settings + data.settings
 
 
-def _picture_settings(folder: Path) -> list[str]:
-    """Size, patch and channels for a folder of pictures: small ones as they are, larger ones made smaller."""
+def _picture_settings(place: Path, data: OwnData) -> list[str]:
+    """Size, patch and channels for pictures in a folder, table or shards: small ones stay, larger ones shrink."""
     from PIL import Image
 
-    files = list(islice(find_images(folder), 1000)) if folder.is_dir() else []
+    # some of the first pictures
+    files: Any = ()
+    with suppress(DataError):  # training names the fault
+        files = first_pictures(place, None if data.columns is None else data.columns[0][0], FIRST_PICTURES)
     sizes, are_grey = [], True
-    for file in files[:: max(1, len(files) // MAX_PICTURES)]:
+    for index in range(0, len(files), max(1, len(files) // MAX_PICTURES)):
         try:
-            with open_file(file, DataError) as stream, Image.open(stream, formats=FORMATS) as picture:
+            with files[index][0] as stream, Image.open(stream, formats=FORMATS) as picture:
                 sizes.append(max(picture.size))
                 are_grey = are_grey and picture.mode in ("1", "L", "I", "I;16", "F")
         except Exception:  # Pillow's decoders raise many types for damaged files

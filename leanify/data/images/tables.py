@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -23,7 +24,7 @@ from leanify.data import hub
 from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
-from leanify.data.images.files import class_folders, file_size
+from leanify.data.images.files import class_folders, file_size, find_images
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
@@ -81,6 +82,22 @@ class Column:
         return self.rows[index][self.name]
 
 
+def first_pictures(place: Path, column: str | None, count: int) -> Rows:
+    """Pictures of a folder, of tar shards, or of a table by a column or one of a usual name; all are of class 0."""
+    pictures: Any = []
+    file = find_table(place, "train")
+    if place.is_dir() and (files := list(islice(find_images(place), count))):
+        pictures = files
+    elif shards := tar_shards.find_shards(place, "train"):
+        pictures, _ = tar_shards.read(shards, Faults(skip=True))
+    elif file is not None:
+        rows = [row for _, row in islice(read_table(file, Faults(skip=True)), count)]
+        name: Any = column or (columns.match_column(columns.PICTURES, list(rows[0])) if rows else None)
+        cells = [parse_picture(row.get(name), file.parent) for row in rows]
+        pictures = [cell for cell in cells if cell is not None]
+    return Rows(place, pictures, [0] * min(count, len(pictures)))
+
+
 def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and class_folders(place / split):
@@ -125,7 +142,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     for place, row in read_table(file, faults):
         if not image:
             image, label = _columns(file, list(row), data)
-        picture, kind = _picture(row.get(image), file.parent), columns.parse_label(row.get(label))
+        picture, kind = parse_picture(row.get(image), file.parent), columns.parse_label(row.get(label))
         if picture is None:
             faults.record(f"{file}, {place}: {image} is {row.get(image)!r:.40}, no image")
         elif kind is None:
@@ -138,7 +155,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     return pictures, labels, f"({image} → {label})"
 
 
-def _picture(cell: Any, folder: Path) -> Any:
+def parse_picture(cell: Any, folder: Path) -> Any:
     """The path in a cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
     if isinstance(cell, str) and "\0" not in cell:
         return folder / Path(cell).expanduser() if cell else None
