@@ -590,6 +590,37 @@ class Folded(nn.Module):
         return self.out_proj(mixed).transpose(0, 1)
 
 
+class AveragedWeights(nn.Module):
+    """As fairseq's and ESM's: an assertion on the width, and the weights' average over heads as a second output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.embed_dim = HEADS, SIZE, WIDTH
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        bsz, tgt_len, embed_dim = query.size()
+        assert embed_dim == self.embed_dim
+        q, k, v = (
+            map_(query).view(bsz, tgt_len, self.num_heads, self.head_dim).transpose(1, 2) for map_ in self.maps()
+        )
+        attn_weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        attn = (attn_weights @ v).transpose(1, 2).contiguous().view(bsz, tgt_len, embed_dim)
+        return self.out_proj(attn), attn_weights.mean(1)
+
+    def maps(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+
+class FirstOf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = AveragedWeights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x)[0]
+
+
 class EvenSplit(nn.Module):
     """Heads cut by split and joined by cat (the tensors of TransGAN, FT-Transformer)."""
 
@@ -1202,7 +1233,7 @@ STYLES: dict[str, Style] = {
             Differential, Linearised, Efficient, Sigmoids, CrossCovariance, Linformer, LinformerMatrices, TopScores,
             Banded, ScaledHeads, NormedOutput, Retention, Latent, SharedQueryKey, OutputPerHead, HeadModules, Letters,
             FusedGate, FusedGateOfHeads, LowRank, LowRankAround, QuantisedMaps, Convolved, HardWidth, Folded,
-            EvenSplit, SpatialReduction,
+            EvenSplit, SpatialReduction, FirstOf,
         )
     },
     # more heads change the old ones: right is a refusal
