@@ -1,7 +1,7 @@
 """Styles of transformers that people write, and models of libraries that nobody named: what is read of them.
 
     python -m recipes.research.styles > recipes/results/styles.md
-    python -m recipes.research.styles Palm LowRank      these alone
+    python -m recipes.research.styles Palm LowRank      the page with these two anew, all others as they stand there
 
 A library that is not installed is left out with that reason.
 """
@@ -34,6 +34,7 @@ from leanify.upstream.given import inputs_by_name
 from recipes.research.library_models import LIBRARY_MODELS
 
 TOLERANCE = 1e-9
+PAGE = Path(__file__).parents[1] / "results" / "styles.md"
 COLUMNS = ("style", "answer", "read, or what is in the way", "s")
 HEAD = """# Styles of attention and blocks, one by one
 
@@ -64,20 +65,32 @@ def main() -> None:
     names = parser.parse_args().names
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    known = known_rows() if names else {}
     rows, counts = [], Counter[str]()
     for name, make, shape in styles():
-        if names and name not in names:
-            continue
-        row = judge(name, make, shape)
-        rows.append(f"| {' | '.join(row)} |")
-        counts[row[1]] += 1
-        print(rows[-1], file=sys.stderr, flush=True)
+        row = known.get(name, ())
+        if not names or name in names:
+            row = judge(name, make, shape)
+            print(f"| {' | '.join(row)} |", file=sys.stderr, flush=True)
+        if row:
+            rows.append(f"| {' | '.join(row)} |")
+            counts[row[1]] += 1
     print(HEAD)
     print(
         f"{sum(counts.values())} styles: {', '.join(f'{count} {answer}' for answer, count in counts.most_common())}.\n"
     )
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     print("\n".join(rows))
+
+
+def known_rows() -> dict[str, tuple[str, ...]]:
+    """Return the rows of the page as it stands, by style."""
+    rows = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else ():
+        cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
+        if line.startswith("|") and len(cells) == len(COLUMNS):
+            rows[cells[0]] = cells
+    return rows
 
 
 def styles() -> Iterator[tuple[str, Callable[[], Any], str | None]]:
