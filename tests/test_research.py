@@ -83,6 +83,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     ),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
+    "styles": ("Palm",),
     "times": ("--only=--help",),
     "training_cost": ("--small",),
     "warm_minilm": (f"work {MINILM} --arms random 'drop only'", "work --table"),
