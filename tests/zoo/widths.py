@@ -6,8 +6,8 @@ permuted  the residual channels of all tensors in any order compute the same; th
 runs      a narrower model takes the same inputs
 
 Some models break them for reasons of their own, and `redesign` names no narrow where it cannot run: LayoutLMv3
-(``coordinate_size`` and ``shape_size`` must add up to the width), MobileBERT (its layers are in a bottleneck with another
-width), Phi-4 multimodal at small size (its audio convolutions keep their channels). LiLT runs and breaks `permuted`:
+(``coordinate_size`` and ``shape_size`` must add up to the width), MobileBERT (a bottleneck of another width around its
+layers), Phi-4 multimodal at small size (its audio convolutions keep their channels). LiLT runs and breaks `permuted`:
 a quarter of its width is a second attention, whose heads are smaller than the parts in which channels change places.
 
 The count is made at each model's default configuration, on meta; the law at a small size, in float64.
