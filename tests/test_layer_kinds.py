@@ -79,3 +79,20 @@ def test_kinds_stay_with_other_heads(name: str, tmp_path: Path) -> None:
     assert float((now - later).abs().max()) < 1e-4
     kinds = [block.self_attn.__dict__.get("use_rope", block.self_attn.sliding_window) for block in again.model.layers]
     assert len(set(kinds)) == 2
+
+
+def test_kinds_are_stored_with_free_heads(tmp_path: Path) -> None:
+    """ModernBERT cannot say heads whose sum is not its width: its folder has the lists for upstream's constructor."""
+    library = import_transformers()
+    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+    config = library.ModernBertConfig(**sizes | {"num_hidden_layers": 4}, global_attn_every_n_layers=2)
+    torch.manual_seed(0)
+    model = library.ModernBertModel(config).eval()
+    batches = [{"input_ids": torch.randint(3, 200, (2, 12))} for _ in range(4)]
+    shape = leanify.read(model)
+    wider = replace(shape, stages=(shape.stages[0].reshape(2, 6),))
+    result = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), wider, moves=("drop",))
+    leanify.save(result.model, tmp_path / "lean")
+    with torch.no_grad():
+        now, later = (one.eval()(**batches[0])[0] for one in (result.model, leanify.load(tmp_path / "lean")))
+    assert torch.equal(now, later)

@@ -18,6 +18,7 @@ from leanify.lens.sites import locate
 from leanify.shrinking.axes import layer_sites
 from leanify.upstream.origin import get_origin, set_origin
 from leanify.upstream.settle import drop_path_rates, sync_derived_attributes
+from leanify.upstream.spelling import resize_list
 
 
 def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]) -> LocatedModel:
@@ -47,10 +48,11 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn
                 )
         left_out += old
     model = copy_modules(located_model.model, left_out)
-    for config in configurations(model):
+    for config in configurations(model):  # as long as before: they are cut together with the number of layers
         for key, values in kinds.items():
-            if len(getattr(config, key, None) or ()) > len(values):
-                setattr(config, key, values)
+            length = len(getattr(config, key, None) or ())
+            if length > len(values):
+                setattr(config, key, resize_list(values, length))
     set_origin(model, get_origin(located_model.model))
     for name, new in blocks.items():
         container: Any = model.get_submodule(name)
@@ -93,7 +95,7 @@ def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mappi
         return False
     config = copy.deepcopy(config)
     for key, values in kinds.items():
-        setattr(config, key, [*values, *values[-1:] * (config.num_hidden_layers - len(values))])
+        setattr(config, key, resize_list(values, config.num_hidden_layers))
     try:
         with torch.device("meta"):
             expected = upstream_class(block)(config, place)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+KIND_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")  # a value for each layer
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
@@ -122,10 +123,16 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
         config_keys["head_dim"] = layer.head_dim
 
     # the kind of each layer: new layers repeat the last one
-    kinds = get("layer_types")
-    if before.depth != after.depth and isinstance(kinds, list) and len(kinds) == before.depth and len(pairs) == 1:
-        config_keys["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
+    for key in KIND_LISTS if before.depth != after.depth and len(pairs) == 1 else ():
+        kinds = get(key)
+        if isinstance(kinds, list) and len(kinds) == before.depth:
+            config_keys[key] = resize_list(kinds, after.depth)
     return config_keys
+
+
+def resize_list(values: list[Any], length: int) -> list[Any]:
+    """The first ``length`` values; the last one is repeated where there are fewer."""
+    return values[:length] + values[-1:] * (length - len(values))
 
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
