@@ -132,6 +132,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         minutes = [f"{row[f'{name}_minutes']:.1f}" for name in ("announced", "clock", "processor")]
         yield f"| {' | '.join([row['data'], said, samples, row.get('trained', '–'), trivial, end, *minutes])} |"
 
+    # how many learnt, and whether the others are told what would help
+    learnt = sum(row.get("learnt") == "learnt" for row in rows)
+    advised = sum(row.get("names_weights", False) for row in rows)
+    yield f"\n{learnt} of {len(rows)} end above the trivial model; {advised} say that pretrained weights would help."
+
 
 if __name__ == "__main__":
     main()
