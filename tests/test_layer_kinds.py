@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 import leanify
+from leanify.core.errors import UnsupportedModel
+from leanify.lens.sites import locate
+from leanify.shrinking.blocks import replace_blocks, stage_blocks
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.libraries import import_transformers
@@ -92,6 +95,10 @@ def test_kinds_are_stored_with_free_heads(tmp_path: Path) -> None:
     shape = leanify.read(model)
     wider = replace(shape, stages=(shape.stages[0].reshape(2, 6),))
     result = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), wider, moves=("drop",))
+    located = locate(model)
+    blocks = stage_blocks(located, shape.stages[0].name)
+    with pytest.raises(UnsupportedModel, match="another block would stand at place 0"):  # the first one has no norm
+        replace_blocks(located, {shape.stages[0].name: blocks[1:3]})
     leanify.save(result.model, tmp_path / "lean")
     with torch.no_grad():
         now, later = (one.eval()(**batches[0])[0] for one in (result.model, leanify.load(tmp_path / "lean")))

@@ -89,7 +89,10 @@ def layer_kinds(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Mod
 
 
 def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mapping[str, list[Any]]) -> bool:
-    """Whether upstream builds a block of these switches at this place from a configuration with these lists."""
+    """Whether upstream builds a block of these tensors and switches at this place, given a configuration's lists.
+
+    ModernBERT's first block, for one, has no norm before its attention.
+    """
     config = next((config for config in configurations(block) or configurations(model)), None)
     if not kinds or config is None:
         return False
@@ -101,7 +104,8 @@ def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mappi
             expected = upstream_class(block)(config, place)
     except Exception:  # upstream's constructor takes other arguments
         return False
-    return not find_switch(expected, block)
+    names, expected_names = (sorted(name for name, _ in one.named_parameters()) for one in (block, expected))
+    return names == expected_names and not find_switch(expected, block)
 
 
 def find_switch(a: nn.Module, b: nn.Module) -> str:
