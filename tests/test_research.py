@@ -63,6 +63,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "memory": ("levit_128 -o memory.md",),
     "modules": ("Gated",),
     "mutants": ("lens/notation.py --number 2 --log {folder}/log.jsonl",),
+    "narrower": ("runs digits --small --seeds 2", "runs"),
     "plans": ("ViT-Ti",),
     "ranking.pages": ("{results}",),
     "ranking.rates": ("{results}/ranking-rates.csv -o {results}/ranking-rates.md",),

@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a few steps: whether it runs")
     parser.add_argument("--beside", type=Path, metavar="FILE.csv", help="train only narrow, beside the rows of a sweep")
-    options = parser.parse_intermixed_args()
+    options = parser.parse_args()
     for text in options.tasks:
         task, _, data = text.partition("=")
         if options.beside is not None:
