@@ -3,7 +3,7 @@
     python -m recipes.research.narrower RUNS digits tinystories=DIR fashion-mnist=DIR     about an hour of a core
     python -m recipes.research.narrower RUNS digits tinystories=DIR --seeds 5             goes on with more seeds
     python -m recipes.research.narrower RUNS             the tables of what is done
-    python -m recipes.research.narrower RUNS --beside recipes/results/ranking-rates.csv tinystories=DIR
+    python -m recipes.research.narrower RUNS tinystories=DIR --beside recipes/results/ranking-rates.csv
     … --small     a few steps of a small study: whether it runs
 
 baseline   8 layers
