@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 if TYPE_CHECKING:
+    from torch import nn
+
     from leanify.upstream.origin import Origin
 
 _KEY = "_leanify"
