@@ -68,7 +68,7 @@ def _agrees(moved: Sequence[int], inner: int, head_dim: int, group: int) -> bool
     partial = [count for count in moved if 1 < count < inner]
     if not partial:
         return True
-    # an output that moves nothing belongs to an MLP or a mask: the outputs tried may lie in few of the other parts
+    # an output that moves nothing belongs to an MLP or a mask; few of the tried outputs may belong to the other parts
     if 0 in moved:
         return max(partial) <= group * head_dim
     # a saturated softmax hides some channels of a head, now more, now fewer: the counts only bound its size

@@ -159,7 +159,7 @@ def pair_layers(attentions: list[Site], mlps: list[Site], of_user: bool) -> list
     """
     if not attentions:
         return []
-    # those that led before a redesign lead again; a convolution leads only where there is no other MLP
+    # those that led before a redesign lead again; a convolution leads only without another MLP
     leading = [mlp for mlp in mlps if LEADS_KEY in vars(mlp.module)] if of_user else []
     plain = [mlp for mlp in mlps if not _convolves(mlp)] if of_user else []
     mlps = leading or plain or mlps

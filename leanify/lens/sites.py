@@ -35,7 +35,7 @@ from leanify.upstream.inputs import knows_input
 from leanify.upstream.record import get_record
 from leanify.upstream.spelling import experts_per_token
 
-SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks is no block
+SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks does not count as a block
 
 
 def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:

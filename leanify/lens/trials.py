@@ -5,7 +5,7 @@ The test uses a float64 copy of the module with random parameters, because zeros
     growth        with twice the heads (or hidden units) and zero output columns the outputs are unchanged; with other
                   output columns they change
     alike         they are also unchanged if the new heads are as large as the old ones
-    independence  what one head adds to the outputs does not change if all other heads are drawn anew
+    independence  what one head adds to the outputs does not change if all other heads get new random values
     permutation   they are unchanged if the heads are reordered in all tensors; the heads of a key/value group move
                   together, and are reordered among themselves. Maps over heads (talking heads) obey this law instead of
                   independence, heads with a constant of their own (ALiBi's slopes) only independence
@@ -143,11 +143,11 @@ class Trial:
 
     @property
     def has_inputs_of_heads(self) -> bool:
-        """Whether there are floating-point inputs beside the first, which may have an axis of heads."""
+        """Whether there are further floating-point inputs, which may have an axis of heads."""
         return sum(x.is_floating_point() and x.dim() > 2 for x in iterate_tensors((self.args, self.kwargs))) > 1
 
     def _widened(self, args: Any, kwargs: Any, sizes: Sizes, grown_sizes: Sizes) -> tuple[Any, Any]:
-        """Return inputs for more heads: those of the old heads repeated, in all tensors but the first."""
+        """Return inputs for more heads: in all tensors but the first, the inputs of the old heads are repeated."""
         if not self.widens_inputs or "h" not in sizes:
             return args, kwargs
         stream = next(iter(iterate_tensors((args, kwargs))))
@@ -156,7 +156,7 @@ class Trial:
     def _describe_dependence(self, reading: Row, sizes: Sizes) -> str:
         """Return how the heads depend on each other or on their order; "" if they do not."""
         try:
-            # the other heads drawn anew: the first, the middle and the last head stay the same
+            # with new random values in the other heads, the first, the middle and the last head stay the same
             if not any(symbols(how) == {"h"} and "d" not in how for how in reading.columns.values()):
                 for head in sorted({0, sizes["h"] // 2, sizes["h"] - 1}):
                     one, other = (
@@ -223,7 +223,7 @@ class Trial:
 
 
 def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed: int) -> nn.Module:
-    """Return a copy in which only one head reaches the outputs, and all other heads are drawn anew.
+    """Return a copy in which only one head reaches the outputs and all other heads have new random values.
 
     Layouts that store a whole key/value group in order keep the group of this head.
     """
