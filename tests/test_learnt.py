@@ -61,11 +61,11 @@ def test_command_ends_with_judgement(folder: Path, tmp_path: Path) -> None:
     assert facts["learnt"] in (True, False)
 
 
-def test_next_line_names_the_run(tmp_path: Path) -> None:
-    """The recipe alone has no data that could be compared; the run's recipe has."""
+def test_next_line_names_the_text(tmp_path: Path) -> None:
+    """The recipe alone has no data that could be compared."""
     text = tmp_path / "notes.txt"
     text.write_text("a few words in a row. " * 100)
     settings = [f"data.path={text}", "model.override.n_layer=3", "schedule.steps=2", "schedule.warmup=1"]
     words = [word for setting in settings for word in ("--set", setting)]
     done = command("train", "own-text", *words, "-o", str(tmp_path / "run"))
-    assert done.stdout.splitlines()[-1].strip() == f"leanify compare {tmp_path / 'run'}"
+    assert done.stdout.splitlines()[-1].strip() == f"leanify compare {text}"

@@ -115,7 +115,8 @@ def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
     assert f"the original {format_metric_value(report['metric'], report['original']['quality'])}" in sentence
     trivial = report["reference"]
     assert f"{trivial['name']} {format_metric_value(report['metric'], trivial['value'])}" in sentence
-    assert sentence.endswith(f"next leanify profile {report['source']} {report['directory']}")
+    assert f"next leanify profile {report['source']} {report['directory']}" in sentence
+    assert sentence.endswith(f"leanify show {report['directory']}")
 
 
 def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,6 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
     from shlex import quote
 
     from leanify.cli.tables import print_table, table
-    from leanify.training.default_recipe import OWN_RECIPES
 
     # the evaluations, in the order of the table
     best = run.best()
@@ -179,8 +178,6 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
     if not model.reshapes or model.override:
         profile = f"leanify profile {path}"
     commands = [f"leanify show {path}", profile]
-    if data is not None and (is_own(data) or (recipe in OWN_RECIPES and data.path is not None)):
-        recipe = data.path  # a name of a model or of a recipe does not determine the data
     if data is not None and is_own(data):
         commands.append(f"leanify predict {path} FILES")
     study = None if recipe is None else _study_recipe(recipe, run)
