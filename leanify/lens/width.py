@@ -71,12 +71,12 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
     reason = "upstream has no argument that is its width"
     if origin.library == "module":
         reason = f"{origin.name} has no argument width; write it as make(width=…)"
-    # possible spellings of the width; the one that worked last comes first
+    # possible spellings of the width, the one that worked last first; one that builds the heads, too, needs no surgery
     numbered = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
     first = _known.get(_key(origin), 0)
-    numbered.sort(key=lambda pair: pair[0] != first)
+    other_heads: list[tuple[int, Candidate, LocatedModel]] = []
     unlike: list[tuple[int, Candidate, LocatedModel]] = []  # with other tensors, such as a projection of the embeddings
-    for number, candidate in numbered:
+    for number, candidate in sorted(numbered, key=lambda pair: pair[0] != first):
         try:
             built = locate_built(candidate, model)
         except LeanifyError as error:
@@ -89,12 +89,15 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
             continue  # heads that no attention can compute
         if _names(built.model) != base.names:
             unlike.append((number, candidate, built))
-            continue
-        _known[_key(origin)] = number
-        yield candidate, built
-    for number, candidate, built in unlike:
-        _known[_key(origin)] = number
-        yield candidate, built
+        elif _heads(built.architecture) != _heads(new):
+            other_heads.append((number, candidate, built))
+        else:
+            _known[_key(origin)] = number
+            yield candidate, built
+    # the others in their own order, so that the result does not depend on what worked last
+    for spellings in (other_heads, unlike):
+        for _, candidate, built in sorted(spellings, key=lambda entry: entry[0]):
+            yield candidate, built
     raise NoWidth(f"{_change(located_model.architecture, new)}: {' '.join(reason.split())[:300]}")
 
 
@@ -117,6 +120,12 @@ def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Base]:
         changed = {name: value for name, value in now.items() if base.options.get(name) != value}
         origin = replace(origin, options={**origin.options, **changed})
     return origin, base
+
+
+def _heads(architecture: Architecture) -> list[tuple[int, int, int]]:
+    """Heads, groups and head size of each stage's leading layer."""
+    layers = [stage.primary for stage in architecture.stages if stage.primary is not None]
+    return [(layer.heads, layer.kv_heads, layer.head_dim) for layer in layers]
 
 
 def _names(model: nn.Module) -> frozenset[str]:
