@@ -107,6 +107,8 @@ def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
         raise DataError(f"{task} needs a text model, but {get_origin(model)} takes images")
     # positions that the table offers to tokens
     longest = getattr(config, "max_position_embeddings", None)
+    if longest == -1:  # XLNet's word for no limit
+        longest = None
     for name, table in model.named_modules():  # RoBERTa's family starts after the position reserved for padding
         if longest is not None and name.endswith("position_embeddings"):
             first = getattr(table, "padding_idx", None)

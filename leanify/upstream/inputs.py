@@ -172,7 +172,8 @@ def _length(model: Any, tokens: int | None) -> int:
     """The sequence length: ``tokens``, by default 512 (10 s of sound) or the number of positions if that is smaller."""
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions")
-    longest = min(filter(None, [getattr(config, name, None) for name in names]), default=512)
+    limits = [getattr(config, name, None) or 0 for name in names]
+    longest = min((limit for limit in limits if limit > 0), default=512)  # XLNet says -1: no limit
 
     # some models reserve the first positions for padding
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
