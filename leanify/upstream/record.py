@@ -1,4 +1,4 @@
-"""What leanify notes about a model beside its modules: one record, kept in the model and inherited by its copies.
+"""What leanify knows about a model as a whole: one record, kept in the model and inherited by its copies.
 
 Facts of single modules stay with them: the row that reads a module (`lens.families`), how many experts process a token
 (`lens.mlps`), and why the depth of its blocks is fixed (`lens.blocks`).
