@@ -945,6 +945,19 @@ class OneBlockRepeated(Model):
         return x
 
 
+class OneBlockListed(Model):
+    """One block stands several times in its list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([block(Mixer, FeedForward)()] * DEPTH)
+
+    def run(self, x: Tensor) -> Tensor:
+        for one in self.blocks:
+            x = one(x)
+        return x
+
+
 class ValueResidual(Model):
     """The first block's values are mixed into the later ones' (Zhou et al. 2024)."""
 
@@ -1263,6 +1276,7 @@ STYLES: dict[str, Style] = {
         )
     },
     "OneBlockRepeated": (built(OneBlockRepeated), ONE),
+    "OneBlockListed": (built(OneBlockListed), ONE),
     "Hourglass": (built(Hourglass), f"{TWO}; {TWO}"),
     "Perceiver": (built(Perceiver), f"{ONE}; {PLAIN}"),
     "Detection": (built(Detection), f"{TWO}; 2 × [4×6, mlp 0, width 24, 4×6, mlp 40, width 24]"),

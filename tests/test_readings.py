@@ -116,6 +116,18 @@ def test_designs_have_the_parameters_of_their_price(name: str) -> None:
     lean(inputs).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["OneBlockRepeated", "OneBlockListed"])
+def test_repeated_block_is_priced_once(name: str) -> None:
+    model, inputs = further_styles.STYLES[name][0]()
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.9, multiple=4, min_mlp=0.1)
+    assert plan.chosen.params == sum(parameter.numel() for parameter in plan.build().parameters())
+    (ledger,) = read_ledger(locate(model, inputs))
+    block = model.get_submodule(ledger.path)
+    assert ledger.total == plan.baseline.params_body == sum(parameter.numel() for parameter in block.parameters())
+    assert ledger.share("mlp") > 0.1
+
+
 @pytest.mark.parametrize("make", [one[0] for one in own_styles.STYLES], ids=lambda make: make.__name__)
 def test_ledger_holds_every_parameter(make: Callable[[], Example]) -> None:
     model, inputs = make()

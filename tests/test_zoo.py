@@ -7,15 +7,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from zoo import laws, table, tiny
 from zoo.__main__ import main
+from zoo.running import LawBroken, outputs, randomise
 from zoo.verdict import FourAnswers, ModelVerdict, answer_questions, verdict, verdicts
 
 from leanify.core.errors import DirectoryError, SourceError
+from leanify.lens import families
+from leanify.lens.sites import find_sites
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",
@@ -61,6 +65,17 @@ def test_laws_hold_for_timm(name: str) -> None:
 @pytest.mark.parametrize("name", cheap_first(HF))
 def test_laws_hold_for_transformers(name: str) -> None:
     assert laws.hold_all(*tiny.build("hf", name))["grown"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_layout_breaks_the_order_of_heads() -> None:
+    model, call = tiny.build("hf", "bert")
+    reference = outputs(randomise(model), call)
+    assert laws.check_reordered(model, call, reference)
+    site = next(site for site in find_sites(model) if site.reading.is_attention)
+    families.attach(site.module, replace(site.reading, rows={**site.reading.rows, "self.query": "d h"}))
+    with pytest.raises(LawBroken, match="reordered"):
+        laws.check_reordered(model, call, reference)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -410,19 +410,21 @@ def check_depth(located_model: LocatedModel) -> bool:
     model = located_model.model
     note_fact(model, is_depth_checked=True)
     # a block that occurs twice in its list cannot be removed on its own
-    lists = [stage for stage in located_model.stages if stage.container is not None and len(stage.blocks) > 1]
-    stages = []
-    for stage in lists:
+    stages, repeats = [], False
+    for stage in located_model.stages:
+        if stage.container is None:
+            continue
         children: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(
             stage.container.named_children()
         )
         if len({id(block) for block in children.values()}) < len(children):
             fix(model, stage.name, "the same block occurs several times in it")
-        else:
+            repeats = True
+        elif len(stage.blocks) > 1:
             stages.append(stage)
     # one block less in every stage
     if not stages or _runs(model, stages, {}):
-        return len(stages) < len(lists)
+        return repeats
     # and the numbers that count blocks, too
     numbers = {stage.name: _block_counters(model, stage) for stage in stages}
     if _runs(model, stages, numbers):

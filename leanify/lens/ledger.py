@@ -64,7 +64,7 @@ class BlockLedger:
 
 def read_ledger(located_model: LocatedModel) -> list[BlockLedger]:
     """Return the ledger of every block, in module order."""
-    paths = {id(module): path for path, module in located_model.model.named_modules(remove_duplicate=False)}
+    paths = {id(module): path for path, module in located_model.model.named_modules()}
     ledgers = []
     for block, layers in located_model.block_layers():
         ledgers.append(_read_block(block, paths[id(block)], layers, located_model.sites))

@@ -207,7 +207,7 @@ class LocatedModel:
         """Yield every block with its layers."""
         for stage in self.stages:
             if stage.container is None:
-                yield self.model.get_submodule(stage.name), stage.blocks[0]
+                yield self.model.get_submodule(_common_path(stage.blocks[0]) or stage.name), stage.blocks[0]
             else:
                 yield from zip(stage.container.children(), stage.blocks, strict=True)
 
@@ -237,6 +237,12 @@ class LocatedModel:
     def _with(self, model: nn.Module, sites: list[Site]) -> LocatedModel:
         by_path = {site.path: site for site in sites}
         return LocatedModel(model, sites, [_relink_stage(stage, model, by_path) for stage in self.stages])
+
+
+def _common_path(layers: Sequence[LocatedLayer]) -> str:
+    """Return the path of the smallest module around the attentions and MLPs of these layers."""
+    sites = [site.path for layer in layers for site in layer.sites]
+    return next(path for path in ancestors(sites[0]) if all(is_inside(site, path) for site in sites))
 
 
 def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:

@@ -273,6 +273,13 @@ def _head_axes(module: nn.Module, reading: Row) -> Iterator[tuple[Tensor, int, s
 
 def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
     """Return a copy with reordered heads: groups in reverse order, heads rotated by one within their group."""
+    twin = copy.deepcopy(module)
+    reorder_heads(twin, reading, sizes, head_order(reading, sizes))
+    return twin
+
+
+def head_order(reading: Row, sizes: Sizes) -> dict[str, Tensor]:
+    """Return the order of heads (h) and of their groups (g) that `permute_heads` describes."""
     heads, groups = sizes["h"], sizes.get("g", sizes["h"])
     order = torch.arange(heads).view(groups, -1).flip(0)
     layouts = [*reading.rows.values(), *reading.columns.values()]
@@ -280,28 +287,30 @@ def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
         layouts += axes
     if not any("(" in how for how in layouts):  # a layout with a sum of sizes stores a whole group, in order
         order = order.roll(1, dims=1)
-    picks = {"h": order.flatten(), "g": torch.arange(groups).flip(0)}
-    twin = copy.deepcopy(module)
+    return {"h": order.flatten(), "g": torch.arange(groups).flip(0)}
+
+
+def reorder_heads(module: nn.Module, reading: Row, sizes: Sizes, order: dict[str, Tensor]) -> None:
+    """Put the heads of a module in another order, in place."""
     # linear maps and norms: along their outputs, or along their inputs
     for part in {**reading.rows, **reading.columns}:
-        target = weighted_part(twin, part)
+        target = weighted_part(module, part)
         if target is not None:
             for name, layouts_by_axis in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
                 for axis, how in layouts_by_axis.items():
                     if symbols(how) & {"h", "g"}:
-                        _reorder(getattr(target, name), axis, pick_positions(how, sizes, picks))
+                        _reorder(getattr(target, name), axis, pick_positions(how, sizes, order))
     # bare parameters and buffers, axis by axis
     for part, axes in reading.tensors.items():
-        tensor = get_attribute(twin, part)
+        tensor = get_attribute(module, part)
         for axis, how in enumerate(axes):
             if isinstance(tensor, Tensor) and symbols(how) & {"h", "g"}:
-                _reorder(tensor, axis, pick_positions(how, sizes, picks))
+                _reorder(tensor, axis, pick_positions(how, sizes, order))
     # lists with one module per head
     for part in reading.lists:
-        modules = list(twin.get_submodule(part).children())
-        for place, index in enumerate(order.flatten().tolist()):
-            twin.get_submodule(part)._modules[str(place)] = modules[index]
-    return twin
+        modules = list(module.get_submodule(part).children())
+        for place, index in enumerate(order["h"].tolist()):
+            module.get_submodule(part)._modules[str(place)] = modules[index]
 
 
 def _reorder(tensor: Tensor, axis: int, places: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 written   read(write(m, a)) == a, and write(m, read(m)) computes the same as m, bit for bit
 grown     doubling the heads at constant head_dim, with zero new output columns, keeps the outputs to 1e-10
+reordered the heads in another order compute the same, groups together with their heads
 alive     the outputs depend on the new output columns of every layer (non-zero gradient)
 wider     doubling the hidden units, with zero new output columns, keeps the outputs to 1e-10
 complete  no softmax over tokens runs outside the attentions that were found
@@ -11,12 +12,13 @@ cached    `grown` and `shorter` also hold with a key/value cache
 kept      a saved model loads and computes the same outputs
 priced    the parameters and MACs that a search predicts for a design equal the counted ones, on meta and on the CPU
 
-`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether
-there was anything to test, and `hold` reports that per law, so that no law passes silently.
+`grown`, `reordered`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return
+whether there was anything to test, and `hold` reports that per law, so that no law passes silently.
 """
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture, Layer, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
-from leanify.lens import resize, sites, surgery
+from leanify.lens import resize, sites, surgery, trials
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, parameter_names
 from leanify.profiling import counting
@@ -59,6 +61,8 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
     applicable = {"written": True, "complete": True}
     with holding("grown"):
         applicable["grown"] = applicable["alive"] = check_growth(model, shape, call, reference)
+    with holding("reordered"):
+        applicable["reordered"] = check_reordered(model, call, reference)
     with holding("wider"):
         applicable["wider"] = check_wider(model, shape, call, reference)
     with holding("shorter"):
@@ -120,6 +124,20 @@ def check_alive(big: nn.Module, call: Call) -> None:
         has_gradient = gradient is not None and bool((gradient.index_select(axis, columns) != 0).any())
         changes = has_gradient or _changes_outputs(big, call, weight, axis, columns)
         require(changes, "alive", f"the new heads of {place.attention.path} change nothing")
+
+
+@torch.no_grad()
+def check_reordered(model: nn.Module, call: Call, reference: list[Tensor]) -> bool:
+    """Law `reordered`. Does not apply if no layer has two heads."""
+    location = sites.locate(copy.deepcopy(model))
+    attentions = [layer.attention for layer in location.layers]
+    order_of = {site.path: trials.head_order(site.reading, site.sizes) for site in attentions}
+    for site in location.sites:
+        if "h" in site.sizes:
+            order = order_of.get(site.path) or order_of[surgery.dependent_attentions(location, site)[0].path]
+            trials.reorder_heads(site.module, site.reading, site.sizes, order)
+    _require_equal("reordered", outputs(location.model, call), reference)
+    return any(layer.heads > 1 for layer in surgery.read(model).layers())
 
 
 @torch.no_grad()
