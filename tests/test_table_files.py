@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from leanify.core.errors import DataError, SourceError
+from leanify.core.files.reading import read_lines
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.tables.rows import Row, read_table
-from leanify.data.texts import own_texts
+from leanify.data.texts import own_texts, tokens
 from leanify.data.unrecognised import check_is_no_data, why
 from leanify.training.start import resolve
 
@@ -35,14 +36,75 @@ def test_encodings_and_delimiters(tmp_path: Path, encoding: str, mark: str) -> N
     assert (data.kind, data.classes, data.samples) == ("sentences", 2, 60)
 
 
-def test_unmarked_utf16_is_refused(tmp_path: Path) -> None:
+def test_unmarked_utf32_is_refused(tmp_path: Path) -> None:
     for name in ("train.csv", "notes.txt"):
-        (tmp_path / name).write_bytes(ROWS.encode("utf-16-le"))
+        (tmp_path / name).write_bytes(ROWS.encode("utf-32-le"))
     with pytest.raises(DataError, match="zero bytes"):
         read_all(tmp_path / "train.csv")
     (tmp_path / "train.csv").unlink()
     assert recognise(tmp_path / "notes.txt") is None
     assert "zero bytes" in why(tmp_path / "notes.txt")
+
+
+ENCODINGS = {
+    "cp1252": "It\u2019s a \u201ccaf\u00e9\u201d \u2014 sch\u00f6n",
+    "utf-16-le": "\u043f\u0440\u0438\u0432\u0435\u0442 a",
+    "utf-16-be": "caf\u00e9 a",
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_unambiguous_encodings_are_read(tmp_path: Path, encoding: str) -> None:
+    """Texts of one possible encoding are read as if they were UTF-8, by tables and texts alike, and it is said."""
+    words = ENCODINGS[encoding]
+    for name, content in (("a.csv", f"text,label\n{words},0\nb,1\n"), ("a.txt", f"{words}\nb\n" * 99)):
+        (tmp_path / name).write_bytes(content.encode(encoding))
+    with pytest.warns(UserWarning, match=rf"a\.csv is not UTF-8; it is read as .*{encoding[-4:]}"):
+        rows, faults = read_all(tmp_path / "a.csv")
+    assert (rows, faults) == ([{"text": words, "label": "0"}, {"text": "b", "label": "1"}], [])
+    with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8"):
+        assert tokens.Text(tmp_path / "a.txt").read() == f"{words}\nb\n" * 99
+    with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8"):
+        assert list(read_lines(tmp_path / "a.txt")) == [f"{words}\n", "b\n"] * 99
+
+
+AMBIGUOUS = {
+    "cp1252": "tr\u00e8s",  # what Windows in Prague reads as trčs
+    "cp1250": "za\u017c\u00f3\u0142\u0107",
+    "cp1251": "\u043f\u0440\u0438\u0432\u0435\u0442",
+    "cp1254": "\u0131\u015f\u0131k",
+    "koi8-r": "\u0434\u0430",
+    "shift-jis": "\u3053\u3093",
+    "gbk": "\u4f60\u597d",
+    "cp437": "sch\u00f6n",
+    "mac-roman": "caf\u00e9",
+    "utf-16-le": "\u4e00 a",
+}
+
+
+@pytest.mark.parametrize("encoding", AMBIGUOUS)
+def test_ambiguous_encodings_name_remedy(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f"text,label\n{AMBIGUOUS[encoding]},0\nb,1\n".encode(encoding))
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(if it is .*: iconv -f \S+ -t UTF-8 a\.csv > new\.csv\)"):
+        list(read_table(tmp_path / "a.csv", Faults()))
+    damaged = "caf\u00e9 a\n".encode() + b"\xe9"  # UTF-8 with one byte that is not
+    (tmp_path / "a.txt").write_bytes(damaged)
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        list(read_lines(tmp_path / "a.txt", DataError))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "ft"])
+def test_endless_line_is_refused(tmp_path: Path, suffix: str) -> None:
+    """A line of gigabytes, as JSON without ends of lines has, is not read as a whole."""
+    file = tmp_path / f"a.{suffix}"
+    with file.open("wb") as out:
+        out.write(b"__label__a [")
+        for _ in range(20):
+            out.write(b"[]," * (1 << 20))
+    with pytest.raises(DataError, match=r"a line has more than 16,777,216 characters"):
+        read_all(file)
+    with pytest.raises(DataError, match=r"a line has more than 16,777,216 characters"):
+        list(read_lines(file, DataError))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])

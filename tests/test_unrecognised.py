@@ -56,13 +56,13 @@ CASES: dict[str, tuple[Any, str]] = {
     "archive": (lambda place: (place / "a.tar.gz").touch(), "a.tar.gz is packed: unpack it"),
     "json": (lambda place: (place / "train.json").write_text("[]"), "call it .jsonl"),
     "no rows": (lambda place: csv(place / "train.csv", "text,label", str, 0), "train.csv has no rows"),
-    "UTF-16": (
-        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-16-le"),
-        "save it as UTF-8",
+    "UTF-32": (
+        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-32-le"),
+        "iconv -f UTF-16LE -t UTF-8 train.csv > new.csv",
     ),
     "Latin-1": (
-        lambda place: csv(place / "train.csv", "text,label", lambda i: "café,x", encoding="latin-1"),
-        "line 2 is not UTF-8 text. Tables are read as UTF-8",
+        lambda place: csv(place / "train.csv", "text,label", lambda i: "voilà,x", encoding="latin-1"),
+        "line 2 is not UTF-8 text (if it is WINDOWS-1252: iconv -f WINDOWS-1252 -t UTF-8 train.csv > new.csv)",
     ),
     "columns": (
         lambda place: csv(place / "train.csv", "head,stars,story", lambda i: f"no {i},{i % 2},{TEXTS[i]}"),

@@ -101,7 +101,7 @@ def _of_table(file: Path, place: Path) -> str:
     except DataError as error:
         return str(error)
     if not rows and faults.names:
-        return f"no row of {file} can be read, the first: {faults.names[0]}. Tables are read as UTF-8"
+        return f"no row of {file} can be read, the first: {faults.names[0]}"
     if not rows:
         return f"{file} has no rows"
     for name, cell in rows[0].items():

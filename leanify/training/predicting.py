@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError, RecipeError
-from leanify.core.files.reading import open_file, open_text
+from leanify.core.files.reading import open_file, read_lines
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import current_data, is_code
 from leanify.core.task_names import IMAGES, TASKS, can_be_applied
@@ -142,14 +142,9 @@ def _rows(text: str, data: DataSection) -> Rows:
 
     # a file with a text per line
     elif _is_file(path):
-        try:
-            with open_text(path, DataError, "utf-8-sig") as file:
-                lines = file.read().splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(read_lines(path, DataError), 1):
             if line.strip():
-                yield f"{path}, line {number}", (line,)
+                yield f"{path}, line {number}", (line.rstrip("\n"),)
 
     # the text itself
     elif " " in text.strip():

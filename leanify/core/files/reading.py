@@ -6,11 +6,15 @@ be another file by then.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 import json
 import os
+import re
+import shlex
 import stat
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +27,11 @@ MAX_DEPTH = 64  # folders in one another; the time of looking at one grows with 
 MAX_LINKS = 16  # links from one folder of data to the same other one that are followed
 MAX_DIGITS = 300  # of an integer in JSON; floats hold no more than 308
 KERNEL = ("/proc/", "/sys/")  # regular files by their kind; /proc/kmsg waits
+MAX_LINE = 1 << 24  # characters of a line in a table or a text, several novels
+SCANNED = 16 << 20  # bytes at the start of a text, by which its encoding is told
+CODE_PAGES = ("cp1252", "cp1250", "cp1254", "cp1257")  # Windows' encodings of Latin letters
+# bytes that show another encoding than those: three above ASCII in a row, UTF-8, a mark of DOS inside a word
+FOREIGN = re.compile(rb"[\x80-\xff]{3}|[\xc2-\xdf][\x80-\xbf]|[a-z][\x80-\x91\x93-\x95\x98-\x9f][a-z]")
 BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 MAX_PARTS = 2_000_000  # objects and lists in JSON; the largest tokenizer.json in use has half a million
 MAX_BYTES = 64 << 20  # the largest config.json and tokenizer.json in use are a few MB to 30 MB
@@ -64,23 +73,76 @@ def open_text(
     errors: str | None = None,
     newline: str | None = None,
 ) -> TextIO:
-    """`open_file`, as text; decoding raises UnicodeDecodeError as it is read."""
-    return io.TextIOWrapper(open_file(path, error), encoding, errors, newline)
+    """`open_file`, as text; reading raises UnicodeDecodeError, and OSError for a line without bounds."""
+    return _BoundedLines(open_file(path, error), encoding, errors, newline)
 
 
 def text_encoding(path: Path, error: type[LeanifyError] = SourceError) -> str:
-    """The encoding of a text file: UTF-16 or UTF-32 where its byte order mark says so, otherwise UTF-8.
+    """The encoding of a text file: by its byte order mark, UTF-8, or the only other one that it can have.
 
-    Raises ``error`` for zero bytes without such a mark: every second letter of UTF-16 would be one.
+    UTF-16 without a mark is told by its zero bytes. Windows' code pages are used if all of those with Latin letters
+    read the same text (quotes, dashes, é, ö, ß, …). Both are said in a warning. Raises ``error`` for other zero bytes.
     """
     with open_file(path, error) as file:
-        start = file.read(4096)
-    for mark, encoding in BYTE_ORDER_MARKS.items():
-        if start.startswith(mark):
-            return encoding
-    if b"\0" in start:
-        raise error(f"{path} has zero bytes: it is not UTF-8 text. UTF-16 needs a byte order mark; save it as UTF-8")
-    return "utf-8-sig"
+        start = file.read(SCANNED)
+        for mark, encoding in BYTE_ORDER_MARKS.items():
+            if start.startswith(mark):
+                return encoding
+        assumed = None
+        if b"\0" in start[:4096]:
+            assumed = _unmarked_utf16(start[:4096])
+            if assumed is None:
+                raise error(f"{path} has zero bytes: it {not_utf8(path, 'UTF-16LE')}")
+        elif _decodes(start, "utf-8") is None and _is_windows_text(start, file):
+            assumed = CODE_PAGES[0]
+    if assumed is None:
+        return "utf-8-sig"
+    warnings.warn(f"{path} is not UTF-8; it is read as {assumed.replace('cp', 'windows-')}", stacklevel=2)
+    return assumed
+
+
+def not_utf8(path: Path, encoding: str = "WINDOWS-1252") -> str:
+    """What is wrong with a text of another encoding, and the command that converts it."""
+    name = shlex.quote(path.name)
+    return f"is not UTF-8 text (if it is {encoding}: iconv -f {encoding} -t UTF-8 {name} > new{path.suffix})"
+
+
+def _decodes(start: bytes, encoding: str) -> str | None:
+    """The beginning of a file as text, whose last character may be incomplete; None for another encoding."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(start)
+    except UnicodeDecodeError:
+        return None
+
+
+def _unmarked_utf16(start: bytes) -> str | None:
+    """The byte order of UTF-16 with zero bytes in every second place only, and nothing but text; otherwise None."""
+    if bool(start[::2].count(0)) == bool(start[1::2].count(0)):
+        return None
+    encoding = "utf-16-be" if start[::2].count(0) else "utf-16-le"
+    text = _decodes(start, encoding) or "\0"
+    return encoding if all(letter.isprintable() or letter.isspace() for letter in text) else None
+
+
+def _is_windows_text(start: bytes, file: io.BufferedReader) -> bool:
+    """Whether all code pages of Latin letters read a file, whose beginning was read, as the same text."""
+    for block in (start, *iter(lambda: file.read(SCANNED), b"")):
+        readings = {block.decode(page, "replace") for page in CODE_PAGES}
+        if FOREIGN.search(block) or len(readings) > 1 or "\ufffd" in readings.pop():
+            return False
+    return True
+
+
+class _BoundedLines(io.TextIOWrapper):
+    """A text whose lines have bounds: one of gigabytes would be read as a whole."""
+
+    def __next__(self) -> str:  # type: ignore[override]
+        line = self.readline(MAX_LINE + 1)
+        if not line:
+            raise StopIteration
+        if len(line) > MAX_LINE:
+            raise OSError(f"a line has more than {MAX_LINE:,} characters")
+        return line
 
 
 def read_lines(path: Path, error: type[LeanifyError] = SourceError, newline: str | None = None) -> Iterator[str]:
@@ -90,8 +152,10 @@ def read_lines(path: Path, error: type[LeanifyError] = SourceError, newline: str
         with open_text(path, error, encoding, newline=newline) as file:
             yield from file
     except UnicodeDecodeError as caught:
-        name = encoding.removesuffix("-sig").upper()
-        raise error(f"{path} is not {name} text: {caught.reason} at byte {caught.start}") from None
+        reason = f"{caught.reason} at byte {caught.start}"
+        raise error(f"{path} {not_utf8(path)}: {reason}") from None
+    except OSError as caught:
+        raise error(f"{path} cannot be read: {caught}") from caught
 
 
 def read_bytes(path: Path, error: type[LeanifyError] = SourceError, max_bytes: int = MAX_BYTES) -> bytes:

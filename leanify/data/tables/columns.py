@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_file, preview
+from leanify.core.files.reading import open_text, preview, text_encoding
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FASTTEXT = (".txt", ".ft", ".ft.txt")  # endings of fastText's tables, of lines such as `__label__pos a fine film`
@@ -31,7 +31,7 @@ WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that 
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
 CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
 SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
-LONGEST_LINE = 1 << 16  # bytes by which a line is recognised
+LONGEST_LINE = 1 << 16  # characters by which a line is recognised
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
 SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
@@ -127,12 +127,12 @@ def is_fasttext(path: Path) -> bool:
     """Whether a text file's first line begins with a label of fastText, or ends with one."""
     if lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS) or not path.is_file():
         return False
-    with open_file(path, DataError) as file:
-        start = file.read(LONGEST_LINE)
-    if b"\0" in start:  # UTF-16, if it begins with its mark
-        start = start.decode("utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", "ignore").encode()
-    words = (start.removeprefix(b"\xef\xbb\xbf").lstrip().splitlines() or [b""])[0].split()
-    return any(word.startswith(FASTTEXT_MARK.encode()) for word in (*words[:1], *words[-1:]))
+    try:
+        with open_text(path, DataError, text_encoding(path, DataError), "ignore") as file:
+            words = next((line.split() for line in file.read(LONGEST_LINE).splitlines() if line.strip()), [])
+    except DataError:  # zero bytes
+        return False
+    return any(word.startswith(FASTTEXT_MARK) for word in (*words[:1], *words[-1:]))
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_text, text_encoding
+from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import guessing
 from leanify.data.tables.columns import FASTTEXT_MARK, TABLES, find_shards, lower_suffix
 
 Row = dict[str, Any]
-LONGEST = 1 << 24  # characters per cell, several novels; the csv module's default is 131,072
 QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
 FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){FASTTEXT_MARK}(\S+)")
 EXCEL_MARK = re.compile(r"sep=(.)\s*")  # a first line that names the delimiter
@@ -37,7 +36,7 @@ def read_table(path: Path, faults: Faults, columns: Sequence[str] | None = None)
     if suffix == ".parquet":
         yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, columns))
         return
-    limit = csv.field_size_limit(LONGEST)
+    limit = csv.field_size_limit(MAX_LINE)  # of a cell; its default is 131,072
     read = _read_cells
     if suffix == ".jsonl":
         read = _read_json
@@ -65,7 +64,7 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
             continue
         names = FASTTEXT_LABEL.findall(line)
         if not _is_text(line):
-            faults.record(f"{where} is not UTF-8 text")
+            faults.record(f"{where} {not_utf8(path)}")
         elif not names:
             faults.record(f"{where} has no {FASTTEXT_MARK}")
         else:
@@ -79,7 +78,7 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
             continue
         where = f"{path}, line {number}"
         if not _is_text(line):
-            faults.record(f"{where} is not UTF-8 text")
+            faults.record(f"{where} {not_utf8(path)}")
             continue
         try:
             row = json.loads(line)
@@ -106,7 +105,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     if mark:
         header, names = next(rows, (2, []))
     if not _is_text("".join(names)):
-        raise DataError(f"{path}, line {header} is not UTF-8 text")
+        raise DataError(f"{path}, line {header} {not_utf8(path)}")
     # a first line that is a sample like the others gives no names
     first_rows = [(header, names), *islice(rows, HEADER_ROWS)]
     if guessing.is_headless(names, [cells for _, cells in first_rows[1:]]):
@@ -121,7 +120,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
         if any(cells[len(names) :]):
             faults.record(f"{where} has {len(cells)} cells for {len(names)} columns")
         elif not _is_text("".join(cells)):
-            faults.record(f"{where} is not UTF-8 text")
+            faults.record(f"{where} {not_utf8(path)}")
         elif cells:
             yield f"line {number}", dict(zip_longest(names, cells[: len(names)]))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
-from leanify.core.files.reading import open_file, read_json, text_encoding
+from leanify.core.files.reading import not_utf8, open_file, read_json, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import rows as tables
@@ -108,8 +108,7 @@ def _decode_file(path: Path) -> Iterator[str]:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 where = place - pending_bytes + error.start
-                name, byte = encoding.upper(), error.object[error.start]
-                raise DataError(f"{path} is not {name} text: byte {where} is {byte:#x}") from None
+                raise DataError(f"{path} {not_utf8(path)}: byte {where} is {error.object[error.start]:#x}") from None
             if not block:
                 return
             place += len(block)
