@@ -63,10 +63,12 @@ def test_users_work_files_remain(folder: ShrinkFolder) -> None:
         folder.place("linked")
 
 
-def test_candidate_path_is_cleared_by_renaming(folder: ShrinkFolder) -> None:
+def test_candidate_path_is_cleared_by_renaming(folder: ShrinkFolder, capsys: Any) -> None:
     (folder.place("narrow") / "best.txt").write_text("mine")
     assert not folder.fresh("narrow").exists()
     assert [file.read_text() for file in (folder.path / "work").glob("narrow.kept-*/best.txt")] == ["mine"]
+    [kept] = (folder.path / "work").glob("narrow.kept-*")
+    assert f"{kept} is what an interrupted shrink left" in " ".join(capsys.readouterr().err.split())
 
 
 def test_changed_report_is_refused(folder: ShrinkFolder) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -123,7 +122,8 @@ class ShrinkFolder:
         """Return an empty path: files of an interrupted attempt are renamed, because they may be the user's."""
         place = self.place(name)
         if place.exists():
-            place.rename(place.with_name(f"{name}.kept-{secrets.token_hex(4)}"))
+            kept = writing.keep_aside(place)
+            note(f"{kept} is what an interrupted shrink left of {name}; nothing reads it, so you can remove it")
         return place
 
     @property
@@ -179,7 +179,7 @@ class ShrinkFolder:
             with suppress(OSError):  # not empty
                 Path(folder).rmdir()
         if work.exists():
-            note(f"{work} contains files that leanify did not write, so it stays")
+            note(f"{work} contains files that leanify did not record as its own, so it stays")
 
     def files(self, name: str) -> list[str]:
         """Return the files of a candidate, relative to work/."""
