@@ -20,7 +20,7 @@ from leanify.comparison.folder import StudyFolder
 from leanify.comparison.verdicts import question_margins
 from leanify.core import recipe as recipes
 from leanify.core.architecture import Architecture
-from leanify.core.errors import ShapeError
+from leanify.core.errors import LeanifyError, ShapeError
 from leanify.profiling import counting
 from leanify.profiling.live_model import LiveModel
 from leanify.search.narrow_shape import WidthScale
@@ -44,9 +44,11 @@ SMALL_VIT = {"depth": 3, "img_size": 32}
 QUICK = [
     "timm/vit_tiny_patch16_224", "timm/xcit_nano_12_p16_224", "timm/cait_xxs24_224", "timm/eva02_tiny_patch14_224",
     "hf/bert", "hf/gpt2", "hf/llama", "hf/bart", "hf/mixtral", "hf/roformer", "hf/canine", "hf/data2vec-audio",
+    "hf/videomae",
 ]  # fmt: skip
 DEAR = [
     "timm/davit_tiny", "timm/volo_d1_224", "timm/tnt_b_patch16_224", "hf/t5", "hf/clip", "hf/qwen3", "hf/deberta-v2",
+    "hf/seamless_m4t", "hf/phi4_multimodal",
 ]  # fmt: skip
 
 
@@ -60,6 +62,21 @@ def narrowed(shape: Architecture, share: float) -> Architecture:
 def test_permuted_channels_compute_the_same(name: str) -> None:
     library, _, model = name.partition("/")
     assert widths.check_permuted(*tiny.build(library, model))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("roc_bert", "beside 512 others"),
+        ("recurrent_gemma", "an order of their own"),
+        pytest.param("mobilebert", "runs as it is, but not in the requested shape", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_of_unclear_channels_are_refused(name: str, words: str) -> None:
+    model, _ = tiny.build("hf", name)
+    with pytest.raises(LeanifyError, match=words):
+        leanify.write(model, narrowed(leanify.read(model), 0.5))
 
 
 @pytest.mark.parametrize("forgotten", ["pos_embed", "blocks.1.norm2.weight", "blocks.2.mlp.fc2.weight"])

@@ -77,8 +77,9 @@ def write(
     >>> leanify.read(leanify.write(model, leanify.read(model).grown(heads=5))).stages[0].primary.inner
     320
     """
-    written = write_located(locate(model, inputs, rows), architecture, weights).model
-    if get_example(model) is not None:
+    located_model = locate(model, inputs, rows)
+    written = write_located(located_model, architecture, weights).model
+    if get_example(model) is not None or width.differs_in_width(located_model.architecture, architecture):
         _run_once(model, written, keeps_outputs=False)
     return written
 
@@ -207,7 +208,8 @@ def grow(
 
 
 def _run_once(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
-    """Run a user's module in its new shape. Raises UnsupportedModel if it fails where the old one runs.
+    """Run a user's module, or any model of a new width, in its new shape. Raises UnsupportedModel if it fails where the
+    old one runs.
 
     A grown module must reproduce the old outputs, unless its forward draws random numbers.
     """

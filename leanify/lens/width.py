@@ -23,6 +23,8 @@ from leanify.upstream.modules import copy_to_meta, is_user_module
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
 from leanify.upstream.width import Candidate, respell_width
 
+OWN_ORDER = ("ZambaMambaMixer", "RecurrentGemmaRglru")  # mixers whose own channels follow the width, interleaved
+NOT_KEPT = "so its weights cannot be kept; weights='fresh' writes this width"
 _bases: dict[str, Base] = {}  # the last origin → what it builds
 _known: dict[str, int] = {}  # origin → index of the candidate that built its last width
 
@@ -157,10 +159,20 @@ def build_like(candidate: Candidate, model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_shape: Architecture) -> None:
     """Copy the first channels of every tensor of ``old`` into ``new``, in place; their other sizes must be equal.
+    Raises ShapeError if nothing says which channels of a tensor follow the width.
 
     An axis may contain the width several times (queries, keys and values of one map; four merged pixels): the first
     channels of each part are kept.
     """
+    for path, module in old.named_modules():
+        if type(module).__name__ in OWN_ORDER:
+            raise ShapeError(
+                f"{path} ({type(module).__name__}) has channels that follow the width in an order of their own, "
+                f"{NOT_KEPT}"
+            )
+    others = sorted(_names(old) ^ _names(new))
+    if others:
+        raise ShapeError(f"at this width it has or lacks {others[0]} and {len(others) - 1} other tensors, {NOT_KEPT}")
     # old width → new width
     pairs = {}
     for before, after in zip(old_shape.layers(), new_shape.layers(), strict=True):
@@ -178,10 +190,24 @@ def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_s
         elif isinstance(target, nn.Parameter) or target.is_floating_point():
             for axis in range(source.dim()):
                 if source.shape[axis] != target.shape[axis]:
+                    _check_alone(name, source.shape[axis], target.shape[axis], pairs.items())
                     indices = kept_channels(source.shape[axis], target.shape[axis], pairs.items())
                     source = source.index_select(axis, indices.to(source.device))
             common = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
             target[common] = source[common].to(target.dtype)
+
+
+def _check_alone(name: str, old: int, new: int, widths: Iterable[tuple[int, int]]) -> None:
+    """Raise ShapeError if an axis holds the width beside channels that stay: nothing says which are which."""
+    if any(old * new_width == new * old_width for old_width, new_width in widths):
+        return
+    for old_width, new_width in widths:
+        parts, remainder = divmod(old - new, old_width - new_width) if old_width > new_width else (0, 0)
+        if parts and not remainder and old > parts * old_width:
+            raise ShapeError(
+                f"{name} takes {parts} × {old_width} channels of the width beside {old - parts * old_width} others, "
+                f"and nothing says which they are, {NOT_KEPT}"
+            )
 
 
 def kept_channels(old: int, new: int, widths: Iterable[tuple[int, int]]) -> Tensor:

@@ -31,6 +31,7 @@ OTHER_NAME = re.compile(
     r"head|base_dim|mlp|ffn|in(ter|ner)|pos|vocab|patch|image|in_ch|out_ch|conv|stem|inner|kernel|state|expert|codebook"
 )
 LOOSE_NAME = re.compile(r"size|dim|embd|width|channels|model")  # what may have to follow the width, as an embedding
+OWN_NAMES = ("ext_pw_out_channel", "depthwise_separable_out_channel")  # Phi-4's audio: widths that `OTHER_NAME` hides
 HEADS_NAME = re.compile(
     r"^(num_)?(attention_)?heads(_outer)?$|^n_heads?$|num_attention_heads$|attention_heads$|num_heads$"
 )
@@ -153,8 +154,11 @@ def _change_config(config: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> d
 
 def _resize(name: str, value: Any, sizes: Sizes, is_loose: bool) -> Any:
     """The new value of an argument: a number, or a list with one for each stage."""
+    if name == "attention_hidden_size":  # Zamba: the width of states beside the embeddings
+        widths = {2 * old: 2 * new for old, new in sizes.widths.items()}
+        return _replace_numbers(value, widths, ())
     names_width = WIDTH_NAME.search(name) or (is_loose and LOOSE_NAME.search(name))
-    if names_width and not OTHER_NAME.search(name):
+    if name in OWN_NAMES or (names_width and not OTHER_NAME.search(name)):
         return _replace_numbers(value, sizes.widths, sizes.stage_widths)
     if KV_NAME.search(name):
         return _replace_numbers(value, sizes.kv_heads, ())

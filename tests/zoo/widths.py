@@ -5,10 +5,11 @@ permuted  the residual channels of all tensors in any order compute the same; th
 
 runs      a narrower model takes the same inputs
 
-Some models break them for reasons of their own, and `redesign` names no narrow where it cannot run: LayoutLMv3
-(``coordinate_size`` and ``shape_size`` must add up to the width), MobileBERT (a bottleneck of another width around its
-layers), Phi-4 multimodal at small size (its audio convolutions keep their channels). LiLT runs and breaks `permuted`:
-a quarter of its width is a second attention, whose heads are smaller than the parts in which channels change places.
+`write` keeps no weights, and refuses, where a model would not run (LayoutLMv3: ``coordinate_size`` and ``shape_size``
+must add up to the width; MobileBERT: a bottleneck of another width around its layers), where the width stands beside
+other channels (RoCBert, Zamba 2), and where a mixer's own channels follow it interleaved (Zamba, RecurrentGemma). LiLT
+and WavLM run and break `permuted`: they give each head a part of the residual channels (a second attention, a gate), so
+only whole heads can change places, as `write` keeps them.
 
 The count is made at each model's default configuration, on meta; the law at a small size, in float64.
 """
@@ -19,7 +20,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -92,9 +93,10 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
     axes = width_axes(model, shape)
     if not axes:
         return False
-    _run_narrow(model, shape, call)
+    if not _run_narrow(model, shape, call):
+        return False
     model = randomise(model)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = dict(_named_tensors(model))
     with _ConstantSines():
         before = outputs(model, call)
     # one order within parts of all lengths: groups of a convolution, tables that are put together, merged pixels
@@ -116,8 +118,10 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
     return True
 
 
-def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> None:
-    """Law `runs`: a narrower model takes the same inputs, or those with fewer channels. Raises LawBroken."""
+def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> bool:
+    """Law `runs`: a narrower model takes the same inputs, or those with fewer channels. Does not apply where `write`
+    refuses every width. Raises LawBroken.
+    """
     scale = WidthScale.read(shape)
     reason = ""
     for unit in scale.units_below():
@@ -133,8 +137,9 @@ def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> None:
                 except Exception as error:  # another width may do, such as a multiple of what the code divides by
                     reason = reason or format_error(error)
                 else:
-                    return
-    require(False, "runs", reason)
+                    return True
+    require(not reason, "runs", reason)
+    return False
 
 
 def _cut(share: Fraction, tensor: Tensor, axis: int) -> Tensor:
@@ -178,14 +183,22 @@ def _changed_inputs(model: nn.Module, widths: set[int], change: Callable[[Tensor
                     return change(value, axis)
         return value
 
-    def change_all(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def change_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tuple(map(change_one, args)), {name: change_one(value) for name, value in kwargs.items()}
 
-    handle = model.register_forward_pre_hook(change_all, with_kwargs=True)
-    try:
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        running.append(module)  # the call may be of a tower alone
+        return change_all(args, kwargs) if len(running) == 1 else None
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    running: list[nn.Module] = []
+    with ExitStack() as handles:
+        for module in model.modules():
+            handles.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        handle.remove()
 
 
 def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
@@ -201,14 +214,24 @@ def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
         except LeanifyError:
             continue
         widths = scale.widths(unit).items()
-        shapes = {name: tensor.shape for name, tensor in (*narrow.named_parameters(), *narrow.named_buffers())}
+        shapes = {name: tensor.shape for name, tensor in _named_tensors(narrow)}
         axes: dict[str, list[int]] = {}
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for name, tensor in _named_tensors(model):
             for axis, (old, new) in enumerate(zip(tensor.shape, shapes.get(name, ()), strict=False)):
                 if old != new and any(old * new_width == new * width for width, new_width in widths):
                     axes.setdefault(name, []).append(axis)
         return axes
     return {}
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of all parameters and buffers, and of tensors stored as plain attributes."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}", value
 
 
 def _at_unit(scale: WidthScale, unit: int) -> Architecture:
