@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from leanify.data.texts import vocabulary
 from leanify.upstream.origin import is_hf
 
+ENCODED_AT_ONCE = 8192  # texts: a tokenizer's own answer takes some hundred times the memory of their ids
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 
 
@@ -24,16 +26,20 @@ class Sentences:
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
         # token ids of all texts behind one another: a padded table would be as wide as the longest
-        texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
         options = {"truncation": True, "max_length": length, "return_token_type_ids": types, "verbose": False}
-        encodings = vocabulary.encode(tokenizer, *texts, **options)
-        self.lengths: np.ndarray = np.array([len(ids) for ids in encodings["input_ids"]])
-        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
-        self.flat = {}
-        for name, pad in padding.items():
-            if name in encodings:
-                self.flat[name] = np.concatenate([np.array(ids, dtype=np.int32) for ids in encodings[name]]), pad
+        pieces: dict[str, list[np.ndarray]] = {}
+        lengths: list[int] = []
+        for start in range(0, len(rows), ENCODED_AT_ONCE):
+            texts = [texts for texts, _ in rows[start : start + ENCODED_AT_ONCE]]
+            columns = [list(column) for column in zip(*texts, strict=True)]
+            encodings = vocabulary.encode(tokenizer, *columns, **options)
+            lengths += [len(ids) for ids in encodings["input_ids"]]
+            for name in padding.keys() & encodings.keys():
+                pieces.setdefault(name, []).append(np.fromiter(chain.from_iterable(encodings[name]), np.int32))
+        self.lengths: np.ndarray = np.array(lengths)
+        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
+        self.flat = {name: (np.concatenate(ids), padding[name]) for name, ids in pieces.items()}
         self.labels = np.array([label for _, label in rows])
         if self.labels.dtype == np.float64:
             self.labels = self.labels.astype(np.float32)
