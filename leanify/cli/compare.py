@@ -108,7 +108,6 @@ def compare(
         from leanify.cli.board import Board
         from leanify.comparison import comparing as studies
         from leanify.comparison.designs import parse_sweep, split_names
-        from leanify.comparison.duration import forecast
         from leanify.comparison.engines import check_engine, open_engine
         from leanify.comparison.folder import REPORT
         from leanify.comparison.rates import parse
@@ -139,8 +138,8 @@ def compare(
 
     # predict the cost
     if dry_run:
-        with progress("pricing the designs and timing two steps of each", None):
-            prediction = forecast(studies.make_plan(request), jobs)
+        with progress("pricing the designs and timing a few steps of each", None):
+            prediction = studies.forecast(request)
         command = typed_without("--dry-run")
         return show(kind, prediction, prediction["designs"], lambda: study_tables.render_forecast(prediction, command))
 

@@ -158,6 +158,23 @@ def compare(
 
 def make_plan(request: Request, announces: bool = False) -> StudyPlan:
     """Resolve and price a study without writing anything; ``announces`` prints its duration. Raises LeanifyError."""
+    plan = _price_plan(request)
+    if request.study is None and (request.minutes is not None or request.has_default_schedule or announces):
+        plan, timings, removed = _fit_duration(plan, request)
+        note(". ".join(filter(None, (duration.describe(plan, timings, request.jobs), removed))))
+    return plan
+
+
+def forecast(request: Request) -> dict[str, Any]:
+    """Predict the time, memory and disk of a study from a few steps of each design. Raises LeanifyError."""
+    plan, timings, removed = _fit_duration(_price_plan(request), request)
+    if removed:
+        note(removed)
+    return duration.forecast(plan, timings, request.jobs)
+
+
+def _price_plan(request: Request) -> StudyPlan:
+    """Resolve and price a study, whatever time it takes."""
     # the recipe, from the request or from the study to continue
     if request.minutes is not None and request.study is not None:
         raise RecipeError("--minutes applies to new studies; this one has already begun")
@@ -207,15 +224,11 @@ def make_plan(request: Request, announces: bool = False) -> StudyPlan:
         designs = _usual_designs(request, designer, designs)
     designs_planned = _designs(request, designer, designs)
     plan = replace(plan, designs=designs_planned, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
-    if old is not None:
-        return old.merge(plan)
-    if request.minutes is not None or request.has_default_schedule or announces:
-        plan = _fit_duration(plan, request)
-    return plan
+    return plan if old is None else old.merge(plan)
 
 
-def _fit_duration(plan: StudyPlan, request: Request) -> StudyPlan:
-    """Time the designs, apply the limit in minutes, and announce the duration of the study."""
+def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[str, duration.Timing], str]:
+    """Time the designs and apply the limit in minutes; also return a sentence about what the limit removes, or ""."""
     # runs on the user's own data are evaluated and logged evenly over the recipe's steps
     evaluations = default_recipe.EVALUATIONS if request.has_default_schedule else None
     timings = duration.time_designs(plan, evaluations)
@@ -223,14 +236,11 @@ def _fit_duration(plan: StudyPlan, request: Request) -> StudyPlan:
         plan = replace(plan, recipe=default_recipe.set_steps(plan.recipe, timings[plan.designs[0].name].steps))
 
     # the limit removes rates, then seeds, then designs
-    removed: list[str] = []
-    if request.minutes is not None:
-        plan, removed = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
-    sentence = duration.describe(plan, timings, request.jobs)
-    if removed:
-        sentence += f". --minutes {request.minutes:g} removes {' and '.join(removed)}; each run keeps its steps"
-    note(sentence)
-    return plan
+    if request.minutes is None:
+        return plan, timings, ""
+    plan, removed = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
+    limit = f"--minutes {request.minutes:g} leaves out {', '.join(removed)}; no run is shortened"
+    return plan, timings, limit if removed else ""
 
 
 def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:

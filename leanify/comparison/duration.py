@@ -123,11 +123,11 @@ def judging_runs(plan: StudyPlan) -> int:
 
 
 def describe(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> str:
-    """Return one sentence with the time of the full study, its runs, and the steps of each."""
+    """Return one sentence with the time of the study, its runs, and the steps of each."""
     steps = max(timing.steps for timing in timings.values())
     seconds = study_seconds(plan, timings, jobs)
     count = len(list(plan.runs())) + len(list(plan.trials()))
-    return f"the full study takes {format_forecast(seconds)} here: {count} runs, {steps:,} steps each"
+    return f"the study takes {format_forecast(seconds)} here: {count} runs, {steps:,} steps each"
 
 
 # -- a limit ----------------------------------------------------------------------------------------------------------
@@ -188,9 +188,8 @@ def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:
 # -- a dry run --------------------------------------------------------------------------------------------------------
 
 
-def forecast(plan: StudyPlan, jobs: int = 1, timings: dict[str, Timing] | None = None) -> dict[str, Any]:
-    """Return the object that ``leanify compare --dry-run --json`` prints. Reads the data but writes nothing."""
-    timings = timings or time_designs(plan)
+def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str, Any]:
+    """Return the object that ``leanify compare --dry-run --json`` prints."""
     trials, runs = len(list(plan.trials())), len(list(plan.runs()))
     trainings = None  # of the baseline, to find a tournament's winner
     if tournament.is_open(plan):
