@@ -148,7 +148,7 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
     unit, macs = macs_column(max(design["macs"] for design in forecast["designs"]))
     widths = [sizes(design["width"]) for design in forecast["designs"]]
     width = ["width"] if len(set(widths)) > 1 else []
-    grid = table(("", "depth", "heads × dim", *width, "mlp", "params", unit, "rank", "a run"), [])
+    grid = table(("", "depth", "heads × dim", *width, "mlp", "params", unit, "a run"), [])
     for design, cell in zip(forecast["designs"], widths, strict=True):
         grid.add_row(
             design["name"],
@@ -158,7 +158,6 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
             sizes(design["mlp"]),
             format_count(design["params"]),
             macs(design["macs"]),
-            str(design["rank"]),
             format_forecast(3600 * design["hours_a_run"]).removeprefix("about "),
         )
     out.print(forecast["data"])
