@@ -24,6 +24,7 @@ from leanify.core.errors import LeanifyError, ShapeError
 from leanify.profiling import counting
 from leanify.profiling.live_model import LiveModel
 from leanify.search.narrow_shape import WidthScale
+from leanify.search.redesign import live_model
 from leanify.upstream.inputs import example_inputs
 
 STUDY = """
@@ -211,6 +212,44 @@ def test_pinned_width_is_the_budget() -> None:
     assert plan.narrow is not None
     assert (plan.narrow.width, plan.narrow.heads, plan.narrow.depth) == (144, 2, 12)
     assert plan.chosen.params <= plan.narrow.params
+
+
+@pytest.mark.parametrize("source", ["vit_tiny", "gpt2"])
+def test_lean_may_be_narrower(source: str) -> None:
+    """With the axis of the width, lean, control and plain share a smaller width; prices equal counts."""
+    plan = leanify.redesign(source, target_params=0.5, axes="depth,heads,mlp,width")
+    assert plan.control is not None
+    assert plan.plain is not None
+    for design in (plan.chosen, plan.control, plan.plain):
+        assert design.width == plan.chosen.width < plan.baseline.width
+        assert design.params <= 0.5 * plan.baseline.params
+        live, _ = live_model(source, plan.options)
+        assert counting.parameters(live.written(design.architecture).model) == design.params
+    assert plan.chosen.depth < plan.baseline.depth
+    assert plan.chosen.heads / plan.chosen.width > plan.baseline.heads / plan.baseline.width
+
+
+@pytest.mark.parametrize(("source", "share"), [("vit_tiny", 0.7), ("davit_tiny", 0.9)])
+def test_left_out_axes_keep_their_sizes(source: str, share: float) -> None:
+    plan = leanify.redesign(source, target_params=share, axes="depth,mlp")
+    assert (plan.chosen.heads, plan.chosen.width) == (plan.baseline.heads, plan.baseline.width)
+    assert plan.chosen.params < plan.baseline.params
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"axes": "width"}, "at least one of the first three"),
+        ({"axes": "depth,size"}, "it takes depth, heads, mlp, width"),
+        ({"axes": "heads,mlp", "depth": 3}, "leaves out depth, and depth fixes it"),
+        ({"axes": "heads,mlp", "target_params": 0.3}, "below every design .* with axes heads,mlp: the smallest"),
+        ({"axes": "depth,heads,mlp,width", "max_latency": 0.5}, "needs a budget on parameters or MACs"),
+        ({"axes": "depth,heads,mlp,width", "depth": 3}, "needs a budget on parameters or MACs"),
+    ],
+)
+def test_impossible_axes_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LeanifyError, match=words):
+        leanify.redesign("vit_tiny", **options)
 
 
 @pytest.mark.parametrize(("width", "heads"), [(32, 2), (64, 4)])

@@ -277,12 +277,13 @@ class Architecture:
             for block in stage.blocks:
                 yield from block
 
-    def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
+    def per_stage(self, value: int | Sequence[int | None] | None, what: str) -> list[int | None]:
         """One value per stage: a number is for varied stages, a list for those or all. Raises ShapeError."""
         # a list: one value for all stages that vary, or one for each stage
         if isinstance(value, Sequence) and not isinstance(value, str):
             for number in value:
-                check_size(what, number)
+                if number is not None:
+                    check_size(what, number)
             if len(value) == 1:
                 return self.per_stage(value[0], what)
             if len(value) == len(self.variable_stages) != len(self.stages):

@@ -127,6 +127,10 @@ class LiveModel:
             written = write_located(self.located_model, shape)
         return [parameters(written.model), body_parameters(written)]
 
+    def written(self, shape: Architecture) -> LiveModel:
+        """A live model in another shape, for example of another width."""
+        return LiveModel(write_located(self.located_model, shape).model, self._length, self._context)
+
     def stage_params(self, stages: Sequence[int]) -> int:
         """The parameters in the blocks of these stages, shared ones counted once.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from leanify.core import recipe
+from leanify.core.architecture import Architecture
 from leanify.core.errors import RecipeError
 from leanify.core.files.cache import home
 from leanify.core.files.reading import read_text
@@ -35,9 +36,15 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 def price_file(
-    source: Source, overrides: Mapping[str, Any], tokens: int | None = None, context: int | None = None
+    source: Source,
+    overrides: Mapping[str, Any],
+    tokens: int | None = None,
+    context: int | None = None,
+    shape: Architecture | None = None,
 ) -> CacheFile | None:
     """Return the file for the prices of a source and the key that it must hold; None if its prices are not kept.
+
+    ``shape`` is the model's shape if it isn't the source's own.
 
     A model on the hub may change there, and the code of a user's module may do anything. LEANIFY_PRICES=off
     keeps no prices at all.
@@ -45,7 +52,7 @@ def price_file(
     configuration = read_configuration(source)
     if configuration is None or os.environ.get("LEANIFY_PRICES") == "off":
         return None
-    changes = [dict(overrides), tokens, context]
+    changes = [dict(overrides), tokens, context, *([] if shape is None else [shape.to_json()])]
     versions = [metadata.version(library).partition("+")[0] for library in LIBRARIES]
     try:
         key = json.dumps([FORMAT, configuration, changes, versions], sort_keys=True)

@@ -61,14 +61,17 @@ class PriceList:
     stage_indices  the stages whose shape may change
     base           the cost of the model with each of them at its minimum depth
     tokens         N of A in each stage
+    has_own_width  whether the model has the width of its source, for which rows may be published
 
     A block's price is the cost of a model that ends with it, less the cost of one that ends before it, with
     all blocks of the stage in the same shape: some share tables of positions. Blocks that look alike (same
     layers, modules, parameters and switches) and have the same MACs share a price.
     """
 
-    def __init__(self, costs: ModelCosts, stage_indices: Sequence[int] | None = None) -> None:
-        self.costs = costs
+    def __init__(
+        self, costs: ModelCosts, stage_indices: Sequence[int] | None = None, has_own_width: bool = True
+    ) -> None:
+        self.costs, self.has_own_width = costs, has_own_width
         self.facts = costs.facts
         self.architecture = self.facts.architecture
         self.stage_indices = tuple(self.architecture.variable_stages if stage_indices is None else stage_indices)

@@ -141,7 +141,7 @@ def _shapes(prices: PriceList, architecture: Architecture, request: Request, tow
     # the rules' ranges for each stage, and the published row of this model
     lead = architecture.stages[tower.lead]
     pins = pins_per_stage(architecture, request.options.pins)
-    row = nearest_row(prices.facts, tower)
+    row = nearest_row(prices, tower)
     if row is not None and not row.is_baseline(primary_layer(lead), lead.depth):
         row = None  # only the row's own baseline may leave the rules as the row does
     mlp_ranges = {}

@@ -24,6 +24,9 @@ MLP_SHARE = 0.6  # assumed MLP share of parameters, to guess which widths keep t
 RATIO = 2.0  # maximum factor on the MLP's ratio; beyond it, the design would no longer isolate the width
 
 
+WIDTH_EXPONENT = 0.22  # of the width in the compute: Alabdulmohsin et al. 2023, Getting ViT in Shape
+
+
 @dataclass(frozen=True)
 class Narrow:
     """The narrow design, or the ``reason`` why there is none."""
@@ -46,6 +49,21 @@ def find_narrow(prices: PriceList, lean: Design | None, request: Request) -> Nar
         return Narrow(design_of_architecture(prices, search.nearest(search.counted(lean))))
     except LeanifyError as error:  # the model has no such width, or does not run with it
         return Narrow(None, f"no narrow: {error}")
+
+
+def narrowed_architecture(prices: PriceList, request: Request, share: float) -> Architecture:
+    """Return the baseline at the width for a budget of this share: the pinned one, or the published scaling law's.
+
+    Depth and head_dim are the baseline's; heads and MLP shrink in proportion to the width. Raises ShapeError if
+    upstream builds no such width.
+    """
+    search = _NarrowSearch(prices, request)
+    pin = request.options.width
+    if pin is None:
+        pin = next(search.possible(search.lead.width * share**WIDTH_EXPONENT), None)
+    if pin is None:
+        raise ShapeError(f"--axes width: no other width of {prices.architecture.source} can be built")
+    return search.pinned(pin, None)
 
 
 class _NarrowSearch:
@@ -91,12 +109,12 @@ class _NarrowSearch:
             in_proportion = self.scale.reshape(unit)
             self.params(in_proportion)
         except ShapeError as error:
-            other = next(self._possible(width), None)
+            other = next(self.possible(width), None)
             hint = "no other width works either" if other is None else f"the nearest that works is {other}"
             raise ShapeError(f"--width {pin:g}: {error}; {hint}") from error
         return in_proportion if lean is None else self._with_mlp(unit, self.counted(lean))[0]
 
-    def _possible(self, width: float) -> Iterator[int]:
+    def possible(self, width: float) -> Iterator[int]:
         """Yield widths that upstream can build, nearest first."""
         natural = [unit for unit in self.scale.units_below() if self._is_natural(unit)]
         for unit in sorted(natural, key=lambda unit: abs(self.scale.width(unit) - width))[:TRIED]:

@@ -19,10 +19,12 @@ from leanify.search.amounts import Budget, check_budget
 from leanify.upstream.libraries import nearest
 
 BUDGET, SHAPE, RULES, SOURCE, OUTPUT = "Budgets", "Shape", "Rules", "Source", "Output"  # panels of the help
-Pin = int | Sequence[int] | Mapping[str, int] | None  # one number, one per stage, or one per tower by name
+Pin = int | Sequence[int | None] | Mapping[str, int] | None  # one number, one per stage, or one per tower by name
 PINS = ("depth", "heads", "head_dim", "mlp")
 EXPERTS = ("experts", "active")  # keys in a pin of the MLP: experts in a mixture, experts per token
 BUDGETS = ("target_params", "max_macs", "max_latency", "max_memory", "max_kv")
+AXES = ("depth", "heads", "mlp", "width")
+USUAL_AXES = "depth,heads,mlp"  # the trade of the paper, which keeps the width
 CHOICES = {
     "count": ("all", "body"),
     "heads_mode": ("grow", "split", "auto"),
@@ -71,6 +73,7 @@ class Options:
     width: Annotated[
         float | None, Flag(SHAPE, "N|SHARE", "the width of narrow: 512, or 0.75 of the model's (default: by budget)")
     ] = None
+    axes: Annotated[str, Flag(SHAPE, "AXIS,…", "what lean may change; with width, it is narrower as well")] = USUAL_AXES
     heads_mode: Annotated[str, Flag(SHAPE, "grow|split|auto", "more heads of the same size, or smaller heads")] = "grow"
     multiple: Annotated[int | None, Flag(RULES, "N", "unit of MLP and inner width (default: 64; narrow: 8)", min=1)] = (
         None
@@ -102,6 +105,9 @@ class Options:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise LeanifyError(f"{flag_name(name)} {getattr(self, name)!r} is not one of {', '.join(choices)}")
+        unknown = [axis for axis in self.axis_names if axis not in AXES]
+        if unknown or self.axis_names <= {"width"}:
+            raise LeanifyError(f"--axes {self.axes}: it takes {', '.join(AXES)}, at least one of the first three")
         for name, pin in self.pins.items():
             _check_pin(name, pin)
         for name in BUDGETS:
@@ -121,6 +127,11 @@ class Options:
         """Return the options that differ from their defaults, as a plan's JSON records them."""
         default = _defaults()
         return {name: value for name, value in vars(self).items() if value != default[name]}
+
+    @property
+    def axis_names(self) -> set[str]:
+        """Return the sizes that lean may change."""
+        return {axis.strip() for axis in self.axes.split(",")}
 
     @property
     def pins(self) -> dict[str, Pin]:

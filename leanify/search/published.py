@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanify.core.architecture import Architecture, Layer, primary_layer
+from leanify.profiling.price_list import PriceList
 from leanify.profiling.shapes import Facts
 from leanify.search.towers import Tower, tower_stages
 
@@ -62,8 +63,13 @@ def rows() -> tuple[Row, ...]:
     )
 
 
-def nearest_row(facts: Facts, tower: Tower) -> Row | None:
-    """Return the row of a tower's kind with the nearest width; None if none has about its width and depth."""
+def nearest_row(prices: PriceList, tower: Tower) -> Row | None:
+    """Return the row of a tower's kind with the nearest width; None if none has about its width and depth, or if the
+    model has another width than its source.
+    """
+    if not prices.has_own_width:
+        return None
+    facts = prices.facts
     kind = tower_kind(facts, tower)
     lead = facts.architecture.stages[tower.lead]
     primary = primary_layer(lead)

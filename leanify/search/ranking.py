@@ -124,7 +124,7 @@ def _log_ratio(value: Any, reference: Any) -> Any:
 def preference(prices: PriceList, tower: Tower) -> Preference:
     """Return the reference that scores the designs of a tower."""
     lead = prices.architecture.stages[tower.lead]
-    row = nearest_row(prices.facts, tower)
+    row = nearest_row(prices, tower)
     return Preference(primary_layer(lead), lead.depth, prices.facts.causal[tower.lead], row)
 
 

@@ -13,6 +13,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
@@ -20,11 +21,12 @@ from leanify.core.units import format_share
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.price_cache import price_file
 from leanify.profiling.price_list import PriceList
+from leanify.profiling.shapes import Cost
 from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of
 from leanify.search.design import make_design
-from leanify.search.narrow import find_narrow, narrow_warnings
+from leanify.search.narrow import find_narrow, narrow_warnings, narrowed_architecture
 from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
 from leanify.search.plan import Plan
 from leanify.search.ranking import Ranking, lean_rule
@@ -84,7 +86,13 @@ def redesign(
         narrow = find_narrow(prices, None, Request(options))
         if narrow.design is not None:
             options = replace(options, target_params=narrow.design.params)
+    options = _pin_left_out_axes(prices, options)
     request = requests.make_request(prices, options, baseline.cost)
+    # the prices that the search uses; with the axis of the width, those of a narrower model
+    full_prices, start = prices, baseline
+    if "width" in options.axis_names:
+        prices = _narrowed_prices(source, prices, request, baseline.cost)
+        start = search.baseline_design(prices)
     seconds = 0.0
 
     def find(request: Request, top: int) -> search.SearchResult:
@@ -116,9 +124,9 @@ def redesign(
         result, request, timing = _within_measured(prices, request, find)
     shape = control_of(prices, result.chosen.shape, request.rules, request.limits)
     control = None if shape is None else make_design(prices, shape)
-    narrow = narrow or find_narrow(prices, result.chosen, request)
-    warning_list = [*warnings(prices, request, baseline, result), *prices.facts.notes]
-    remark_list = list(remarks(prices, request, baseline, result, control))
+    narrow = narrow or find_narrow(full_prices, result.chosen, request)
+    warning_list = [*warnings(prices, request, start, result), *prices.facts.notes]
+    remark_list = list(remarks(prices, request, start, result, control))
     if default_remark:
         remark_list.insert(0, default_remark)
     for remark in narrow_warnings(narrow, result.chosen, request):
@@ -140,7 +148,7 @@ def redesign(
         control=control,
         narrow=narrow.design,
         plain=result.plain,
-        plain_name=None if result.plain is None else search.plain_name(baseline, result.plain),
+        plain_name=None if result.plain is None else search.plain_name(start, result.plain),
         candidates=result.front[: options.top],
         warnings=warning_list,
         remarks=remark_list,
@@ -149,7 +157,7 @@ def redesign(
         tokens=prices.tokens[changed_towers[0].lead],
         inputs=prices.facts.inputs,
         towers=[tower.name for tower in changed_towers],
-        follows="a ranking of the caller's own" if ranking is not None else lean_rule(prices),
+        follows="a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options),
         budget=budget,
         source_value=source,
         prices=prices,
@@ -229,6 +237,45 @@ def _prices(name: str, costs: ModelCosts, options: Options) -> PriceList:
             "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
         )
     return PriceList(costs, stage_indices)
+
+
+def _pin_left_out_axes(prices: PriceList, options: Options) -> Options:
+    """Return the options with the baseline's sizes pinned along the axes that lean may not change."""
+    pins: dict[str, Any] = {}
+    for axis in ("depth", "heads", "mlp"):
+        if axis not in options.axis_names:
+            if getattr(options, axis) is not None:
+                raise ShapeError(f"--axes {options.axes} leaves out {axis}, and --{axis} fixes it: give one of them")
+            pins[axis] = [None if stage is None else getattr(stage, axis) for stage in prices.baseline]
+    return replace(options, **pins)
+
+
+def _narrowed_prices(source: Source, prices: PriceList, request: Request, baseline: Cost) -> PriceList:
+    """Return the prices of the model at the width for the request's budget. Raises ShapeError without a budget."""
+    options = request.options
+    if not request.limits or options.max_latency is not None or options.max_memory is not None:
+        raise ShapeError("--axes width needs a budget on parameters or MACs, and no other: --target-params 0.5")
+    share = min(limit / getattr(baseline, cost) for cost, limit in request.limits.items())
+    shape = narrowed_architecture(prices, request, min(share, 1.0))
+    file = price_file(source, options.overrides, options.tokens, options.context, shape)
+    costs = ModelCosts(lambda: _written_model(source, options, shape), file)
+    narrowed_prices = PriceList(costs, prices.stage_indices, has_own_width=False)
+    costs.keep()
+    return narrowed_prices
+
+
+def _written_model(source: Source, options: Options, shape: Architecture) -> tuple[LiveModel, bool]:
+    live, is_lasting = live_model(source, options)
+    return live.written(shape), is_lasting
+
+
+def _followed_rule(prices: PriceList, options: Options) -> str:
+    """Describe the rules of lean's width and of its other sizes."""
+    rule = lean_rule(prices)
+    if "width" not in options.axis_names:
+        return rule
+    width = "pinned" if options.width is not None else "by the scaling law of Alabdulmohsin et al. 2023"
+    return f"{rule}; its width is {width}"
 
 
 def _within_measured(

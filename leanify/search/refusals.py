@@ -15,6 +15,7 @@ from leanify.profiling.price_list import PriceList
 from leanify.search.amounts import COUNTS, parse_budget
 from leanify.search.grid import Grid, make_grids
 from leanify.search.limits import Limits, is_within, share_out, trades_layers
+from leanify.search.options import AXES, USUAL_AXES
 from leanify.search.ranking import MORE_HEADS
 from leanify.search.request import Request, make_request
 from leanify.search.rules import DEEPEST_CUT, MAX_MACS, MIN_MLP, max_width
@@ -202,7 +203,12 @@ def _minimum_text(prices: PriceList, request: Request, cost: str, total: int, sm
     elif cost == "kv":
         enough = f"{math.ceil(smallest / per / 1000)}KB"
     # pins and embeddings that raise the minimum
-    pins = [f"--{name.replace('_', '-')} {_spell(pin)}" for name, pin in request.options.pins.items() if pin]
+    axes = request.options.axes
+    pins = [] if axes == USUAL_AXES else [f"--axes {axes}"]
+    for name, pin in request.options.pins.items():
+        is_left_out = name in AXES and name not in request.options.axis_names
+        if pin and not is_left_out:
+            pins.append(f"--{name.replace('_', '-')} {_spell(pin)}")
     where = f" with {' and '.join(pins)}: the smallest" if pins else ": the smallest that trades layers for heads"
     outside = ""
     if cost == "params":
