@@ -2,6 +2,7 @@
 
     python tests/kills.py            15 kills of each kind: a run, a study, a tournament, a shrink
     python tests/kills.py 3 run      3 of the kind `run`
+    python tests/kills.py pause      each kind beside eight busy loops, and stopped for a minute in its middle
 
 A kill is SIGKILL or SIGTERM in turn, to the whole process group, at a random moment of the time that an undisturbed
 command takes. A subject that ends before its next kill is compared and followed by another.
@@ -145,13 +146,40 @@ def empties_within(group: int, seconds: float) -> bool:
     return False
 
 
-def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
-    """Kill subjects of a kind this often. Every subject is then brought to its end and compared; counts of both."""
-    draw, subject = random.Random(f"{kind} {kills}"), KINDS[kind](home)
-    began = time.monotonic()
+def run_undisturbed(kind: str, home: Path) -> tuple[Subject, float, Any]:
+    """A subject of a kind, the seconds that it takes, and its result."""
+    subject, began = KINDS[kind](home), time.monotonic()
     done = start(subject.start, home / "whole").wait()
     assert done.returncode == 0, done.stderr
-    seconds, expected = time.monotonic() - began, subject.result(home / "whole")
+    return subject, time.monotonic() - began, subject.result(home / "whole")
+
+
+def pause(kind: str, home: Path) -> dict[str, Any]:
+    """What comes of a command beside eight busy loops that is stopped for a minute in its middle."""
+    subject, seconds, expected = run_undisturbed(kind, home)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        began = time.monotonic()
+        process = start(subject.start, home / "paused")
+        if not ends_within(process, seconds):  # about its middle, as it is slower now
+            signal_group(process.pid, signal.SIGSTOP)
+            time.sleep(60)
+            signal_group(process.pid, signal.SIGCONT)
+        done = process.wait()
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    times = {"seconds": round(time.monotonic() - began), "undisturbed": round(seconds)}
+    if done.returncode:
+        return {"code": done.returncode, "said": done.stderr[-300:], **times}
+    return {"code": 0, "equal": subject.result(home / "paused") == expected, **times}
+
+
+def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
+    """Kill subjects of a kind this often. Every subject is then brought to its end and compared; counts of both."""
+    draw = random.Random(f"{kind} {kills}")
+    subject, seconds, expected = run_undisturbed(kind, home)
     counts: dict[str, Any] = {"kills": 0, "SIGKILL": 0, "SIGTERM": 0, "subjects": 0, "equal": 0, "bad": []}
     while counts["kills"] < kills:
         out = home / f"killed-{counts['subjects']}"
@@ -185,11 +213,11 @@ def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    kills = int(arguments[0]) if arguments else 15
+    kills = int(arguments[0]) if arguments and arguments[0] != "pause" else 15
     for kind in arguments[1:] or KINDS:
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
             began = time.monotonic()
-            counts = kill_often(kind, kills, Path(folder))
+            counts = pause(kind, Path(folder)) if "pause" in arguments else kill_often(kind, kills, Path(folder))
             print(kind, json.dumps(counts), f"{time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from commands import run_here
 
 import leanify
+from leanify import cli
 from leanify.cli import main
 from leanify.core.errors import python_spelling
 
@@ -36,3 +40,34 @@ def test_shell_and_python_errors_match(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(SystemExit):
         main()
     assert "--target-params 'lots'" in capsys.readouterr().err
+
+
+@pytest.mark.unexpected
+def test_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def divided() -> None:
+        raise ZeroDivisionError("integer modulo by zero")
+
+    for asked in (False, True):
+        monkeypatch.setenv("LEANIFY_DEBUG", "1" if asked else "")
+        code, out, err = run_here("recipes digist", capsys)
+        assert (code, out, "Traceback" in err) == (2, "", asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(cli, "run_command", divided)
+            code, out, err = run_here("recipes", capsys)
+        assert (code, out, "Traceback" in err) == (2, "", asked)
+        assert "unexpected error: ZeroDivisionError: integer modulo by zero" in " ".join(err.split())
+        assert "LEANIFY_DEBUG=1" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("redesign vit_tiny --depth 7 --weights nowhere", "nowhere"),
+        ("redesign vit_tiny --depth 7 --weights bert", "has no weights"),
+        ("condition bert --tokens 0", "--tokens"),
+    ],
+)
+def test_ignored_options_are_refused(line: str, words: str, capsys: Any) -> None:
+    code, out, err = run_here(line, capsys)
+    assert (code, out) == (2, "")
+    assert words in err

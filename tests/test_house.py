@@ -134,3 +134,12 @@ def test_slow_cases_name_tests() -> None:
     for line in (tests / "slow.txt").read_text("utf-8").splitlines():
         file, _, case = line.partition("::")
         assert f"def {case.partition('[')[0]}(" in (tests / file).read_text("utf-8"), line
+
+
+def test_promises_name_their_tests() -> None:
+    guide = (Path(__file__).parent.parent / "docs" / "SECURITY.md").read_text()
+    promised, _ = guide.split("## Limits")
+    lines = re.split(r"\n- \*\*", promised)[1:]
+    assert [line.partition(".")[0] for line in lines if "::test_" not in line] == ["Upstream's source"]
+    for file, name in re.findall(r"`(test_\w+\.py)::(\w+)`", promised):
+        assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,3 +129,24 @@ def test_cache_without_room_is_skipped(here: Path, tmp_path: Path) -> None:
         code, out, err = ran("redesign lean --depth 1", here, lambda: os.environ.update(XDG_CACHE_HOME=str(disk)))
         assert (code, bool(out)) == (0, True), err
         assert [path.name for path in disk.rglob("*") if path.is_file()] == ["filled"]
+
+
+@needs_root
+def test_read_only_disk_is_one_message(here: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", 20_000) as disk:
+        shutil.copytree(here / "run", disk / "run")
+        for name in ("environment.json", "leanify.json"):
+            (disk / "run" / name).unlink()  # which would be written again
+        assert mounted(disk, 20_000, "remount", "ro")
+        for line in (
+            f"train --resume {disk}/run",
+            f"train {here}/run -o {disk}/new",
+            f"redesign {here}/lean --depth 1 -o {disk}/lean",
+            f"condition {here}/lean --samples 2 --plot {disk}/plot.svg",
+            f"export {here}/lean --format timm -o {disk}/out",
+            f"compare {here}/run --designs baseline -o {disk}/study",
+        ):
+            code, _, err = ran(line, here, lambda: None)
+            assert code in (1, 2), err
+            assert "Traceback" not in err
+            assert str(disk) in "".join(err.split())
