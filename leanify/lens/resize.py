@@ -172,8 +172,13 @@ def resize(
     for part, how in reading.attributes.items():
         if notation.symbols(how) <= sizes.keys():  # an attention that reads another layer's keys has no groups itself
             _update_attribute(site, part, how, old, sizes)
+    clear_caches(site, reading)
+
+
+def clear_caches(module: nn.Module, reading: Row) -> None:
+    """Clear what a forward stored of tensors that have changed."""
     for part in reading.clear:
-        cache = get_attribute(site, part)
+        cache = get_attribute(module, part)
         if cache:
             cache.clear()
 

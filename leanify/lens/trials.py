@@ -34,7 +34,7 @@ from leanify.lens.families import Row
 from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
 from leanify.lens.notation import pick_positions, symbols
-from leanify.lens.resize import get_attribute, map_axes, resize, solve_sizes, weighted_part
+from leanify.lens.resize import clear_caches, get_attribute, map_axes, resize, solve_sizes, weighted_part
 from leanify.upstream.libraries import format_error
 
 TOLERANCE = 1e-10
@@ -311,6 +311,7 @@ def reorder_heads(module: nn.Module, reading: Row, sizes: Sizes, order: dict[str
         modules = list(module.get_submodule(part).children())
         for place, index in enumerate(order["h"].tolist()):
             module.get_submodule(part)._modules[str(place)] = modules[index]
+    clear_caches(module, reading)
 
 
 def _reorder(tensor: Tensor, axis: int, places: Tensor) -> None:
