@@ -101,6 +101,13 @@ def test_first_channels_are_kept() -> None:
     assert torch.equal(new["blocks.1.norm1.weight"], old["blocks.1.norm1.weight"][:96])
 
 
+def test_new_width_keeps_runtime_settings() -> None:
+    model = leanify.load("bert", overrides={"num_hidden_layers": 2, "vocab_size": 99}).to(torch.bfloat16)
+    model.set_attn_implementation("eager")
+    narrow = leanify.write(model, narrowed(leanify.read(model), 0.5))
+    assert (narrow.config._attn_implementation, narrow.dtype) == ("eager", torch.bfloat16)
+
+
 def test_own_width_changes_nothing() -> None:
     model = leanify.load("vit_tiny", overrides=SMALL_VIT)
     images = torch.randn(2, 3, 32, 32)
@@ -266,10 +273,11 @@ def test_few_possible_widths_spend_the_budget(width: int, heads: int) -> None:
     [
         ("vit_tiny", 150, "go in steps of 8; the nearest is 152"),
         ("vit_tiny", 192, "must be below the model's width, 192"),
-        ("vit_tiny", -1, "a number of channels"),
+        ("vit_tiny", -1, "one number, of channels"),
+        ("vit_tiny", "abc", "width abc: it must be one number, of channels"),
     ],
 )
-def test_impossible_width_names_the_nearest(source: str, width: float, words: str) -> None:
+def test_impossible_width_names_the_nearest(source: str, width: Any, words: str) -> None:
     with pytest.raises(ShapeError, match=words):
         leanify.redesign(source, width=width)
 

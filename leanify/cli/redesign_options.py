@@ -63,9 +63,9 @@ Json = Annotated[
 ]
 Format = Annotated[Text, typer.Option(metavar="table|json|csv|markdown", hidden=True)]
 
-# the types of options on the command line if they differ from Python: budgets and pins are parsed later
+# the types of options on the command line if they differ from Python: budgets, pins and the width are parsed later
 TYPER_TYPES: dict[str, Any] = {
-    **dict.fromkeys((*BUDGETS, *PINS), Text),
+    **dict.fromkeys((*BUDGETS, *PINS, "width"), Text),
     "target_params": list[str] | None,
     "overrides": list[str] | None,
 }

@@ -21,9 +21,12 @@ from leanify.lens.sites import locate
 from leanify.upstream.given import get_example, give
 from leanify.upstream.modules import copy_to_meta, is_user_module
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
+from leanify.upstream.settle import keep_runtime_settings
 from leanify.upstream.width import Candidate, respell_width
 
-OWN_ORDER = ("ZambaMambaMixer", "RecurrentGemmaRglru")  # mixers whose own channels follow the width, interleaved
+OWN_ORDER = (  # modules whose channels follow the width interleaved, or in parts of another proportion
+    "ZambaMambaMixer", "RecurrentGemmaRglru", "SplitTransposeBlock",
+)  # fmt: skip
 NOT_KEPT = "so its weights cannot be kept; weights='fresh' writes this width"
 _bases: dict[str, Base] = {}  # the last origin → what it builds
 _known: dict[str, int] = {}  # origin → index of the candidate that built its last width
@@ -151,9 +154,11 @@ def locate_built(candidate: Candidate, model: nn.Module) -> LocatedModel:
 
 
 def build_like(candidate: Candidate, model: nn.Module) -> nn.Module:
-    """Build ``candidate`` with parameters in the type and on the device of ``model``."""
+    """Build ``candidate`` with the runtime settings of ``model``, and parameters in its type and on its device."""
     parameter = next(model.parameters())
-    return candidate.build("cpu").to(parameter.device, parameter.dtype).train(model.training)
+    built = candidate.build("cpu").to(parameter.device, parameter.dtype).train(model.training)
+    keep_runtime_settings(built, model)
+    return built
 
 
 @torch.no_grad()

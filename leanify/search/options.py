@@ -112,8 +112,8 @@ class Options:
             _check_pin(name, pin)
         for name in BUDGETS:
             check_budget(flag_name(name), getattr(self, name))
-        if self.width is not None and not 0 < self.width < float("inf"):
-            raise ShapeError(f"--width {self.width}: it must be a number of channels (512) or a share of them (0.75)")
+        if self.width is not None:
+            object.__setattr__(self, "width", _parse_width(self.width))
         # numbers within the bounds of their flags
         for name, flag in flags().items():
             value = getattr(self, name)
@@ -143,6 +143,17 @@ class Options:
         """Return the fixed numbers of experts, by the names in `EXPERTS`."""
         mlp = self.mlp if isinstance(self.mlp, Mapping) else {}
         return {name: mlp[name] for name in EXPERTS if name in mlp}
+
+
+def _parse_width(value: Any) -> float:
+    """Return a width as typed or given. Raises ShapeError unless it is a positive number."""
+    try:
+        width = float(value)
+    except (TypeError, ValueError):
+        width = 0.0
+    if not 0 < width < float("inf"):
+        raise ShapeError(f"--width {value}: it must be one number, of channels (512) or a share of them (0.75)")
+    return width
 
 
 def _check_pin(name: str, pin: Any) -> None:

@@ -166,3 +166,18 @@ def _interpolate(rates: list[float], place: float) -> float:
     low = int(place)
     high = min(low + 1, len(rates) - 1)
     return rates[low] + (rates[high] - rates[low]) * (place - low)
+
+
+_RUNTIME = ("_attn_implementation_internal", "_experts_implementation_internal")
+
+
+def keep_runtime_settings(new: nn.Module, old: nn.Module) -> None:
+    """Set in ``new`` what transformers does not save with a configuration: which kernels run, how text is generated."""
+    new_modules = dict(new.named_modules())
+    for path, module in old.named_modules():
+        config, new_config = getattr(module, "config", None), getattr(new_modules.get(path), "config", None)
+        for name in _RUNTIME:
+            if new_config is not None and hasattr(config, name):
+                setattr(new_config, name, getattr(config, name))
+    if hasattr(new, "generation_config"):
+        new.generation_config = copy.deepcopy(old.generation_config)
