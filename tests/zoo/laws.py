@@ -2,7 +2,8 @@
 
 written   read(write(m, a)) == a, and write(m, read(m)) computes the same as m, bit for bit
 grown     doubling the heads at constant head_dim, with zero new output columns, keeps the outputs to 1e-10
-reordered the heads in another order compute the same, groups together with their heads
+reordered the heads in another order compute the same, groups together with their heads; not where each head has
+          queries, gates or hashes of its own (GCViT, WavLM, Reformer)
 alive     the outputs depend on the new output columns of every layer (non-zero gradient)
 wider     doubling the hidden units, with zero new output columns, keeps the outputs to 1e-10
 complete  no softmax over tokens runs outside the attentions that were found
@@ -45,7 +46,7 @@ from leanify.upstream.origin import get_origin
 from .running import Call, LawBroken, check_complete, difference, holding, keep_experts, outputs, randomise, require
 
 TOLERANCE = 1e-10
-OWN_PLACES = {"WindowAttentionGlobal"}  # attentions whose heads differ by more than weights: the queries of GCViT's
+OWN_PLACES = {"WindowAttentionGlobal", "WavLMAttention", "LSHSelfAttention"}  # heads differ by more than their weights
 
 
 def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
