@@ -137,6 +137,7 @@ MISTAKES = [
     Mistake("zoo swin --status refsued", "supported, refused or failing", "zoo swin --status supported", "supported"),
     Mistake("zoo swin --status failing", "none is failing", "zoo swin", "leanify zoo swin"),
     Mistake("vit_tiny", "No such command 'vit_tiny'", says="leanify redesign MODEL"),
+    Mistake("pictures", "is no command", "show run", "leanify show pictures"),
     Mistake("redesign vit_tiny 0.5", "is not the name of a model", says="--target-params 0.5"),
     Mistake("train --set=optim.lr", "section.key=value", says="optim.lr=1e-3"),
     Mistake("compare --data pictures", "key of the recipe", says="--set data.path=VALUE"),

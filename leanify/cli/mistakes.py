@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from leanify.core.built_in_recipes import home
@@ -46,7 +49,10 @@ def usage_message(error: Any, command: Any, name: str) -> str:
     if not name and "command 'glue'" in message:  # of earlier versions
         script = home() / "leaner-transformers" / "glue.py"
         return f"there is no command glue any more, a script makes the table: python {script} SOURCE --data DIR"
-    if not name and message.startswith("No such command") and "Did you mean" not in message:
+    word = re.match(r"No such command (['\"])(.*?)\1\.", message)
+    if not name and word and Path(word[2]).exists():
+        return f"{word[2]} is no command; leanify show {quote(word[2])} describes it and names the commands to run"
+    if not name and word and "Did you mean" not in message:
         return f"{message} A command comes first: leanify redesign MODEL; leanify -h lists all commands"
     if name:
         message = f"{name}: {message}"
