@@ -13,8 +13,11 @@ os.environ["LEANIFY_PRICES"] = "off"  # what is remembered would answer for the 
 
 import pytest
 import torch
+from fuzz_intact import RECIPE
 
+import leanify
 from leanify import cli
+from leanify.core import recipe as recipes
 from leanify.core import terminal
 
 torch.set_num_threads(1)
@@ -44,6 +47,12 @@ def fail_on_unexpected_error(request: pytest.FixtureRequest) -> Iterator[None]:
 def reset_error_console() -> None:
     """Standard error is looked at again: a test may have another terminal, width or colour."""
     terminal.error_console.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on digits; not to be written to."""
+    return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
 
 
 @pytest.hookimpl(tryfirst=True)

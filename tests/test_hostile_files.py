@@ -57,11 +57,6 @@ def alone(code: str, *arguments: Any, seconds: float = 60) -> str:
     return done.stdout if done.returncode == 0 else f"{done.returncode}: {done.stderr[-500:]}"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
-
-
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     """A run without its last checkpoint."""
@@ -157,6 +152,13 @@ def bomb(path: Path, size: int = 3 << 30) -> None:
                     file.write(bytes(1 << 24))
 
 
+def seal(checkpoint: Path, name: str) -> None:
+    """Give a file that was changed a sum that fits."""
+    card = json.loads((checkpoint / "checkpoint.json").read_text())
+    card["sums"][name] = checksum(checkpoint / name, card["sums"][name])
+    (checkpoint / "checkpoint.json").write_text(json.dumps(card))
+
+
 LOAD = "from leanify.sources.tensors import read_tensors\nimport sys\nprint(len(read_tensors(sys.argv[1])))"
 
 
@@ -175,9 +177,7 @@ def test_archives_match_torchs_rule(tmp_path: Path) -> None:
 def test_training_state_is_no_bomb(run: Path) -> None:
     for folder in (run / "checkpoints").iterdir():
         bomb(folder / "state.pt", 1 << 28)
-        card = json.loads((folder / "checkpoint.json").read_text())
-        card["sums"]["state.pt"] = checksum(folder / "state.pt", card["sums"]["state.pt"])
-        (folder / "checkpoint.json").write_text(json.dumps(card))
+        seal(folder, "state.pt")
     with pytest.raises(LeanifyError, match=r"state\.pt was not opened: its .* MB unpack to .* MB"):
         leanify.train(recipes.load(run / "recipe.toml"), resume=run)
 
@@ -264,9 +264,7 @@ ODD = {
 def test_odd_training_state_names_reason(run: Path, kind: str) -> None:
     for folder in (run / "checkpoints").iterdir():
         torch.save(ODD[kind], folder / "state.pt")
-        card = json.loads((folder / "checkpoint.json").read_text())
-        card["sums"]["state.pt"] = checksum(folder / "state.pt", card["sums"]["state.pt"])
-        (folder / "checkpoint.json").write_text(json.dumps(card))
+        seal(folder, "state.pt")
     with pytest.raises(LeanifyError) as error:
         leanify.train(recipes.load(run / "recipe.toml"), resume=run)
     assert "checkpoints/" in str(error.value)
@@ -295,9 +293,7 @@ def test_best_checkpoint_is_checked_first(tmp_path: Path, how: str) -> None:
         tensors[name] += 1
     save_file(tensors, file)
     if how != "bits":  # with a sum that fits
-        card = json.loads((best.path / "checkpoint.json").read_text())
-        card["sums"][file.name] = checksum(file)
-        (best.path / "checkpoint.json").write_text(json.dumps(card))
+        seal(best.path, file.name)
     trainer.splits = replace(trainer.splits, test=trainer.splits.validation)
     with pytest.raises(LeanifyError, match=r"damaged|lacks tensors|of shape"):
         trainer.test(run)

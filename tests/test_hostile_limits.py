@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +51,19 @@ from leanify.upstream.wall import reraise_as
 CONTROLS = "\x1b]0;PWN\x07\u202egnp.\x9b2J"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("limits") / "run"))
-
-
 @pytest.fixture
-def copied(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run in a folder of its own."""
-    folder = tmp_path / "run"
-    subprocess.run(["cp", "-r", str(run), str(folder)], check=True)
-    return folder
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """A copy of a run in a folder of its own."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def stand_ins(folder: Path, programs: dict[str, str]) -> str:
+    """A PATH on which these names are shell scripts."""
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return f"{folder}/bin:{os.environ['PATH']}"
 
 
 # -- TOML: recipes, studies and tables of rows have one reader ---------------------------------------------------------
@@ -243,13 +247,10 @@ SETTINGS: dict[str, Callable[[Path], Any]] = {
 def test_local_plot_settings_are_not_read(kind: str, copied: Path, tmp_path: Path) -> None:
     """matplotlib would read them from the folder that one stands in."""
     SETTINGS[kind](tmp_path / "matplotlibrc")
-    (tmp_path / "bin").mkdir()
-    for name in ("latex", "pdflatex", "dvipng", "dvisvgm", "kpsewhich"):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    programs = dict.fromkeys(("latex", "pdflatex", "dvipng", "dvisvgm", "kpsewhich"), f"touch {tmp_path}/RAN")
 
     def import_afresh() -> None:
-        os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+        os.environ["PATH"] = stand_ins(tmp_path, programs)
         for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
             del sys.modules[name]
 
@@ -473,9 +474,7 @@ def in_parquet(data: Path) -> None:
 def test_pictures_start_no_program(write: Callable[[Path], None], copied: Path, tmp_path: Path, capsys: Any) -> None:
     """Pillow would hand PostScript, whatever its name, to Ghostscript."""
     write(tmp_path / "data")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
-    (tmp_path / "bin" / "gs").chmod(0o755)
+    path = stand_ins(tmp_path, {"gs": f"touch {tmp_path}/RAN"})
     sizes = ["img_size=8", "patch_size=4", "embed_dim=8", "depth=1", "num_heads=2"]
     settings = " ".join(f"--set model.override.{size}" for size in sizes) + " --set data.holdout=0.4"
     lines = [f"train vit_tiny {settings} --set data.path={tmp_path}/data --set data.workers=0 -o {tmp_path}/out"]
@@ -483,11 +482,8 @@ def test_pictures_start_no_program(write: Callable[[Path], None], copied: Path, 
     if write is in_folder:
         lines.append(f"predict {copied} {tmp_path}/data/train/a/0.png")
     for line in lines:
-
-        def with_ghostscript() -> None:
-            os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
-
-        code, out, err = run_forked(line.split(), tmp_path, with_ghostscript, os.pipe(), os.pipe())
+        with_gs = partial(os.environ.update, PATH=path)
+        code, out, err = run_forked(line.split(), tmp_path, with_gs, os.pipe(), os.pipe())
         assert code == 2, (line, out, err)
     assert not (tmp_path / "RAN").exists()
 
@@ -514,11 +510,8 @@ def test_slurm_scripts_hold_no_commands(
 ) -> None:
     """The title of a study, and the path of its folder, go into a shell script of submitit's."""
     pytest.importorskip("submitit", reason="an extra")
-    (tmp_path / "bin").mkdir()
-    for name, text in (("srun", "exit 0"), ("sbatch", "echo Submitted batch job 1; exit 0"), ("scontrol", "exit 0")):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    programs = {"srun": "exit 0", "sbatch": "echo Submitted batch job 1", "scontrol": "exit 0"}
+    monkeypatch.setenv("PATH", stand_ins(tmp_path, programs))
     evil = "x\nmkdir RAN\n#"
     study = StudyFolder.create(tmp_path / (evil if where == "folder" else "study"), replace(plan, title=evil))
     if where == "folder":
@@ -544,7 +537,7 @@ def test_deep_folders_end_soon(tmp_path: Path) -> None:
 
 def test_long_cell_is_one_message(tmp_path: Path) -> None:
     """A quote that encloses lines without end."""
-    (tmp_path / "a.csv").write_text('text,label\n"' + "a\n" * 9_000_000 + '",1\nb,2\n')
+    (tmp_path / "a.csv").write_text('text,label\n"' + ("a" * 999 + "\n") * 17_000 + '",1\nb,2\n')
     with pytest.raises(DataError, match=r"a\.csv cannot be read as a csv table: field larger than"):
         list(read_table(tmp_path / "a.csv", Faults()))
 

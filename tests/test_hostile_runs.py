@@ -76,11 +76,15 @@ def resumed(run: Path, **words: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", ["gone", "[1]"])
-def test_damaged_environment_stops_nobody(copied: Path, whole: Path, damage: str) -> None:
-    file = copied / "environment.json"
+@pytest.mark.parametrize("name", ["environment.json", "leanify.json"])
+def test_lost_file_is_rewritten(copied: Path, whole: Path, name: str, damage: str) -> None:
+    """Nothing stops, the end is the same, and the run is a source again."""
+    file = copied / name
     file.unlink() if damage == "gone" else file.write_text(damage)
-    assert "environment.json was missing or damaged" in resumed(copied)[0]
-    assert json.loads(file.read_text())[0]["versions"]["torch"] == version("torch")
+    assert f"{name} was missing or damaged" in resumed(copied)[0]
+    assert json.loads((copied / "environment.json").read_text())[0]["versions"]["torch"] == version("torch")
+    assert (copied / "leanify.json").read_text() == (whole / "leanify.json").read_text()
+    assert leanify.read(leanify.load(copied)) == leanify.read(leanify.load(whole))
     assert final_state(copied) == final_state(whole)
 
 
@@ -104,16 +108,6 @@ def test_lost_log_is_one_message(copied: Path, damage: bytes | None) -> None:
         training.train(resume=copied)
     assert "\n" not in str(found.value)
     assert not log.exists() if damage is None else log.read_bytes() == damage
-
-
-@pytest.mark.parametrize("damage", ["gone", "[]"])
-def test_lost_card_is_rewritten(copied: Path, whole: Path, damage: str) -> None:
-    """The run is a source again."""
-    card = copied / "leanify.json"
-    card.unlink() if damage == "gone" else card.write_text(damage)
-    assert "leanify.json was missing or damaged and has been rewritten" in resumed(copied)[0]
-    assert card.read_text() == (whole / "leanify.json").read_text()
-    assert leanify.read(leanify.load(copied)) == leanify.read(leanify.load(whole))
 
 
 def test_edited_recipe_names_its_changes(copied: Path) -> None:

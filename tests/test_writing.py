@@ -119,11 +119,6 @@ def test_one_module_opens_foreign_files() -> None:
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
-
-
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     """A run without its last checkpoint, so that a resume has something to do."""
