@@ -17,7 +17,7 @@ from test_compare import plan
 import leanify
 from leanify.comparison import duration
 from leanify.core.errors import DataError, RecipeError
-from leanify.data import found
+from leanify.data import recognition
 from leanify.training import default_recipe
 from leanify.training.preparation import model_on_meta
 
@@ -37,7 +37,9 @@ def pictures(folder: Path, size: tuple[int, int], mode: str = "L", count: int = 
 def test_few_epochs_keep_whole_images(samples: int, smallest: float, tmp_path: Path) -> None:
     """Images that are seen a few times are not cropped, and all keep their colours."""
     folder = pictures(tmp_path / "pictures", (8, 8))
-    data = default_recipe.data_recipe(found.OwnData("images", "", True, classes=2, samples=samples), str(folder)).data
+    data = default_recipe.data_recipe(
+        recognition.OwnData("images", "", True, classes=2, samples=samples), str(folder)
+    ).data
     assert data is not None
     assert (data.crop, data.color_jitter, data.flip) == ((smallest, 1.0), 0.0, 0.0)
 
@@ -80,7 +82,7 @@ def test_texts_set_length_and_vocabulary(tmp_path: Path) -> None:
     assert short.length is not None
     assert 6 < short.length < 32
     assert long.length == 128
-    known = found.recognise(table(6))
+    known = recognition.recognise(table(6))
     assert known is not None
     assert known.words == 6
     assert known.vocabulary is not None

@@ -17,7 +17,7 @@ from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
-from leanify.data.found import recognise
+from leanify.data.recognition import recognise
 from leanify.data.texts import corpus, own_texts
 from leanify.data.texts.labelled_text import LabelledTable
 from leanify.training import default_recipe

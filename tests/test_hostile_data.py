@@ -26,10 +26,10 @@ from leanify.core.files import cache
 from leanify.core.recipe import DataSection
 from leanify.data.common import apportion, choose_indices
 from leanify.data.faults import Faults
-from leanify.data.found import OwnData, recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
+from leanify.data.recognition import OwnData, recognise
 from leanify.data.tables.rows import read_table
 from leanify.data.texts import masked, text, tokens
 from leanify.data.texts.corpus import encoder

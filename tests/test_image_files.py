@@ -10,10 +10,10 @@ from PIL import Image
 
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
-from leanify.data.found import recognise
 from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.data.images.decoding import Decoder
+from leanify.data.recognition import recognise
 from leanify.data.unrecognised import check_is_no_data
 
 

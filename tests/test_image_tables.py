@@ -10,9 +10,9 @@ import pytest
 
 import leanify
 from leanify.core.recipe import DataSection
-from leanify.data.found import recognise
 from leanify.data.images import tables as image_tables
 from leanify.data.images.folder import read, read_picture
+from leanify.data.recognition import recognise
 from leanify.data.tables import columns
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import default_recipe

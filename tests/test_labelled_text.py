@@ -16,7 +16,7 @@ import leanify
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection, ModelSection
 from leanify.data.faults import Faults
-from leanify.data.found import recognise
+from leanify.data.recognition import recognise
 from leanify.data.tables import columns
 from leanify.data.texts import encoded, own_texts
 from leanify.data.texts.encoded import Row, Sentences

@@ -17,8 +17,8 @@ from runs import final_state
 import leanify
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
-from leanify.data.found import recognise
 from leanify.data.images.folder import read, read_picture
+from leanify.data.recognition import recognise
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
 from leanify.runs.run_directory import RunDirectory

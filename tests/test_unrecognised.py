@@ -13,8 +13,8 @@ import leanify
 from leanify.cli.train import train
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
-from leanify.data.found import recognise
 from leanify.data.images import folder as image_folder
+from leanify.data.recognition import recognise
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import LabelledTable
 from leanify.training import default_recipe, preparation

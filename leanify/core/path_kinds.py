@@ -1,6 +1,6 @@
 """Kinds of paths, judged by file names alone: one table for all commands. Imports no torch.
 
-Whether a path holds data to train on takes reading: see `data.found`.
+Whether a path holds data to train on takes reading: see `data.recognition`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, text_encoding
-from leanify.data import found
+from leanify.data import recognition
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
     are_split_names,
@@ -37,7 +37,7 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".arrow": "write it as .parquet, with to_parquet of the library datasets",
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
-    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), found.LISTS),
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), recognition.LISTS),
 }
 
 
@@ -48,7 +48,7 @@ def check_is_no_data(path: str, say_why: bool = False) -> None:
     """
     if places.path_kind(path) is not None:
         return
-    data = found.recognise(path)
+    data = recognition.recognise(path)
     if data is None:
         if say_why and not places.models_inside(Path(path)):  # what loads models names those inside
             raise SourceError(why(path))
@@ -97,7 +97,7 @@ def _of_table(file: Path, place: Path) -> str:
     """Return why a table cannot be read; ``place`` is the path that the user passed."""
     faults = Faults(skip=True)
     try:
-        rows = [row for _, row in islice(read_table(file, faults), found.SOME)]
+        rows = [row for _, row in islice(read_table(file, faults), recognition.SOME)]
     except DataError as error:
         return str(error)
     if not rows and faults.names:
@@ -106,7 +106,7 @@ def _of_table(file: Path, place: Path) -> str:
         return f"{file} has no rows"
     for name, cell in rows[0].items():
         if isinstance(cell, (list, tuple)):
-            return f"{file} has lists in its column {name}; {found.LISTS}"
+            return f"{file} has lists in its column {name}; {recognition.LISTS}"
     text, label, names = _texts_like(rows), _label_like(rows), preview(list(map(str, rows[0])), 8)
     line = f"leanify compare {quote(str(place))}"
     label_setting = f"--set data.label={quote(label or 'COLUMN')}"
@@ -170,7 +170,7 @@ def _of_folder(place: Path) -> str:
             f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
             "with the columns text and label"
         )
-    readable = [folder for folder in folders if found.recognise(folder) is not None]
+    readable = [folder for folder in folders if recognition.recognise(folder) is not None]
     if len(readable) == 1:
         return f"but {readable[0]} is data: name it"
     if readable:

@@ -23,10 +23,10 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
-from leanify.data import found as own_data
-from leanify.data.found import NO_COLUMNS, NamedColumns, OwnData
+from leanify.data import recognition
 from leanify.data.images.decoding import FORMATS
 from leanify.data.images.tables import first_pictures
+from leanify.data.recognition import NO_COLUMNS, NamedColumns, OwnData
 from leanify.data.texts import own_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
@@ -79,7 +79,7 @@ def find_recipe(
         recipe = data_recipe(data, path)
     elif recipes.find(text) is not None or Path(text).suffix == ".toml":
         recipe = recipes.load(text)
-    elif places.path_kind(text) is None and (data := own_data.recognise(text, columns)) is not None:
+    elif places.path_kind(text) is None and (data := recognition.recognise(text, columns)) is not None:
         recipe = data_recipe(data, text)
     else:
         recipe = model_recipe(text, path, teacher is not None, columns)
@@ -88,7 +88,7 @@ def find_recipe(
 
 def _recognise_for(name: str, path: str, columns: NamedColumns) -> OwnData | None:
     """The data at a path for a recipe of own data; None if there are none. Raises RecipeError for another kind."""
-    data = own_data.recognise(path, columns)
+    data = recognition.recognise(path, columns)
     if name == "own-text" and data is not None and data.kind == "sentences":
         return replace(data, kind="text", fault=None)  # their texts alone
     if data is not None and name != f"own-{data.kind}" and columns.task is None:
@@ -108,7 +108,7 @@ def is_data(source: str, columns: NamedColumns = NO_COLUMNS) -> bool:
     """Whether a SOURCE is the user's data, of which `find_recipe` makes a recipe."""
     if recipes.find(source) is not None or Path(source).suffix == ".toml" or places.path_kind(source) is not None:
         return False
-    return own_data.recognise(source, columns) is not None
+    return recognition.recognise(source, columns) is not None
 
 
 def check_data(source: str | Path, recipe: Recipe) -> None:
@@ -278,7 +278,7 @@ def _image_recipe(name: str, path: str | None, source: ModelSource, columns: Nam
     """Classification of the user's images; a new model gets as many outputs as they have classes."""
     cls = _auto_if_supported(source, "AutoModelForImageClassification")
     data, override = DataSection("data", "classification"), {}
-    images = None if path is None else own_data.recognise(path, columns)
+    images = None if path is None else recognition.recognise(path, columns)
     samples = None
     if images is not None and images.kind == "images":
         samples = images.samples
@@ -362,7 +362,7 @@ def _labelled_recipe(name: str, source: ModelSource, task: str, is_validated: bo
 
 def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | None, list[str]] | None:
     """(task, whether a validation table is there, samples, guessed columns) of labelled texts; None without any."""
-    data = own_data.recognise(path, columns)
+    data = recognition.recognise(path, columns)
     task = None if data is None else data.task
     if columns.task in own_texts.TASKS:
         task = columns.task

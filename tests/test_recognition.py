@@ -12,7 +12,7 @@ import leanify
 from leanify.cli import app
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError
-from leanify.data.found import recognise
+from leanify.data.recognition import recognise
 from leanify.training import default_recipe
 from leanify.training import start as training
 
