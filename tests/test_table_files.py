@@ -10,7 +10,7 @@ import pytest
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import read_lines
 from leanify.data.faults import Faults
-from leanify.data.found import recognise
+from leanify.data.recognition import recognise
 from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import own_texts, tokens
 from leanify.data.unrecognised import check_is_no_data, why
@@ -66,6 +66,13 @@ def test_unambiguous_encodings_are_read(tmp_path: Path, encoding: str) -> None:
         assert tokens.Text(tmp_path / "a.txt").read() == f"{words}\nb\n" * 99
     with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8"):
         assert list(read_lines(tmp_path / "a.txt")) == [f"{words}\n", "b\n"] * 99
+
+
+def test_stray_zero_byte_is_no_utf16(tmp_path: Path) -> None:
+    """ASCII with one zero byte could be read as Chinese letters."""
+    (tmp_path / "a.csv").write_bytes(b"abcd" * 20 + b"x\0abcd")
+    with pytest.raises(DataError, match="zero bytes"):
+        read_all(tmp_path / "a.csv")
 
 
 AMBIGUOUS = {

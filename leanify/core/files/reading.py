@@ -29,6 +29,7 @@ MAX_DIGITS = 300  # of an integer in JSON; floats hold no more than 308
 KERNEL = ("/proc/", "/sys/")  # regular files by their kind; /proc/kmsg waits
 MAX_LINE = 1 << 24  # characters of a line in a table or a text, several novels
 SCANNED = 16 << 20  # bytes at the start of a text, by which its encoding is told
+MIN_UTF16 = 16  # bytes by which UTF-16 without a mark is told
 CODE_PAGES = ("cp1252", "cp1250", "cp1254", "cp1257")  # Windows' encodings of Latin letters
 # bytes that show another encoding than those: three above ASCII in a row, UTF-8, a mark of DOS inside a word
 FOREIGN = re.compile(rb"[\x80-\xff]{3}|[\xc2-\xdf][\x80-\xbf]|[a-z][\x80-\x91\x93-\x95\x98-\x9f][a-z]")
@@ -116,10 +117,14 @@ def _decodes(start: bytes, encoding: str) -> str | None:
 
 
 def _unmarked_utf16(start: bytes) -> str | None:
-    """The byte order of UTF-16 with zero bytes in every second place only, and nothing but text; otherwise None."""
-    if bool(start[::2].count(0)) == bool(start[1::2].count(0)):
+    """The byte order of UTF-16 whose letters are below U+2100, with zero bytes in every second place only, and nothing
+    but text; otherwise None: bytes of ASCII read as UTF-16 would be letters of other scripts.
+    """
+    is_big_endian = 0 in start[::2]
+    high = start[::2] if is_big_endian else start[1::2]
+    if len(start) < MIN_UTF16 or max(high) > 0x20 or start.count(0) > high.count(0):
         return None
-    encoding = "utf-16-be" if start[::2].count(0) else "utf-16-le"
+    encoding = "utf-16-be" if is_big_endian else "utf-16-le"
     text = _decodes(start, encoding) or "\0"
     return encoding if all(letter.isprintable() or letter.isspace() for letter in text) else None
 
