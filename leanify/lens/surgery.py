@@ -252,18 +252,27 @@ def _outputs(model: nn.Module, seed: int = 0) -> list[torch.Tensor]:
 
 def unread_parts(located_model: LocatedModel) -> Iterator[str]:
     """Describe the parts that a reading leaves out: blocks without an MLP, attentions with a fixed depth."""
+    without_mlp, unlisted = [], []
     for stage in located_model.stages:
-        name = stage.name or "the model"
         if not any(layer.mlp for layer in stage.layers):
-            yield (
-                f"{name}: no MLP was found in its blocks (a map to hidden units, an activation, a map back), so their "
-                "widths cannot be traded; leanify.read(…, rows=…) accepts a row that describes it"
-            )
+            without_mlp.append(stage.name or "the model")
         if stage.container is None:
-            yield (
-                f"{name}: this attention is not in a list of equal blocks whose length could change, so its depth "
-                "stays; its heads can change"
-            )
+            unlisted.append(stage.name or "the model")
+    if without_mlp:
+        yield (
+            f"{_first_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, an "
+            "activation, a map back), so no hidden units can be traded; leanify.read(…, rows=…) accepts a row that "
+            "describes it"
+        )
+    if unlisted:
+        yield (
+            f"{_first_names(unlisted)}: this attention is not in a list of equal blocks whose length could change, so "
+            "its depth stays; its heads can change"
+        )
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # -- checks -------------
