@@ -65,6 +65,7 @@ def set_number(module: nn.Module, path: str, value: float) -> None:
     if isinstance(owner, dict):
         owner[name] = value
     else:
+        name = getattr(type(owner), "attribute_map", {}).get(name, name)  # a configuration of transformers has aliases
         object.__setattr__(owner, name, value)  # bypass frozen dataclasses, and nn.Module's handling of parameters
 
 

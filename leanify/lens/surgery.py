@@ -260,8 +260,8 @@ def unread_parts(located_model: LocatedModel) -> Iterator[str]:
             unlisted.append(stage.name or "the model")
     if without_mlp:
         yield (
-            f"{_first_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, an "
-            "activation, a map back), so no hidden units can be traded; leanify.read(…, rows=…) accepts a row that "
+            f"{_first_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, "
+            "an activation, a map back), so no hidden units can be traded; leanify.read(…, rows=…) accepts a row that "
             "describes it"
         )
     if unlisted:

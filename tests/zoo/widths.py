@@ -6,10 +6,11 @@ permuted  the residual channels of all tensors in any order compute the same; th
 runs      a narrower model takes the same inputs
 
 `write` keeps no weights, and refuses, where a model would not run (LayoutLMv3: ``coordinate_size`` and ``shape_size``
-must add up to the width; MobileBERT: a bottleneck of another width around its layers), where the width stands beside
-other channels (RoCBert, Zamba 2), and where a mixer's own channels follow it interleaved (Zamba, RecurrentGemma). LiLT
-and WavLM run and break `permuted`: they give each head a part of the residual channels (a second attention, a gate), so
-only whole heads can change places, as `write` keeps them.
+must add up to the width; MobileBERT: a bottleneck of another width around its layers; GCViT: global queries of whole
+heads), where it would have other tensors (most of CPUBone), where the width stands beside other channels (RoCBert,
+Zamba 2), and where a module's own channels follow it in another order (Zamba, RecurrentGemma, EdgeNeXt). LiLT and WavLM
+run and break `permuted`: they give each head a part of the residual channels (a second attention, a gate), so only
+whole heads can change places, as `write` keeps them.
 
 The count is made at each model's default configuration, on meta; the law at a small size, in float64.
 """
