@@ -144,6 +144,7 @@ MISTAKES = [
     Mistake(f"train digits --device tpu {TINY}", "cpu, cuda or cuda:N", f"train digits --device cpu {TINY}", "cpu"),
     Mistake("train notes.yaml", "recipes are TOML", "recipes digits", "leanify recipes digits"),
     Mistake("train digits --num-classes 10", "key of the recipe", says="--set model.override.num_classes=VALUE"),
+    Mistake("predict model a.png", "model is a model, not a run", says="leanify train model --set data.path=DATA"),
     Mistake("predict study a.png", "study is not a run", "show study/runs/lean-0", "study/runs/lean-0"),
     Mistake("profile study --no-measure", "study is not a model", "show study/runs/lean-0", "study/runs/lean-0"),
     Mistake("train digits --resume run", "another recipe", "train --resume run", "leanify train --resume run"),
@@ -171,6 +172,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "encoder" / "modules.json").write_text("[]")
     training.train(recipes.apply_settings(recipes.load("digits"), RUN), folder / "run")
     shutil.copytree(folder / "run", folder / "study" / "runs" / "lean-0")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
     for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
         (folder / "pictures" / name).mkdir(parents=True)
         for i in range(10):

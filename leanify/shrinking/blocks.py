@@ -110,16 +110,22 @@ def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mappi
 
 def find_switch(a: nn.Module, b: nn.Module) -> str:
     """Return the path of the first switch (a truth value, a word, None or not None) that two blocks set otherwise."""
+    for where, name, value, other in _attribute_pairs(a, b):
+        is_switch = isinstance(value, (bool, str, type(None))) or isinstance(other, (bool, str, type(None)))
+        if name != "training" and is_switch and value != other:
+            return where
+    return ""
+
+
+def _attribute_pairs(a: nn.Module, b: nn.Module) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield path, name and both values of the public attributes of modules at equal paths of two blocks."""
     others = dict(b.named_modules())
     for path, module in a.named_modules():
-        for name, value in vars(module).items() if path in others else ():
-            other = getattr(others[path], name, value)
-            if name.startswith("_") or name == "training":
-                continue
-            is_switch = isinstance(value, (bool, str, type(None))) or isinstance(other, (bool, str, type(None)))
-            if is_switch and value != other:
-                return f"{path}.{name}".lstrip(".")
-    return ""
+        if path not in others:
+            continue
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                yield f"{path}.{name}".lstrip("."), name, value, getattr(others[path], name, value)
 
 
 def copy_modules(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
@@ -194,13 +200,8 @@ def position_counters(located_model: LocatedModel, stage: str, index: int) -> se
 
 def find_difference(a: nn.Module, b: nn.Module, counters: set[str]) -> str:
     """Return the path of the first attribute or parameter in which two blocks differ, except ``counters``, or ""."""
-    others = dict(b.named_modules())
-    for path, module in a.named_modules():
-        for name, value in vars(module).items() if path in others else ():
-            where = f"{path}.{name}".lstrip(".")
-            if name.startswith("_") or name in COUNTERS or where in counters or not isinstance(value, PLAIN):
-                continue
-            if value != getattr(others[path], name, value):
-                return where
+    for where, name, value, other in _attribute_pairs(a, b):
+        if name not in COUNTERS and where not in counters and isinstance(value, PLAIN) and value != other:
+            return where
     unlike = dict(a.named_parameters()).keys() ^ dict(b.named_parameters()).keys()
     return min(unlike, default="")
