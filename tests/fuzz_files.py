@@ -108,8 +108,19 @@ def _json(draw: random.Random, data: bytes) -> bytes:
     return json.dumps(value).encode()
 
 
+def _text(draw: random.Random, data: bytes) -> bytes:
+    """A text in another encoding, or with a line, a quote or a cell that has no end."""
+    if draw.random() < 0.2:
+        endless = draw.choice([b"[]," * 6_000_000, b"a " * 9_000_000, b'"' + b"a\n" * 500_000])
+        return data + draw.choice([b"", b'{"text": ', b"x,"]) + endless
+    text = data.decode(errors="replace").replace("a", draw.choice(["a", "\u00e9", "\u2019", "\u4e00", "\u0436", "\0"]))
+    return text.encode(draw.choice(ENCODINGS), "replace")
+
+
 def _lines(draw: random.Random, data: bytes) -> bytes:
-    """One line of JSON lines."""
+    """One line of JSON lines, or all of them as a text."""
+    if draw.random() < 0.2:
+        return _text(draw, data)
     lines = data.splitlines(keepends=True)
     place = draw.randrange(len(lines))
     lines[place] = _json(draw, lines[place]) + b"\n"
@@ -167,7 +178,9 @@ def _tar(draw: random.Random, data: bytes) -> bytes:
     return data[:place] + bytes(head) + data[place + 512 :]
 
 
+ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "cp1252", "cp1251", "gbk", "cp437", "utf-7")
 MUTATIONS = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), _text),
     ".tar": _tar,
     ".toml": _toml,
     ".json": _json,
