@@ -7,6 +7,7 @@
            aim:N      killed at its N-th such event below checkpoints/: writing, renaming and pruning
            write:N    killed inside its N-th write to a checkpoint's files
            int:N      interrupted by SIGINT in its N-th step; term:N and hup:N by SIGTERM and SIGHUP
+           stop:N     stopped by SIGSTOP in its N-th step, and let go on
 
 Each mode goes on with the run that the one before it left; prints one line a mode: the exit code and the last step.
 """
@@ -18,12 +19,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import commands
+from PIL import Image
 
-SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP}
+SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP, "stop": signal.SIGSTOP}
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.truncate", "os.rmdir", "os.remove", "shutil.rmtree")
 
 # every kind of randomness that a run has, and checkpoints, rows and evaluations that do not coincide
@@ -79,6 +82,16 @@ def final_state(run: Path) -> dict[str, Any]:
     }
 
 
+def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **splits: int) -> Path:
+    """A folder of images: so many of every class in each split, told apart by their grey."""
+    for split, count in splits.items():
+        for name in classes:
+            (data / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (size, size), (10 * number % 256,) * 3).save(data / split / name / f"{number}.png")
+    return data
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}/{key}").items()}
@@ -106,7 +119,12 @@ def main(path: str, *modes: str) -> None:
         if kind == "time":
             time.sleep(float(amount))
             os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = os.waitpid(child, os.WUNTRACED)[1]
+        assert os.WIFSTOPPED(status) == (kind == "stop")
+        if kind == "stop":
+            os.kill(child, signal.SIGCONT)
+            status = os.waitpid(child, 0)[1]
+        code = os.waitstatus_to_exitcode(status)
         steps = [int(path.name) for path in run.glob("checkpoints/*") if path.name.isdigit()]
         print(json.dumps([code, max(steps, default=-1)]), flush=True)
 

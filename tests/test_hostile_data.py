@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 import torch
 from PIL import Image
-from runs import DIGITS
+from runs import DIGITS, make_pictures
 from test_hostile_runs import TEXT, Warnings
 
 from leanify.core import machine
@@ -225,7 +225,6 @@ def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:
     [
         ("lr = " + "1" * 5000, "this is not TOML: Exceeds the limit"),
         ("lr = " + "1" * 400, r"optim\.lr is 1+; it must be a finite number"),
-        ("x" + ".x" * 50_000 + " = 1", "a line has more than 200 dots"),
         ("x = " + "[" * 50_000, "nested too deeply"),
     ],
 )
@@ -301,13 +300,7 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Two classes of twelve images to train, four to validate."""
-    for split, number in (("train", 12), ("validation", 4)):
-        for kind in ("a", "b"):
-            (tmp_path / "data" / split / kind).mkdir(parents=True)
-            for name in range(number):
-                pixels = np.full((8, 8, 3), 10 * name, dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "data" / split / kind / f"{name}.png")
-    return tmp_path / "data"
+    return make_pictures(tmp_path / "data", train=12, validation=4)
 
 
 def broken(folder: Path, how: str) -> Path:

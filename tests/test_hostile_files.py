@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz_intact import HF, RECIPE, InlineEngine
-from PIL import Image
+from runs import make_pictures
 from safetensors.torch import load_file, save_file
 from test_mistakes import run_here
 
@@ -402,10 +402,7 @@ def test_ambiguous_recipe_is_not_begun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_group_signal_saves_and_names_resume(tmp_path: Path, name: str) -> None:
     """`timeout`, scancel and systemd signal workers that read data, too, and some of them twice."""
-    for kind in "ab":
-        (tmp_path / "data" / "train" / kind).mkdir(parents=True)
-        for number in range(40):
-            Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "data" / "train" / kind / f"{number}.png")
+    make_pictures(tmp_path / "data", size=32, train=40)
     settings = [f"data.path={tmp_path}/data", "data.holdout=0.2", "data.workers=2", "schedule.epochs=1000"]
     settings += ["model.override.img_size=32", "model.override.patch_size=16", "model.override.depth=1"]
     settings += ["schedule.batch_size=8", "model.override.num_classes=2", "data.img_size=32", "run.log_every=1"]

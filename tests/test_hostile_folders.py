@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fuzz_intact import HF, RECIPE, TIMM
 from PIL import Image
+from runs import make_pictures
 
 import leanify
 from leanify.comparison import runner
@@ -124,11 +124,7 @@ def test_outcome_names_only_own_run(study: StudyFolder, tmp_path: Path) -> None:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    for split in ("train", "validation"):
-        for kind in "ab":
-            (tmp_path / "data" / split / kind).mkdir(parents=True)
-            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "data" / split / kind / "0.png")
-    return tmp_path / "data"
+    return make_pictures(tmp_path / "data", train=1, validation=1)
 
 
 def one_loop(place: Path) -> None:
@@ -148,7 +144,7 @@ def test_circular_links_are_named(pictures: Path, make: Callable[[Path], None]) 
     """The reader of images follows them: with one, every image is there forty times; with two it never ends."""
     data = DataSection("x", "classification", str(pictures))
     (pictures / "elsewhere").mkdir()
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(pictures / "elsewhere" / "1.png")
+    Image.new("L", (8, 8)).save(pictures / "elsewhere" / "1.png")
     (pictures / "train" / "c").symlink_to(pictures / "elsewhere")
     readers, *_ = image_folder.read(data)
     assert len(readers[0]) == 3  # a link that leads elsewhere is followed

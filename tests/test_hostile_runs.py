@@ -242,6 +242,11 @@ def test_time_limit_and_hangup_save(whole: Path, tmp_path: Path) -> None:
     assert final_state(tmp_path / "run") == final_state(whole)
 
 
+def test_stopped_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    assert run_modes(tmp_path / "run", "stop:3", recipe=TINY.to_toml()) == [(0, 6)]
+    assert final_state(tmp_path / "run") == final_state(whole)
+
+
 def test_interrupt_names_step_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 

@@ -19,7 +19,7 @@ import commands
 import pytest
 from commands import Pipe, reopen_streams
 from fuzz_intact import RECIPE, TIMM
-from PIL import Image
+from runs import make_pictures
 
 import leanify
 from leanify.cli import COMMANDS
@@ -143,10 +143,7 @@ def test_names_cannot_drive_terminal(here: Path, tmp_path: Path) -> None:
     """Folders, classes, settings and configurations whose names have escape sequences: shown, not sent."""
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m"
     shutil.copytree(here / "run", tmp_path / f"run{evil}")
-    for split in ("train", "validation"):
-        for name in (f"a{evil}", "b"):
-            (tmp_path / "images" / split / name).mkdir(parents=True)
-            Image.new("L", (8, 8)).save(tmp_path / "images" / split / name / "0.png")
+    make_pictures(tmp_path / "images", (f"a{evil}", "b"), train=1, validation=1)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": evil, "architectures": [evil]}))
     for line in ("runs .", "train images", "profile config.json", f"show {evil}", f"show run{evil}"):
         terminal = pty.openpty()
