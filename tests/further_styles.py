@@ -958,6 +958,20 @@ class OneBlockListed(Model):
         return x
 
 
+class TwoBlocksInTurn(Model):
+    """Two blocks take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one, other = (block(Mixer, FeedForward)() for _ in range(2))
+        self.blocks = nn.ModuleList([one, other] * 2)
+
+    def run(self, x: Tensor) -> Tensor:
+        for each in self.blocks:
+            x = each(x)
+        return x
+
+
 class ValueResidual(Model):
     """The first block's values are mixed into the later ones' (Zhou et al. 2024)."""
 
@@ -1277,6 +1291,7 @@ STYLES: dict[str, Style] = {
     },
     "OneBlockRepeated": (built(OneBlockRepeated), ONE),
     "OneBlockListed": (built(OneBlockListed), ONE),
+    "TwoBlocksInTurn": (built(TwoBlocksInTurn), f"{ONE}; {ONE}"),
     "Hourglass": (built(Hourglass), f"{TWO}; {TWO}"),
     "Perceiver": (built(Perceiver), f"{ONE}; {PLAIN}"),
     "Detection": (built(Detection), f"{TWO}; 2 × [4×6, mlp 0, width 24, 4×6, mlp 40, width 24]"),
