@@ -15,10 +15,10 @@ from test_compare_page import study as study  # a study that is trained by nobod
 
 import leanify
 from leanify.comparison import comparing as studies
-from leanify.comparison import engines, tables, tournament, warm_start
+from leanify.comparison import engines, tables, tournament, warm_start, worker
 from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder
-from leanify.comparison.plan import Key, StudyPlan
+from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
 from leanify.comparison.results import Study
 from leanify.comparison.tournament import Round
 from leanify.core import recipe as recipes
@@ -39,6 +39,21 @@ def test_candidates_spend_budget_and_spread() -> None:
         tournament.candidates(designer, 4)
     with pytest.raises(RecipeError, match="at most 100"):
         tournament.candidates(designer, 99999)
+
+
+@pytest.mark.slow
+def test_resumed_runs_probe_alike(tmp_path: Path) -> None:
+    """A run that goes on from a step without evaluation probed κ there, so its outcome was another."""
+    recipe, key = recipes.load(recipe_file(tmp_path)), Key("baseline", 0)
+    design = PlannedDesign("baseline", recipe.model, 4, 2, 8, 64, 1000, 1000)
+    for name, shares in (("whole", (None,)), ("parts", (0.16, 0.25, 0.4, None))):  # stops at steps 6, 10 and 16 of 40
+        folder = StudyFolder.create(tmp_path / name, StudyPlan("x", recipe, None, (0, 1), (design,), 1))
+        for share in shares:
+            worker.execute_run(folder, key, share)
+    found = [StudyFolder.open(tmp_path / name).outcome(key) for name in ("whole", "parts")]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert [step for step, _ in found[0].kappas] == [0, 10, 20, 30, 40]
 
 
 def test_points_are_farthest_from_earlier() -> None:

@@ -65,18 +65,22 @@ class RunCallback(Callback):
         self.on_row, self.probes = on_row, probes
         self.stop: int | None = None
         self.has_stopped = self.has_evaluated = False
+        self.run: RunDirectory | None = None
         self.file: Path | None = None
         self.trainer: Trainer | None = None
         self.kappas: dict[str, list[float | None]] = {}  # by step: κ and its bounds; no upper one if infinite
 
-    def attend(self, trainer: Trainer, run: Path) -> None:
-        self.trainer, self.file = trainer, run / PROBES
+    def attend(self, trainer: Trainer, run: RunDirectory) -> None:
+        self.trainer, self.run, self.file = trainer, run, run.path / PROBES
         self.kappas = _probes(self.file)
 
     def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
         self.last = last_step
         self.on_row({"began": summary, "step": first_step, "steps": last_step})
-        self.probe(first_step)
+        # the run may have been killed after an evaluation, before its probe
+        assert self.run is not None
+        if first_step == 0 or (first_step, "validation") in {(row["step"], row["split"]) for row in self.run.rows()}:
+            self.probe(first_step)
 
     def on_warning(self, message: str) -> None:
         print(message, file=sys.stderr)
@@ -190,7 +194,7 @@ def _train(folder: StudyFolder, key: Key, share: float | None, on_row: OnRow) ->
     recipe = recorded_recipe(RunDirectory.open(path)) if is_run(path) else folder.run_recipe(key)
     trainer = Trainer(recipe, callback)
     run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
-    callback.attend(trainer, path)
+    callback.attend(trainer, run)
     # train up to the share of the schedule, unless an earlier process has reached it
     stop = None if share is None else max(1, round(share * trainer.steps))
     callback.stop = stop
