@@ -221,6 +221,20 @@ def test_pinned_width_is_the_budget() -> None:
     assert plan.chosen.params <= plan.narrow.params
 
 
+@pytest.mark.slow
+def test_width_is_pinned_per_stage_or_tower() -> None:
+    """Numbers and shares alike; depth and head_dim stay, and heads and MLP follow their stage's width."""
+    widths = leanify.redesign("davit_base", width=[96, 192, 384, 768]).narrow
+    shares = leanify.redesign("davit_base", width="0.75,0.75,0.75,0.75").narrow
+    assert widths is not None
+    assert (widths.width, widths.heads, widths.head_dim) == ([96, 192, 384, 768], [3, 6, 12, 24], 32)
+    assert shares is not None
+    assert shares.architecture == widths.architecture
+    clip = leanify.redesign("clip", width={"text_model": 384})
+    assert clip.narrow is not None
+    assert (clip.narrow.width, clip.narrow.heads) == ([384, 768], [6, 12])
+
+
 @pytest.mark.parametrize("source", ["vit_tiny", "gpt2"])
 def test_lean_may_be_narrower(source: str) -> None:
     """With the axis of the width, lean, control and plain share a smaller width; prices equal counts."""
@@ -273,8 +287,12 @@ def test_few_possible_widths_spend_the_budget(width: int, heads: int) -> None:
     [
         ("vit_tiny", 150, "go in steps of 8; the nearest is 152"),
         ("vit_tiny", 192, "must be below the model's width, 192"),
-        ("vit_tiny", -1, "one number, of channels"),
-        ("vit_tiny", "abc", "width abc: it must be one number, of channels"),
+        ("vit_tiny", "192,96", "2 values; this model has 1 stages"),
+        ("davit_tiny", "72,144,288,800", "800 for stages.3.blocks is above the stage's, 768"),
+        ("davit_tiny", "1,1,1,1", "no stage gets another width"),
+        ("t5", "encoder=384,decoder=256", "256 for decoder.block is unlike 384 of a stage as wide"),
+        ("vit_tiny", -1, "a number of channels"),
+        ("vit_tiny", "abc", "width abc: it must be a number of channels"),
     ],
 )
 def test_impossible_width_names_the_nearest(source: str, width: Any, words: str) -> None:

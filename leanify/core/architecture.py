@@ -277,12 +277,14 @@ class Architecture:
             for block in stage.blocks:
                 yield from block
 
-    def per_stage(self, value: int | Sequence[int | None] | None, what: str) -> list[int | None]:
-        """One value per stage: a number is for varied stages, a list for those or all. Raises ShapeError."""
+    def per_stage(self, value: Any, what: str) -> list[Any]:
+        """One value per stage: a number is for varied stages, a list for those or all. Raises ShapeError unless they
+        are integers or None; a width may be a share.
+        """
         # a list: one value for all stages that vary, or one for each stage
         if isinstance(value, Sequence) and not isinstance(value, str):
             for number in value:
-                if number is not None:
+                if number is not None and what != "width":
                     check_size(what, number)
             if len(value) == 1:
                 return self.per_stage(value[0], what)

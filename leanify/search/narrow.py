@@ -7,16 +7,18 @@ width; hidden units absorb the rounding of heads to integers. Every size is coun
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from leanify.core.architecture import Architecture, Stage, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design, design_of_architecture
-from leanify.search.narrow_shape import WidthScale, narrow_heads
+from leanify.search.narrow_shape import WidthScale, narrow_heads, primary_widths
+from leanify.search.options import Width, spell_pin
 from leanify.search.request import Request
+from leanify.search.towers import pins_per_stage
 
 CLOSE = 0.005  # narrow may have this share fewer parameters than lean
 TRIED = 4  # number of widths to try: the best guesses, then those with the baseline's ratio inner / width
@@ -87,10 +89,19 @@ class _NarrowSearch:
         params, body = self.prices.costs.sizes(architecture)
         return params if self.request.params_cost == "params" else body
 
-    def pinned(self, pin: float, lean: Design | None) -> Architecture:
+    def pinned(self, pin: Width, lean: Design | None) -> Architecture:
         """Return the shape with a pinned width (channels, or a share of them); its MLP compensates for the difference
         to lean's parameters.
         """
+        # one width per stage: upstream decides whether they go together
+        if not isinstance(pin, (int, float)):
+            self.scale = replace(self.scale, pins=self._widths_by_stage(pin))
+            try:
+                shape = self.scale.reshape(self.scale.unit)
+                return shape if lean is None else self._with_mlp(self.scale.unit, self.counted(lean))[0]
+            except ShapeError as error:
+                raise ShapeError(f"--width {spell_pin(pin)}: {error}") from error
+
         # the nearest width that is possible
         full = self.lead.width
         units = self.scale.units_below()
@@ -113,6 +124,23 @@ class _NarrowSearch:
             hint = "no other width works either" if other is None else f"the nearest that works is {other}"
             raise ShapeError(f"--width {pin:g}: {error}; {hint}") from error
         return in_proportion if lean is None else self._with_mlp(unit, self.counted(lean))[0]
+
+    def _widths_by_stage(self, pin: Sequence[float] | Mapping[str, float] | None) -> dict[int, int]:
+        """Return {old width: new width} for pins per stage or tower. Raises ShapeError."""
+        widths = {width: width for width in primary_widths(self.architecture)}
+        values = pins_per_stage(self.architecture, {"width": pin}, ("width",))["width"]
+        for stage, value in zip(self.architecture.stages, values, strict=True):
+            if value is None or stage.primary is None:
+                continue
+            old = stage.primary.width
+            new = round(value if value > 1 else value * old)
+            if new > old or widths[old] not in (old, new):
+                reason = f"above the stage's, {old}" if new > old else f"unlike {widths[old]} of a stage as wide"
+                raise ShapeError(f"--width {spell_pin(pin)}: {new} for {stage.name} is {reason}")
+            widths[old] = new
+        if all(old == new for old, new in widths.items()):
+            raise ShapeError(f"--width {spell_pin(pin)}: no stage gets another width")
+        return widths
 
     def possible(self, width: float) -> Iterator[int]:
         """Yield widths that upstream can build, nearest first."""
@@ -205,7 +233,7 @@ class _NarrowSearch:
         options = self.request.options
         best, best_params = shape, at_ratio if at_ratio <= target else 0
         for step in (options.multiple,) if options.multiple else (8, 1):
-            lead_mlp = max(1.0, self.lead.mlp * unit / self.scale.unit)
+            lead_mlp = max(1.0, self.lead.mlp * self.scale.width(unit) / self.lead.width)
             for shift in (0.0, -step / lead_mlp):
                 near = self.scale.reshape(unit, share + shift, step)
                 params = self.params(near)

@@ -6,8 +6,8 @@ Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from leanify.core.architecture import Architecture, Layer
 
@@ -22,12 +22,14 @@ class WidthScale:
     unit  channels; the greatest common divisor of the widths, or the leading width if the divisor is too small, in
           which case each width is rounded separately
     step  decrement of the unit that keeps all widths multiples of `CHANNELS`, if they are in the baseline
+    pins  {old width: new width} if the new widths are given; the unit then changes nothing
     """
 
     architecture: Architecture
     unit: int
     step: int
     is_rounded: bool = False
+    pins: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, architecture: Architecture) -> WidthScale:
@@ -57,6 +59,8 @@ class WidthScale:
 
     def widths(self, unit: int) -> dict[int, int]:
         """Return {old width: new width} at this unit."""
+        if self.pins:
+            return dict(self.pins)
         new_widths = {}
         for width in primary_widths(self.architecture):
             step = math.gcd(CHANNELS, width) if self.is_rounded else 1
@@ -75,7 +79,8 @@ class WidthScale:
             mlp = layer.mlp
             if mlp:
                 step = math.gcd(mlp_step, mlp)
-                mlp = step * max(1, round(mlp * share * mlp_share / step))
+                layer_share = width / layer.width if self.pins else share
+                mlp = step * max(1, round(mlp * layer_share * mlp_share / step))
             return replace(layer.set_heads(narrow_heads(layer, width)), width=width, mlp=mlp)
 
         return self.architecture.map_layers(change)

@@ -20,6 +20,7 @@ from leanify.upstream.libraries import nearest
 
 BUDGET, SHAPE, RULES, SOURCE, OUTPUT = "Budgets", "Shape", "Rules", "Source", "Output"  # panels of the help
 Pin = int | Sequence[int | None] | Mapping[str, int] | None  # one number, one per stage, or one per tower by name
+Width = float | Sequence[float] | Mapping[str, float] | None  # likewise: channels, or a share of the model's
 PINS = ("depth", "heads", "head_dim", "mlp")
 EXPERTS = ("experts", "active")  # keys in a pin of the MLP: experts in a mixture, experts per token
 BUDGETS = ("target_params", "max_macs", "max_latency", "max_memory", "max_kv")
@@ -71,7 +72,7 @@ class Options:
     head_dim: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the channels per head")] = None
     mlp: Annotated[Pin, Flag(SHAPE, "N[,N…]", "fix the MLP's hidden units; a mixture's experts=4,active=1")] = None
     width: Annotated[
-        float | None, Flag(SHAPE, "N|SHARE", "the width of narrow: 512, or 0.75 of the model's (default: by budget)")
+        Width, Flag(SHAPE, "N|SHARE[,…]", "narrow's width: 512, or 0.75 of the model's (default: by budget)")
     ] = None
     axes: Annotated[str, Flag(SHAPE, "AXIS,…", "what lean may change; with width, it is narrower as well")] = USUAL_AXES
     heads_mode: Annotated[str, Flag(SHAPE, "grow|split|auto", "more heads of the same size, or smaller heads")] = "grow"
@@ -145,15 +146,39 @@ class Options:
         return {name: mlp[name] for name in EXPERTS if name in mlp}
 
 
-def _parse_width(value: Any) -> float:
-    """Return a width as typed or given. Raises ShapeError unless it is a positive number."""
+def _parse_width(value: Any) -> Width:
+    """Return a width as typed or given: one number, one per stage, or one per tower by name. Raises ShapeError unless
+    all are positive numbers.
+    """
+    if isinstance(value, Mapping):
+        return {name: _parse_number(value, part) for name, part in value.items()}
+    if isinstance(value, str) and "=" in value:
+        pairs = (part.partition("=") for part in value.split(","))
+        return {name.strip(): _parse_number(value, part) for name, _, part in pairs}
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+    widths = [_parse_number(value, part) for part in parts]
+    return widths[0] if len(widths) == 1 else widths
+
+
+def _parse_number(value: Any, part: Any) -> float:
+    """Return one number of a width. Raises ShapeError."""
     try:
-        width = float(value)
+        number = float(part)
     except (TypeError, ValueError):
-        width = 0.0
-    if not 0 < width < float("inf"):
-        raise ShapeError(f"--width {value}: it must be one number, of channels (512) or a share of them (0.75)")
-    return width
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ShapeError(
+            f"--width {value}: it must be a number of channels (512) or a share of them (0.75), one per stage "
+            "(96,192,384,768), or one per tower by name (text_model=384)"
+        )
+    return number
+
+
+def spell_pin(pin: object) -> str:
+    """Return a pin as the user types it."""
+    if isinstance(pin, Mapping):
+        return ",".join(f"{name}={value:g}" for name, value in pin.items())
+    return ",".join(f"{value:g}" for value in pin) if isinstance(pin, Sequence) else f"{pin:g}"
 
 
 def _check_pin(name: str, pin: Any) -> None:

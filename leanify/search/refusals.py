@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from leanify.profiling.price_list import PriceList
 from leanify.search.amounts import COUNTS, parse_budget
 from leanify.search.grid import Grid, make_grids
 from leanify.search.limits import Limits, is_within, share_out, trades_layers
-from leanify.search.options import AXES, USUAL_AXES
+from leanify.search.options import AXES, USUAL_AXES, spell_pin
 from leanify.search.ranking import MORE_HEADS
 from leanify.search.request import Request, make_request
 from leanify.search.rules import DEEPEST_CUT, MAX_MACS, MIN_MLP, max_width
@@ -208,7 +208,7 @@ def _minimum_text(prices: PriceList, request: Request, cost: str, total: int, sm
     for name, pin in request.options.pins.items():
         is_left_out = name in AXES and name not in request.options.axis_names
         if pin and not is_left_out:
-            pins.append(f"--{name.replace('_', '-')} {_spell(pin)}")
+            pins.append(f"--{name.replace('_', '-')} {spell_pin(pin)}")
     where = f" with {' and '.join(pins)}: the smallest" if pins else ": the smallest that trades layers for heads"
     outside = ""
     if cost == "params":
@@ -220,13 +220,6 @@ def _minimum_text(prices: PriceList, request: Request, cost: str, total: int, sm
         f"the budget of {request.limits[cost] // per:,} {unit} is below every design within the published bounds"
         f"{where} has {math.ceil(smallest / per):,} ({option} {enough}){outside}."
     )
-
-
-def _spell(pin: object) -> str:
-    """Return a pin as the user types it."""
-    if isinstance(pin, Mapping):
-        return ",".join(f"{name}={value}" for name, value in pin.items())
-    return ",".join(map(str, pin)) if isinstance(pin, Sequence) else str(pin)
 
 
 def _binding_rules(

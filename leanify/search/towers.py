@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError
@@ -68,15 +69,17 @@ def find_stages(architecture: Architecture, name: str) -> list[int]:
     return matches
 
 
-def pins_per_stage(architecture: Architecture, pins_by_option: Mapping[str, Pin]) -> dict[str, list[int | None]]:
-    """Return the pinned value of every stage for every name in `PINS`."""
+def pins_per_stage(
+    architecture: Architecture, pins_by_option: Mapping[str, Any], names: Sequence[str] = PINS
+) -> dict[str, list[Any]]:
+    """Return the pinned value of every stage for every name of an option."""
     pins = {}
-    for what in PINS:
+    for what in names:
         pin = pins_by_option.get(what)
         if not isinstance(pin, Mapping):
             pins[what] = architecture.per_stage(pin, what)
             continue
-        values: list[int | None] = [None] * len(architecture.stages)
+        values: list[Any] = [None] * len(architecture.stages)
         for name, value in pin.items():
             if name in EXPERTS:
                 continue
