@@ -300,6 +300,12 @@ def test_impossible_width_names_the_nearest(source: str, width: Any, words: str)
         leanify.redesign(source, width=width)
 
 
+@pytest.mark.slow
+def test_width_that_does_not_run_is_named() -> None:
+    with pytest.raises(LeanifyError, match="mobilebert does not run at this width"):
+        leanify.redesign("mobilebert", width=64, overrides={"num_hidden_layers": 6, "vocab_size": 99})
+
+
 def test_saved_narrow_model_opens_upstream(tmp_path: Path) -> None:
     import timm
 

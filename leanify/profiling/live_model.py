@@ -17,6 +17,7 @@ from leanify.lens.ledger import describe_kept
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
+from leanify.lens.width import differs_in_width
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import (
@@ -90,7 +91,11 @@ class LiveModel:
         except UnsupportedModel as error:
             if self.facts.macs is None or shape == self.located_model.architecture:
                 raise
-            reason = self._needs_depth(shape) or _suspects(self.located_model, shape, error.__cause__ or error)
+            cause = error.__cause__ or error
+            if differs_in_width(self.located_model.architecture, shape):
+                source = self.located_model.architecture.source
+                raise UnsupportedModel(f"{source} does not run at this width: {format_error(cause, 160)}") from error
+            reason = self._needs_depth(shape) or _suspects(self.located_model, shape, cause)
             raise UnsupportedModel(reason) from error
 
     def _needs_depth(self, shape: Architecture) -> str:
