@@ -16,6 +16,7 @@ from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
 from leanify.shrinking.axes import layer_sites
+from leanify.upstream.on_disk import deep_copy
 from leanify.upstream.origin import get_origin, set_origin
 from leanify.upstream.settle import drop_path_rates, sync_derived_attributes
 from leanify.upstream.spelling import resize_list
@@ -139,7 +140,7 @@ def copy_modules(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Mod
 def copy_block(block: nn.Module) -> nn.Module:
     """Return a deep copy of a block that still shares its configuration with the rest of the model."""
     configs = (getattr(module, "config", None) for module in block.modules())
-    return copy.deepcopy(block, {id(config): config for config in configs if config is not None})
+    return deep_copy(block, {id(config): config for config in configs if config is not None})
 
 
 @contextmanager

@@ -8,7 +8,6 @@ so the first round takes half of the saving, and everything is measured again fr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,7 @@ from leanify.shrinking.narrow import shape_layer, teacher_cuts
 from leanify.shrinking.tape import CallTrace, record, replay_recorded
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import Step, TransferResult
+from leanify.upstream.on_disk import deep_copy
 from leanify.upstream.settle import sync_derived_attributes
 
 UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a variant keeps
@@ -75,7 +75,7 @@ def transfer_free(
             )
         )
         on_step(steps[-1])
-    return TransferResult(copy.deepcopy(model), steps, target.unit, {})
+    return TransferResult(deep_copy(model), steps, target.unit, {})
 
 
 def passes(teacher: CalibratedTeacher) -> float:
@@ -235,6 +235,6 @@ def apply_variants(teacher: CalibratedTeacher, variants_taken: Sequence[Variant]
                 shapes[variant.place] = tuple(both)
         located_model = _reshape_blocks(model, stage, shapes)
         model = replace(teacher, model=located_model.model, _heads={}, _cuts={})
-    result = copy.deepcopy(model.model)
+    result = deep_copy(model.model)
     sync_derived_attributes(result, teacher.architecture, locate(result).architecture, {})
     return result

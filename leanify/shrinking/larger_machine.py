@@ -67,7 +67,7 @@ def forecast_device(
     student = max(designs, key=lambda design: design.params).architecture if designs else architecture
     passes, healing = _healing_memory(model, student, length, batch, HEALED * available - stored)
     macs = _extrapolate(model, architecture, lambda part: counting.count(part, length).macs)
-    carrying = _carrying_memory(model, weights)
+    carrying = carrying_memory(model)
 
     # hours: forward passes per sample, at the speed of this machine
     seconds = macs / measure_block_speed(model)
@@ -149,8 +149,9 @@ def _healing_memory(
     return -(-batch // largest), {"step": one + (largest - 1) * slope, "sample": slope}
 
 
-def _carrying_memory(model: nn.Module, weights: float) -> float:
+def carrying_memory(model: nn.Module) -> float:
     """Return the bytes used during transfer: original, narrowed copy and trial, calls of blocks, moments, outputs."""
+    weights = 4 * counting.parameters(model)
     layers = list(locate(model).layers)
     width = max(layer.read().width for layer in layers)
     mlp = max(layer.read().mlp for layer in layers)

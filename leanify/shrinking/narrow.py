@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -23,6 +22,7 @@ from leanify.shrinking.choose import choose_units, importances, most_important, 
 from leanify.shrinking.correction import correct_output, set_matrix
 from leanify.shrinking.experts import keep_experts
 from leanify.shrinking.teacher import CalibratedTeacher, Cut, loses_units, target_count
+from leanify.upstream.on_disk import deep_copy, place_weights
 from leanify.upstream.settle import sync_derived_attributes
 
 CutOf = Callable[[Site, str], Cut]
@@ -44,12 +44,14 @@ def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> nn.M
         if len(old.blocks) != shape.depth:
             raise ShapeError("narrow keeps the depth: drop or pair blocks first")
     teacher.prepare([architecture])
-    new = locate(copy.deepcopy(teacher.model))
+    new = locate(deep_copy(teacher.model))
     targets = list(architecture.layers())
     common = common_heads(teacher, targets)
     for before, layer, size in zip(list(teacher.located_model.layers), list(new.layers), targets, strict=True):
         shape_layer(new.model, layer, size, teacher_cuts(teacher, size, common.get(before.attention.path)))
         keep_experts(teacher, new, before, layer, size)
+        for site in layer.sites:
+            place_weights(site.module)
     # tables of all heads follow
     for table in head_tables(new):
         picks = {"h": next(iter(common.values()))["h"]} if common else {}

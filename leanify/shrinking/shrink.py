@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from leanify.core import machine
 from leanify.core.errors import DataError, LeanifyError, ShapeError
 from leanify.core.path_kinds import is_run
 from leanify.core.recipe import ModelSection, TrainingRecipe
@@ -39,7 +40,7 @@ from leanify.shrinking.designs import Shape, plan_shapes
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.free import passes, transfer_free
 from leanify.shrinking.healing import Evaluator
-from leanify.shrinking.larger_machine import forecast_device
+from leanify.shrinking.larger_machine import carrying_memory, forecast_device
 from leanify.shrinking.plan_transfer import prepare
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import Clock, TimePlan, measure_speed, plan_time
@@ -52,6 +53,7 @@ from leanify.training.master_weights import to_master_weights, to_stored_weights
 from leanify.training.memory import is_out_of_memory
 from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import first_line
+from leanify.upstream.on_disk import on_disk
 from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
@@ -140,7 +142,7 @@ def shrink(
             folder.clear()
         note(f"{place} is done; remove it to start again")
         return Shrunk(folder.report, place)
-    with _explain_memory(source, plan), folder.lock():
+    with _explain_memory(source, plan), folder.lock(), _weights_on_disk(source, place):
         # refuse models that cannot be trained before anything is written
         bench, time_plan = _prepare(recipe, plan, shapes, requested, folder.clock, folder.findings)
         folder.keep()
@@ -185,6 +187,22 @@ def _prepare(
         if time_plan.left_out:
             note(f"left out, as {clock.minutes:g} minutes are too few: {', '.join(time_plan.left_out)}")
     return Evaluator.create(recipe, clock.minutes, splits), time_plan
+
+
+@contextmanager
+def _weights_on_disk(source: str, place: Path) -> Iterator[None]:
+    """Keep the weights in files on the disk of the result if they are too large to be transferred in memory."""
+    need, free = carrying_memory(find.build_on_meta(find.find(source))), machine.free_memory()
+    if free is None or need <= free:
+        yield
+        return
+    folder = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+    note(
+        f"transferring needs {format_bytes(need)} and {format_bytes(free)} of memory are free: the weights lie in "
+        f"files on the disk of {folder}, which takes longer"
+    )
+    with on_disk(folder):
+        yield
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from leanify.shrinking.blocks import disable_cache
 from leanify.shrinking.calibration import Batch, run
 from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.on_disk import place_output
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,12 @@ def record_trace(blocks: Sequence[nn.Module]) -> Iterator[CallTrace]:
     trace: CallTrace = []
 
     def hook(index: int) -> Any:
-        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if index == 0:
                 trace.append([])
+            output = place_output(output)  # the next block's input is the same tensor
             trace[-1].append(Call(args, dict(kwargs), output))
+            return output
 
         return keep
 

@@ -11,7 +11,6 @@ trained model after every step (`calibration.divergence`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +28,7 @@ from leanify.shrinking.join import join_blocks
 from leanify.shrinking.narrow import narrow_model
 from leanify.shrinking.tape import Call, record_trace, replay, replay_recorded
 from leanify.shrinking.teacher import CalibratedTeacher, Slot, keep_depth
+from leanify.upstream.on_disk import deep_copy, place_weights
 
 TRIALS_PER_STEP = {"drop": 3, "pair": 2}  # moves to measure per step: the most promising of each kind
 
@@ -198,6 +198,7 @@ class _TransferState:
                 try:
                     if kind == "pair" and key not in self.blocks:
                         self.blocks[key], is_fitted = join_blocks(self.teacher, stage, move.blocks[0], new.blocks[0])
+                        place_weights(self.blocks[key])
                         self.fitted_pairs |= {key} if is_fitted else set()
                     limit = best[0].damage if best else float("inf")
                     measurement = self._measure(stage, move.after, move.place, calls, limit)
@@ -258,7 +259,7 @@ class _TransferState:
         )
 
     def finish(self) -> TransferResult:
-        model = copy.deepcopy(self._assemble(self.slots).model if self.slots else self.base.model)
+        model = deep_copy(self._assemble(self.slots).model if self.slots else self.base.model)
         if locate(model).architecture != self.target:
             model = surgery.write(model, self.target)  # stages that become deeper repeat their last block
             cost = divergence(

@@ -12,6 +12,8 @@ from collections import Counter
 import torch
 from torch import nn
 
+from leanify.upstream.on_disk import place
+
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -29,7 +31,7 @@ def to_master_weights(model: nn.Module) -> torch.dtype:
     dtype = weights_dtype(model)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in HALF_TYPES:
-            tensor.data = tensor.data.float()
+            tensor.data = place(tensor.data, torch.float32)
     return dtype
 
 
@@ -47,4 +49,4 @@ def to_stored_weights(model: nn.Module, dtype: torch.dtype) -> None:
     if dtype in HALF_TYPES:
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = place(parameter.data, dtype)

@@ -24,6 +24,7 @@ from leanify.upstream import hooks, modules
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import drop_type, import_timm, import_transformers, nearest
+from leanify.upstream.on_disk import is_on_disk
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.timm_data import check_pretrained_cfg
 from leanify.upstream.wall import reraise_as
@@ -272,7 +273,7 @@ def build_if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callab
 def check_memory(what: object, size: int, free: int | None = None) -> None:
     """Raise SourceError if weights of ``size`` bytes do not fit into the free memory."""
     free = machine.free_memory() if free is None else free
-    if free is not None and size > free:
+    if free is not None and size > free and not is_on_disk():
         raise SourceError(
             f"the weights of {what} take {format_bytes(size)}, {format_bytes(free)} of memory are free here; leanify "
             "redesign without -o and leanify profile --no-measure need no weights"

@@ -1,0 +1,124 @@
+"""Weights that do not fit into memory lie in files, and nothing else changes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import leanify
+from leanify.core import machine
+from leanify.core.errors import DirectoryError
+from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.free import transfer_free
+from leanify.shrinking.narrow import narrow
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.transfer import TransferResult, transfer_weights
+from leanify.sources import find
+from leanify.training.master_weights import to_master_weights, to_stored_weights
+from leanify.upstream.libraries import import_transformers
+from leanify.upstream.on_disk import SMALL, on_disk, place
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder of three layers with weights of 16 bits."""
+    library = import_transformers()
+    config = library.LlamaConfig(
+        vocab_size=300, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=768
+    )
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("decoder")
+    library.LlamaForCausalLM(config).bfloat16().save_pretrained(place)
+    return place
+
+
+def carried(source: Path) -> dict[str, TransferResult]:
+    """The decoder's weights in several shapes, by random tokens."""
+    torch.manual_seed(0)
+    batches = [{"input_ids": torch.randint(0, 300, (4, 16))} for _ in range(4)]
+    model = find.load_with_weights(find.find(source), None)
+    to_master_weights(model)
+    teacher = CalibratedTeacher(model, batches[:3], batches[3:])
+    results = {}
+    for shape in plan_shapes(str(source), 0.6, "body", ("narrow", "paired", "free"), "free")[1]:
+        torch.manual_seed(0)
+        if shape.design is None:
+            results[shape.name] = transfer_free(teacher, shape.max_params)
+        else:
+            results[shape.name] = transfer_weights(teacher, shape.design.architecture, moves=shape.moves)
+    return results
+
+
+def halved(source: Path) -> nn.Module:
+    """The decoder with MLPs of half the width."""
+    model = find.load_with_weights(find.find(source), None)
+    shape = leanify.read(model)
+    batches = [{"input_ids": torch.randint(0, 300, (4, 16))} for _ in range(2)]
+    return narrow(model, replace(shape, stages=(shape.stages[0].reshape(mlp=640),)), batches)
+
+
+def in_memory(model: nn.Module) -> list[str]:
+    """Large weights that are not in files."""
+    return [
+        name
+        for name, tensor in model.named_parameters()
+        if tensor.numel() > SMALL and tensor.untyped_storage().filename is None
+    ]
+
+
+@pytest.mark.slow
+def test_disk_changes_no_bit(decoder: Path, tmp_path: Path) -> None:
+    expected = carried(decoder)
+    with on_disk(tmp_path):
+        results = carried(decoder)
+        assert in_memory(halved(decoder)) == []  # as soon as they are narrower
+        assert list(results) == ["narrow", "paired", "free"]
+        for name, result in results.items():
+            tensors, before = result.model.state_dict(), expected[name].model.state_dict()
+            assert list(tensors) == list(before)
+            assert all(torch.equal(tensors[key], before[key]) for key in before), name
+            assert [step.damage for step in result.steps] == [step.damage for step in expected[name].steps]
+            assert in_memory(result.model) == [], name
+            to_stored_weights(result.model, torch.bfloat16)
+            assert in_memory(result.model) == [], name
+    assert list(tmp_path.iterdir()) == []  # the files have no names
+    assert any(in_memory(result.model) for result in expected.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of files")
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does at its start
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        with on_disk(tmp_path), pytest.raises(DirectoryError, match=r"do not fit on the disk of .*, 512\.00 KiB more"):
+            place(torch.zeros(2**17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
+def test_limit_of_data_counts() -> None:
+    import resource
+
+    before, free = resource.getrlimit(resource.RLIMIT_DATA), machine.free_memory()
+    used = machine.status("VmData")
+    assert used is not None
+    assert free is not None
+    resource.setrlimit(resource.RLIMIT_DATA, (used + 2**28, before[1]))
+    try:
+        limited = machine.free_memory()
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert limited is not None
+    assert limited <= 2**28
