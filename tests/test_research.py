@@ -75,6 +75,11 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "rival_curves": ("run -o curves.svg",),
     "rival_programs": ("trainer --small",),
     "rival_steps": ("--small",),
+    "rivals": (
+        "--minilm minilm --sentences imdb --small --seeds 0 --budgets 'blocks 0.5' "
+        "--arms 'leanify, narrow' 'Block Influence' -o rivals.csv",
+        "--table -o rivals.csv",
+    ),
     "scale": ("runs --text text --small --seeds 2",),
     "seventy_billion": ("--layers 20",),
     "shrinking": (

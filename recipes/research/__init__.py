@@ -5,7 +5,7 @@ small setting, by which `tests/test_research.py` runs all of them.
 
 ranking.sweep, ranking.rates, ranking.tournaments, ranking.pages     which designs of equal parameters are best
 scale, farthest_point, demonstration, reference_table                other sizes and tasks, ten repetitions, references
-warm_minilm, warm_small, warm_rivals, shrinking                      smaller shapes of trained models
+warm_minilm, warm_small, warm_rivals, rivals, shrinking              smaller shapes of trained models
 statistics_simulated                                                 how often a study's answers are wrong
 plans, modules, memory, seventy_billion                              designs, own modules, and predicted memory
 learning                                                             what own data's proposed lines learn, and take
