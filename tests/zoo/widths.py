@@ -206,7 +206,7 @@ def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
     """The axes of every tensor that hold residual channels, or parts of them.
 
     Their lengths change in the proportion of the width where upstream builds another and surgery keeps heads and hidden
-    units. Empty where upstream builds no other width.
+    units. Empty where upstream builds no other width of the same tensors.
     """
     scale = WidthScale.read(shape)
     for unit in scale.units_below():
@@ -216,6 +216,8 @@ def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
             continue
         widths = scale.widths(unit).items()
         shapes = {name: tensor.shape for name, tensor in _named_tensors(narrow)}
+        if shapes.keys() != dict(_named_tensors(model)).keys():
+            continue  # `write` refuses it where it should keep weights
         axes: dict[str, list[int]] = {}
         for name, tensor in _named_tensors(model):
             for axis, (old, new) in enumerate(zip(tensor.shape, shapes.get(name, ()), strict=False)):
