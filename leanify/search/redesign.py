@@ -72,27 +72,34 @@ def redesign(
     >>> plan.chosen.depth < plan.baseline.depth and plan.chosen.heads > plan.baseline.heads
     True
     """
+    # the options, and the prices of every shape of the source
     check_names("redesign", changes)
     options = replace(options or Options(), **changes)
     source = _attach_inputs(source, options, inputs, rows)
-    is_open = all(getattr(options, name) is None for name in (*BUDGETS, *PINS))
-    if is_open and options.width is None:
-        options = replace(options, target_params=HALF)
     costs = model_costs(source, options)
     prices = _prices(_name(source), costs, options)
     baseline = search.baseline_design(prices)
+
+    # the budget: half of the parameters by default, and those of narrow if only its width is pinned
+    is_open = all(getattr(options, name) is None for name in (*BUDGETS, *PINS))
     narrow = None
-    if is_open and options.width is not None:  # only a width is pinned: its parameters are the budget
+    if is_open and options.width is None:
+        options = replace(options, target_params=HALF)
+    elif is_open:
         narrow = find_narrow(prices, None, Request(options))
         if narrow.design is not None:
             options = replace(options, target_params=narrow.design.params)
     options = _pin_left_out_axes(prices, options)
     request = requests.make_request(prices, options, baseline.cost)
-    # the prices that the search uses; with the axis of the width, those of a narrower model
+    budget = requests.describe_budget(request, baseline.cost)
+
+    # with the axis of the width, the search goes through the shapes of a narrower model
     full_prices, start = prices, baseline
     if "width" in options.axis_names:
         prices = _narrowed_prices(source, prices, request, baseline.cost)
         start = search.baseline_design(prices)
+
+    # the best designs; a default budget without any gives way to the smallest that has one
     seconds = 0.0
 
     def find(request: Request, top: int) -> search.SearchResult:
@@ -102,35 +109,36 @@ def redesign(
         seconds += time.perf_counter() - began
         return result
 
-    budget = requests.describe_budget(request, baseline.cost)
-    # where nobody named a budget, half of the parameters, or the smallest budget that has a design
-    default_remark = ""
-    timing = None
-    if is_open and options.target_params == HALF:
+    remark_list, timing = list[str](), None
+    if options.max_memory is not None or options.max_latency is not None:
+        result, request, timing = _within_measured(prices, request, find)
+    else:
         try:
             result = find(request, options.top)
         except BudgetError as error:
-            if error.min_params is None:
+            if error.min_params is None or not is_open or options.target_params != HALF:
                 raise
-            share = format_share(error.min_params / baseline.params)
-            default_remark = f"half of the parameters fits no design within the bounds; {share} is the smallest budget"
             options = replace(options, target_params=error.min_params)
             request = requests.make_request(prices, options, baseline.cost)
             budget = requests.describe_budget(request, baseline.cost)
             result = find(request, options.top)
-    elif options.max_memory is None and options.max_latency is None:
-        result = find(request, options.top)
-    else:
-        result, request, timing = _within_measured(prices, request, find)
+            share = format_share(error.min_params / baseline.params)
+            remark_list.append(
+                f"half of the parameters fits no design within the bounds; {share} is the smallest budget"
+            )
+
+    # lean's rivals
     shape = control_of(prices, result.chosen.shape, request.rules, request.limits)
     control = None if shape is None else make_design(prices, shape)
     narrow = narrow or find_narrow(full_prices, result.chosen, request)
+
+    # bounds that are crossed, and the costs of lean; a source is named without its path
     warning_list = [*warnings(prices, request, start, result), *prices.facts.notes]
-    remark_list = list(remarks(prices, request, start, result, control))
-    if default_remark:
-        remark_list.insert(0, default_remark)
+    remark_list += remarks(prices, request, start, result, control)
     for remark in narrow_warnings(narrow, result.chosen, request):
-        remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # without its path
+        remark_list.append(remark.replace(prices.architecture.source, _name(source)))
+
+    # measured latencies
     if timing is not None:
         from leanify.search.measured_limits import latency_warnings
 
