@@ -58,6 +58,7 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     training = None if labels["training"] is None else np.asarray(labels["training"])
     if training is None or training.ndim != 1 or not len(training):
         return
+    # one label for all, or numbers
     values, counts = np.unique(training, return_counts=True)
     if len(values) == 1:
         value = _class_name(splits, values[0])
@@ -65,6 +66,7 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     if training.dtype.kind == "f":
         look.facts.append(f"labels from {training.min():g} to {training.max():g}")
         return
+    # the number of classes, and the samples of the rarest and the commonest
     rarest, commonest = int(counts.argmin()), int(counts.argmax())
     sizes = f"{counts[rarest]:,} each"
     if counts[rarest] < counts[commonest]:
@@ -77,6 +79,7 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     if single:
         has = _count(len(single), "class has", "classes have")
         look.warnings.append(f"{has} one training sample: {preview(single)}")
+    # classes that one split lacks
     for name in list(parts)[1:]:
         if labels[name] is None:
             continue
@@ -141,6 +144,7 @@ def _look_at_pictures(look: Look, train: Any) -> None:
     files, decoder = getattr(base, "files", None), getattr(base, "decoder", None)
     if files is None or decoder is None or not len(indices):
         return
+    # decode pictures from all over the split, for a few seconds at most
     flat, colours, picture_count = [], set(), 0
     end = time.monotonic() + MAX_SECONDS
     places: Any = np.unique(np.linspace(0, len(indices) - 1, MAX_PICTURES).astype(int))
@@ -158,6 +162,7 @@ def _look_at_pictures(look: Look, train: Any) -> None:
             colours.add(picture.getpixel((0, 0)))
         if time.monotonic() > end:
             break
+    # name the first flat one
     if not flat:
         return
     example = f"{len(flat):,} of {picture_count:,} pictures looked at are of one flat colour, as {flat[0]}"

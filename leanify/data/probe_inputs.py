@@ -57,6 +57,7 @@ def feed(
 
     ``tokens`` is the length of a text sample; ``directory`` is the model's, whose tokenizer is used.
     """
+    # the input's kind decides what is read
     if samples < 1:
         raise DataError(f"the number of samples is {samples}; it must be at least 1")
     where = f"{data} cannot be read" if data is not None else "no random input can be made for this model"
@@ -76,6 +77,7 @@ def feed(
             folder = ImageFolder(data, seed, _recorded_data(directory))
             images = folder.batches(samples, batch_size, example.shape[1:], *_scale(model, example.shape[1]))
             inputs = Feed(f"images from {data}", ({name: image} for image in images), folder)
+    # batches on the device; whatever a reader raises becomes a DataError
     read = reraise_in_iteration(inputs.batches, where, DataError)
     device_batches = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(inputs, batches=device_batches)

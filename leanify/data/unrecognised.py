@@ -154,6 +154,7 @@ def _of_folder(place: Path) -> str:
             "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
             "to_parquet"
         )
+    # tables
     tables = [file for file in files if columns.is_table(file)]
     table = columns.find_split_file(place, "train", columns.TABLES) or next(iter(tables), None)
     if table is not None and (len(tables) == 1 or columns.split_stem(table) in columns.SPLITS["train"]):
@@ -161,6 +162,7 @@ def _of_folder(place: Path) -> str:
     if tables:
         names = preview([file.name for file in tables])
         return f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them"
+    # texts in folders of their classes, then data in a folder below
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
@@ -176,6 +178,7 @@ def _of_folder(place: Path) -> str:
     if readable:
         names = preview([folder.name for folder in readable])
         return f"its folders {names} are data, each for itself. Name one of them"
+    # images, texts in another encoding, archives and other kinds of files
     pictures = _of_images(place, folders)
     if pictures is not None:
         return pictures

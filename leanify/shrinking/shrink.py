@@ -226,21 +226,24 @@ def shrink_recipe(source: str, data: str | Path | None, settings: Sequence[str])
 
     Without data, it is the run's own recipe.
     """
+    # what shrink needs: weights and data
     if find.find(source).weights is None:
         raise LeanifyError(f"{source} has no weights: shrink keeps what a trained model knows; name a checkpoint")
     if data is None and not is_run(source):
         raise LeanifyError(f"--data is missing: a run knows its data, and {source} is no run; name a folder of yours")
     if data is not None and not Path(data).expanduser().exists():
         raise LeanifyError(f"--data {data} does not exist")
+    # the recipe; a run's names the initial model, without the trained weights
     path = [] if data is None else [f"data.path={data}"]
     value = trainable(start.resolve(source, (*path, *settings), source))
-    if is_run(source):  # its recipe names the initial model, without the trained weights
+    if is_run(source):
         value = replace(value, model=ModelSection(source))
         run_data = start.recorded_recipe(RunDirectory.open(Path(source))).data
         if run_data is not None and not any(setting.startswith("data.tokenizer=") for setting in settings):
             value = replace(value, data=replace(value.data, tokenizer=run_data.tokenizer))
     if value.data.task in ("causal-lm", "masked-lm"):
         value = _short(value, settings)
+    # the checkpoint's own vocabulary
     tokenizer = data_section(value).tokenizer
     if value.data.task != "classification" and (tokenizer is None or tokenizer.startswith("wordpiece-")):
         raise DataError(

@@ -147,6 +147,7 @@ def code_text(model: Any) -> str:
 
 
 def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
+    # lists with fewer blocks, and tensors of other shapes
     depths: dict[str, int] = {}
     for path, module in built.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
@@ -157,6 +158,7 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
     old = {**dict(built.named_parameters()), **dict(built.named_buffers())}
     new = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {name: list(x.shape) for name, x in new.items() if name in old and old[name].shape != x.shape}
+    # numbers that modules store, and methods that are edited
     numbers, edits = {}, {}
     built_paths = {path for path, _ in built.named_modules()}
     for path, module in model.named_modules():

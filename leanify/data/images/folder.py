@@ -236,12 +236,14 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     from timm.data.random_erasing import RandomErasing
     from torchvision.transforms import Compose
 
+    # the size that the model takes
     channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
     if data.img_size is not None and [data.img_size] * 2 != size:
         raise RecipeError(
             f"data.img_size is {data.img_size}, but the model takes {size[0]} × {size[1]}: "
             f"--set model.override.img_size={data.img_size}, or remove data.img_size"
         )
+    # its preprocessing: timm's settings, a transformers processor, or the middle of the range
     config: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
     if not is_hf(model):
         config = resolve_data_config({}, model=model)
@@ -250,12 +252,14 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     if processor is not None:
         config |= processor.statistics
     side = config["crop_pct"] if _has_own_crop(model) else data.evaluated_side(config["crop_pct"])
+    # mean and std of each channel; a grey model takes the mean over colours
     statistics = {}
     for name in ("mean", "std"):
         values = tuple(config[name])
         statistics[name] = values if len(values) == channels else (sum(values) / len(values),) * channels
     scale = Scale(**statistics)
     to_bytes = {**statistics, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
+    # the training transform
     augmentation = create_transform(
         shape,
         is_training=True,
@@ -273,6 +277,7 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
                 operation.aug_fn = posterize
     if data.erase:
         augmentation = Compose([augmentation, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
+    # the evaluation transform
     crop = {"crop_pct": side, "crop_mode": config.get("crop_mode")}
     plain = processor or create_transform(shape, interpolation=config["interpolation"], **crop, **to_bytes)
     return augmentation, plain, scale, "L" if channels == 1 else "RGB"
