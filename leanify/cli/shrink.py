@@ -61,6 +61,9 @@ def shrink(
     device_memory: Annotated[
         str | None, output_option("--device-memory", metavar="80GB", help="with --dry-run: what a larger machine needs")
     ] = None,
+    report: Annotated[
+        bool, output_option("--report", help="show the report of a folder that shrink wrote; do nothing else")
+    ] = False,
     explain: Annotated[bool, output_option("--explain", help="each step of carrying, with its damage")] = False,
     format: Format = None,
     json: Json = False,
@@ -79,6 +82,8 @@ def shrink(
     from leanify.core.errors import LeanifyError
     from leanify.core.terminal import progress
 
+    if report:
+        return _show_report(Path(checkpoint), kind)
     with progress("loading PyTorch", None):
         from leanify.shrinking import shrink as shrinking
 
@@ -107,9 +112,31 @@ def shrink(
         error.args = ("interrupted; the same command continues from here",)
         raise
 
-    # a row per candidate, for the table and for CSV
+    rows = _candidate_rows(result.report)
+    show(kind, result.to_json(), rows, lambda: _render(result.report, rows))
+
+
+def _show_report(folder: Path, kind: str) -> None:
+    """Print what `leanify shrink` reported of the model in this folder. Raises DirectoryError."""
+    from leanify.core.errors import DirectoryError, LeanifyError
+    from leanify.core.files.reading import read_json
+
+    file = folder / "report.json"
+    if not file.is_file():
+        raise DirectoryError(f"{folder} has no report.json of leanify shrink; name the folder that it wrote")
+    try:
+        report = read_json(file)
+        rows = _candidate_rows(report)
+        moved = {**report, "directory": str(folder)}  # it may have moved since
+        show(kind, report, rows, lambda: _render(moved, rows))
+    except (LeanifyError, LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        raise DirectoryError(f"{file} is damaged, or no report of leanify shrink") from None
+
+
+def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row per candidate, for the table and for CSV."""
     rows = []
-    for one in result.report["candidates"]:
+    for one in report["candidates"]:
         row = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
         if one.get("latency_s"):
             row |= {"latency_s": one["latency_s"], "latency_range": one.get("latency_range")}
@@ -119,7 +146,7 @@ def shrink(
         if final.get("neighbours") is not None:
             row["neighbours"] = final["neighbours"]
         rows.append(row)
-    show(kind, result.to_json(), rows, lambda: _render(result.report, rows))
+    return rows
 
 
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
