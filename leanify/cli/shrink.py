@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind, show
+from leanify.cli.formats import Kind, output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, output_option
 
@@ -116,7 +116,7 @@ def shrink(
     show(kind, result.to_json(), rows, lambda: _render(result.report, rows))
 
 
-def _show_report(folder: Path, kind: str) -> None:
+def _show_report(folder: Path, kind: Kind) -> None:
     """Print what `leanify shrink` reported of the model in this folder. Raises DirectoryError."""
     from leanify.core.errors import DirectoryError, LeanifyError
     from leanify.core.files.reading import read_json
