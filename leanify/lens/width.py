@@ -75,7 +75,7 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
     origin, base = _current_origin(model, origin)
     reason = "upstream has no argument that is its width"
     if origin.library == "module":
-        reason = f"{origin.name} has no argument width; write it as make(width=…)"
+        reason = "the function has no argument width; write it as make(width=…)"
     # possible spellings of the width, the one that worked last first; one that builds the heads, too, needs no surgery
     numbered = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
     first = _known.get(_key(origin), 0)
