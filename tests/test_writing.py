@@ -54,6 +54,7 @@ ALLOWED = {  # calls outside core/files/writing.py that write, rename or remove,
     ("shrinking/folder.py", "rename"): "files of the finished model, from its own work folder",
     ("shrinking/folder.py", "unlink"): "what it noted when it wrote it, in its own work folder",
     ("shrinking/folder.py", "rmdir"): "folders of its own work folder that are empty",
+    ("upstream/on_disk.py", "NamedTemporaryFile"): "weights that memory does not hold; nameless once they are mapped",
     ("comparison/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
 }
 NAMES = {

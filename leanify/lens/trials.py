@@ -37,6 +37,7 @@ from leanify.lens.notation import pick_positions, symbols
 from leanify.lens.resize import clear_caches, get_attribute, map_axes, resize, solve_sizes, weighted_part
 from leanify.upstream.libraries import format_error
 
+PACKAGE = Path(__file__).parents[1]
 TOLERANCE = 1e-10
 MARK = 2.0**40  # numbering of a copy's entries starts here, far above any random weight
 MOVED_MAPS = 8  # number of projections that are changed to detect heads
@@ -351,7 +352,10 @@ def describe_failure(error: Exception) -> str:
 
 
 def is_user_code(filename: str) -> bool:
-    return not re.search(r"/(torch|leanify|site-packages/(torch|timm|transformers))/", filename.replace("\\", "/"))
+    """Whether a file is neither leanify's nor of the libraries that carry out a forward, wherever they lie."""
+    if Path(filename).is_relative_to(PACKAGE) or Path(filename).is_relative_to(Path(torch.__file__).parent):
+        return False
+    return not re.search(r"/site-packages/(timm|transformers)/", filename.replace("\\", "/"))
 
 
 @torch.no_grad()
