@@ -446,7 +446,8 @@ def page(rows: Sequence[dict[str, str]]) -> list[str]:
     for name, case in CASES.items():
         if _of(rows, name):
             rates = " or ".join(f"{rate:g}" for rate in case.rates)
-            cases.append(f"{name}: {case.steps} steps of {case.batch} samples at {rates}, judged by {case.judging:,} others")
+            healing = f"{case.steps} steps of {case.batch} samples at {rates}"
+            cases.append(f"{name}: {healing}, judged by {case.judging:,} others")
     lines = HEAD.format(healing=";\n".join(cases)).splitlines()
     for name, case in CASES.items():
         for budget in BUDGETS:
