@@ -236,6 +236,7 @@ def run_forked(
             warnings.resetwarnings()  # pytest's, under which each is an error
             warnings.simplefilter("ignore")
             os.chdir(folder)
+            _use_one_core()
             change()
             code = command(*arguments)
         finally:
@@ -251,6 +252,13 @@ def run_forked(
         outputs.get(out[0], b"").decode(errors="surrogateescape"),
         outputs[err[0]].decode(errors="surrogateescape"),
     )
+
+
+def _use_one_core() -> None:
+    """Keep a fork from using several threads: where a test has, OpenMP's threads are missing in its forks."""
+    cores = sorted(os.sched_getaffinity(0))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
 
 def reopen_streams(encoding: str) -> None:
