@@ -267,7 +267,7 @@ def gpus() -> list[int]:
 
 def threads_per_job(jobs: int) -> int:
     """CPU threads per run when ``jobs`` runs share this machine's cores."""
-    return max(1, len(os.sched_getaffinity(0)) // jobs)
+    return max(1, machine.cores() // jobs)
 
 
 def check_jobs(plan: StudyPlan, jobs: int) -> None:
