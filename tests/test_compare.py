@@ -137,7 +137,9 @@ def test_longer_study_is_the_same_study(study: tuple[Path, dict[str, object]], m
     assert command[:2] == ["leanify", "compare"]
     assert command[3:5] == ["-o", f"{folder}-480-steps"]
     seen: list[StudyPlan] = []
-    monkeypatch.setattr("leanify.comparison.duration.forecast", lambda plan, jobs: seen.append(plan) or {"designs": []})
+    monkeypatch.setattr(
+        "leanify.comparison.duration.forecast", lambda plan, timings, jobs: seen.append(plan) or {"designs": []}
+    )
     typed([*command[1:], "--dry-run", "--json"], monkeypatch)
     [new] = seen
     assert new.recipe.schedule is not None
