@@ -31,7 +31,7 @@ from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
 from leanify.data.recognition import OwnData, recognise
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import masked, text, tokens
+from leanify.data.texts import masked, text, tokens, vocabulary
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import LabelledTable
@@ -203,6 +203,17 @@ def test_pipe_pictures_are_not_opened(tmp_path: Path, leads_to: str) -> None:
     (tmp_path / "pictures" / "a" / "0.png").symlink_to(tmp_path / leads_to)
     settings = data_settings(OwnData("images", "2 classes", is_validated=False, classes=2), str(tmp_path / "pictures"))
     assert "model.override.img_size=12" in settings
+
+
+def test_missing_unknown_token_is_one_message(tmp_path: Path) -> None:
+    """transformers would look for it in place of itself, without end."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[PAD]": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    wrapped = import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
+    wrapped.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": ""}))
+    with pytest.raises(DataError, match="has no token '', its own unk_token"):
+        vocabulary.load(tmp_path)
 
 
 def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:

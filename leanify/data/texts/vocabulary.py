@@ -69,6 +69,12 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
                 f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
                 f"{files}, and found no words there; {instead}"
             )
+        try:
+            _ = tokenizer.unk_token_id
+        except RecursionError:  # transformers looks for an unknown token in place of itself
+            raise DataError(
+                f"the tokenizer in {name} has no token {tokenizer.unk_token!r}, its own unk_token, in its vocabulary"
+            ) from None
     return tokenizer
 
 
