@@ -18,7 +18,7 @@ from leanify.core.recipe import DataSection, ModelSection
 from leanify.data.faults import Faults
 from leanify.data.recognition import recognise
 from leanify.data.tables import columns
-from leanify.data.texts import encoded, own_texts
+from leanify.data.texts import encoded, own_texts, vocabulary
 from leanify.data.texts.encoded import Row, Sentences
 from leanify.data.texts.labelled_text import LabelledTable
 from leanify.data.texts.vocabulary import make_tokenizer
@@ -201,13 +201,16 @@ def test_unknown_labels_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pairs", [False, True])
-def test_pieces_are_encoded_alike(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokenizer's answer to 600,000 rows at once took five gigabytes."""
+def test_portions_are_encoded_alike(pairs: bool, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's answer to 600,000 rows at once took five gigabytes, and to one text of 20 MB as much."""
     tokenizer, _ = make_tokenizer("bytes", lambda: [], "")
-    rows: list[Row] = [((f"row {i}", "b" * i) if pairs else (f"row {i}",), i % 2) for i in range(10)]
+    tokenizer.truncation_side = side
+    rows: list[Row] = [((f"row {i}", "bcd" * i) if pairs else (f"row {i}" * i,), i % 2) for i in range(10)]
     whole, every = Sentences(rows, tokenizer, 8, types=pairs), np.arange(10)
     monkeypatch.setattr(encoded, "ENCODED_AT_ONCE", 3)
+    monkeypatch.setattr(vocabulary, "LONGEST", 8)
     (inputs, labels), (pieces, again) = (each.batch(every) for each in (whole, Sentences(rows, tokenizer, 8, pairs)))
     assert inputs.keys() == pieces.keys()
     assert all(torch.equal(inputs[name], pieces[name]) for name in inputs)

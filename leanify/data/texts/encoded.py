@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from leanify.data.texts import vocabulary
 from leanify.upstream.origin import is_hf
 
 ENCODED_AT_ONCE = 8192  # texts: a tokenizer's own answer takes some hundred times the memory of their ids
+CHARACTERS_AT_ONCE = 1 << 22
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 
 
@@ -30,8 +31,7 @@ class Sentences:
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
         pieces: dict[str, list[np.ndarray]] = {}
         lengths: list[int] = []
-        for start in range(0, len(rows), ENCODED_AT_ONCE):
-            texts = [texts for texts, _ in rows[start : start + ENCODED_AT_ONCE]]
+        for texts in _portions(rows, tokenizer.truncation_side):
             columns = [list(column) for column in zip(*texts, strict=True)]
             encodings = vocabulary.encode(tokenizer, *columns, **options)
             lengths += [len(ids) for ids in encodings["input_ids"]]
@@ -60,6 +60,21 @@ class Sentences:
         if not is_token.all():
             inputs["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
         return inputs, torch.from_numpy(self.labels[indices])
+
+
+def _portions(rows: Sequence[Row], truncation_side: str) -> Iterator[list[list[str]]]:
+    """Yield the texts of rows in portions for the tokenizer; what no truncated text would keep is cut off."""
+    kept = slice(-vocabulary.LONGEST, None) if truncation_side == "left" else slice(vocabulary.LONGEST)
+    portion: list[list[str]] = []
+    size = 0
+    for texts, _ in rows:
+        portion.append([text[kept] for text in texts])
+        size += sum(map(len, portion[-1]))
+        if len(portion) == ENCODED_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 def takes_types(model: Any) -> bool:

@@ -120,6 +120,15 @@ def encode_text(text: str | Text, tokenizer: Any) -> np.ndarray:
     return tokens.encode_cached(text, encode, f"with separators by {identity}").ids
 
 
+def _lines(text: str) -> list[str]:
+    """The lines of a text, those beyond the tokenizer's bound in several parts."""
+    lines = text.splitlines(keepends=True)
+    if max(map(len, lines), default=0) <= vocabulary.LONGEST:
+        return lines
+    size = vocabulary.LONGEST
+    return [line[start : start + size] for line in lines for start in range(0, len(line), size)]
+
+
 def encoder(tokenizer: Any) -> Encode:
     """A function from a block of text to ids, which adds the separator after each non-blank document."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
@@ -127,7 +136,7 @@ def encoder(tokenizer: Any) -> Encode:
 
     def encode(block: str) -> np.ndarray:
         # all lines at once, which the tokenizer encodes in parallel
-        documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
+        documents = [_lines(part) for part in block.split(tokens.END)]
         lines = [line for document in documents for line in document]
         options = {"add_special_tokens": False, "verbose": False}
         ids = iter(vocabulary.encode(tokenizer, lines, **options)["input_ids"] if lines else [])

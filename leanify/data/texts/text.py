@@ -44,7 +44,7 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
         raise DataError(f"{path} does not exist")
     encodings = _pieces(path, encode, tokens)
     if is_table(path):
-        encodings = (encode(text, True)[:tokens] for text in read_texts(path))
+        encodings = (encode(text[: vocabulary.LONGEST], True)[:tokens] for text in read_texts(path))
     chosen = islice((ids for ids in encodings if ids), samples)
     empty = True
     while batch := list(islice(chosen, batch_size)):
@@ -62,11 +62,11 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     is_cut = False
     lines = read_lines(path, DataError)
     while part := "".join(islice(lines, 64)):
-        buffer += encode(part, False)
-        while len(buffer) >= tokens:
-            is_cut = True
-            yield buffer[:tokens]
-            buffer = buffer[tokens:]
+        for start in range(0, len(part), vocabulary.LONGEST):
+            buffer += encode(part[start : start + vocabulary.LONGEST], False)
+            whole = len(buffer) // tokens * tokens
+            yield from (buffer[place : place + tokens] for place in range(0, whole, tokens))
+            is_cut, buffer = is_cut or whole > 0, buffer[whole:]
     if buffer and not is_cut:
         yield buffer
 

@@ -115,12 +115,13 @@ def _decode_file(path: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """Regroup text into blocks of at least BLOCK characters, ending after an end mark or a line if possible."""
+    """Regroup text into blocks of one to two times BLOCK characters, ending after an end mark or a line if possible."""
     buffer: list[str] = []
     size = 0
-    for piece in pieces:
-        buffer.append(piece)
-        size += len(piece)
+    parts = (piece[start : start + BLOCK] for piece in pieces for start in range(0, len(piece), BLOCK))
+    for part in parts:
+        buffer.append(part)
+        size += len(part)
         # a block ends behind the last end mark or line; the rest begins the next
         if size >= BLOCK:
             text = "".join(buffer)
