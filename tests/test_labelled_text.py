@@ -41,7 +41,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
 
 def write(file: Path, rows: list[dict[str, Any]]) -> Path:
     """The rows as a table of the file's kind."""
-    if file.suffix == ".jsonl":
+    if file.suffix == ".json":
+        file.write_text(json.dumps(rows, indent=1))
+    elif file.suffix in columns.JSON:
         file.write_text("\n".join(map(json.dumps, rows)))
     elif file.suffix == ".parquet":
         import pyarrow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import read_lines
+from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.recognition import recognise
 from leanify.data.tables.rows import Row, read_table
@@ -201,6 +203,93 @@ def test_sorted_classes_are_all_seen(tmp_path: Path, header: str) -> None:
     data = recognise(tmp_path)
     assert data is not None
     assert (data.kind, data.classes, data.samples, data.is_validated) == ("sentences", 2, 2000, True)
+
+
+@pytest.mark.parametrize("labels", [("0,5", "1,75"), ("0.5", "nan"), ("-0,25", "NA")])
+@pytest.mark.parametrize("line", ["sentence number {};{}", '"sentence number {}","{}"'])
+def test_labels_of_numbers_are_numbers(tmp_path: Path, labels: tuple[str, str], line: str) -> None:
+    """With a decimal comma, as spreadsheets of half the world write it, and without a number in some rows."""
+    mark = ";" if ";" in line else ","
+    rows = [line.format(i, labels[i % 2]) for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join([f"text{mark}score", *rows]))
+    data = recognise(tmp_path)
+    assert data is not None
+    assert data.task == "text-regression"
+    is_missing = labels[1].isalpha()
+    assert ("30 rows without a label" in data.description) is is_missing
+    section = DataSection("data", "text-regression", str(tmp_path), on_error="skip")
+    faults = Faults(skip=True)
+    assert len(own_texts.read_split_table(section, "train", faults).rows) == 60 - len(faults.names)
+    assert len(faults.names) == 30 * is_missing
+
+
+@pytest.mark.parametrize("labels", [("1,000", "2,000"), ("0,5,1", "2"), ("nan", "na")])
+def test_other_commas_are_no_decimals(tmp_path: Path, labels: tuple[str, str]) -> None:
+    rows = [f'sentence number {i},"{labels[i % 2]}"' for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
+    data = recognise(tmp_path)
+    assert data is not None
+    assert (data.task, data.classes) == ("text-classification", 2)
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.ndjson", "train.json"])
+def test_first_object_may_lack_keys(tmp_path: Path, name: str) -> None:
+    objects: list[dict[str, str]] = [{"text": f"sentence number {i}", "label": "ab"[i % 2]} for i in range(60)]
+    del objects[0]["label"]
+    (tmp_path / name).write_text("\n".join(map(json.dumps, objects)))
+    data = recognise(tmp_path)
+    assert data is not None
+    assert (data.kind, data.classes) == ("sentences", 2)
+    assert "1 row without a label" in data.description
+
+
+def test_json_lists_are_tables(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(json.dumps([{"text": "a b", "label": 1}, 3, {"text": "c d", "label": 0}]))
+    rows, faults = read_all(tmp_path / "train.json")
+    assert (len(rows), len(faults)) == (2, 1)
+    assert "row 2 is 3, not a table" in faults[0]
+    (tmp_path / "train.json").write_text('[{"text": "a b",')
+    with pytest.raises(DataError, match="is not JSON"):
+        read_all(tmp_path / "train.json")
+    (tmp_path / "train.json").rename(tmp_path / "settings.json")
+    assert recognise(tmp_path) is None, "a folder's only .json may be anything"
+
+
+@pytest.mark.parametrize("column", ["split", "Subset"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_several_splits_are_refused(tmp_path: Path, column: str, suffix: str) -> None:
+    """Rows to be tested on would be trained on."""
+    rows = [(f"sentence number {i}", "ab"[i % 2], "train" if i < 45 else "test") for i in range(60)]
+    lines = [",".join(row) for row in rows]
+    if suffix == "jsonl":
+        lines = [json.dumps(dict(zip(("text", "label", column), row, strict=True))) for row in rows]
+    (tmp_path / f"data.{suffix}").write_text("\n".join([f"text,label,{column}"] * (suffix == "csv") + lines))
+    with pytest.raises(SourceError, match=rf"several splits \(column {column}: test, train\).* a table for\s+each"):
+        check_is_no_data(str(tmp_path), say_why=True)
+    with pytest.raises(DataError, match="several splits"):
+        own_texts.read_split_table(DataSection("data", "text-classification", str(tmp_path)), "train", Faults())
+    other = (tmp_path / f"data.{suffix}").read_text().replace("test", "left")  # a column of another meaning
+    (tmp_path / f"data.{suffix}").write_text(other)
+    assert len(read_all(tmp_path / f"data.{suffix}")[0]) == 60
+
+
+def test_blanks_before_cells_are_left_out(tmp_path: Path) -> None:
+    rows = [f'{"ab"[i % 2]}, "sentence number {i}, and more"' for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(["label, text", *rows]))
+    assert read_all(tmp_path / "train.csv")[0][1] == {"label": "b", "text": "sentence number 1, and more"}
+
+
+def test_quoted_name_hides_delimiters(tmp_path: Path) -> None:
+    rows = [f"sentence number {i};{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(['"text, as written";label', *rows]))
+    assert read_all(tmp_path / "train.csv")[0][1] == {"text, as written": "sentence number 1", "label": "b"}
+
+
+def test_other_classes_validate_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    (tmp_path / "validation.csv").write_text(ROWS.replace(",neg", ",0").replace(",pos", ",1"))
+    with pytest.raises(SourceError, match=r"none of these classes \(label: 0, 1\): write the labels of both"):
+        check_is_no_data(str(tmp_path))
 
 
 @pytest.mark.parametrize("label", ["name {}", "{}"])

@@ -54,7 +54,8 @@ def saved_texts(folder: Path) -> None:
 CASES: dict[str, tuple[Any, str]] = {
     "empty": (lambda place: None, "it is empty. It looks for images in DIR/CLASS/"),
     "archive": (lambda place: (place / "a.tar.gz").touch(), "a.tar.gz is packed: unpack it"),
-    "json": (lambda place: (place / "train.json").write_text("[]"), "call it .jsonl"),
+    "json": (lambda place: (place / "train.json").write_text("[]"), "train.json has no rows"),
+    "workbook": (lambda place: (place / "train.xlsx").touch(), "save it as .csv"),
     "no rows": (lambda place: csv(place / "train.csv", "text,label", str, 0), "train.csv has no rows"),
     "UTF-32": (
         lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-32-le"),

@@ -16,13 +16,14 @@ from leanify.core.files.reading import preview
 from leanify.core.path_kinds import RECIPE, is_run
 from leanify.core.recipe import DataSection
 from leanify.data.images.batches import ImageFolder
+from leanify.data.images.files import find_split_folder
+from leanify.data.tables import columns
 from leanify.data.texts import text
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 from leanify.upstream.wall import reraise_as, reraise_in_iteration
 
 InputBatch = dict[str, Tensor]
-SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
 
 
 @dataclass
@@ -114,10 +115,9 @@ def data_file(data: Path) -> Path:
     """A folder's training split, as `leanify train` finds it. Raises DataError."""
     if not data.exists():
         raise DataError(f"{data} does not exist")
-    for name in SPLITS if data.is_dir() else ():
-        if (data / name).exists():
-            return data / name
-    return data
+    if not data.is_dir():
+        return data
+    return columns.find_split_file(data, "train", (*columns.TABLES, ".txt")) or find_split_folder(data, "train") or data
 
 
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:

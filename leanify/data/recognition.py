@@ -315,7 +315,12 @@ def _with_validation(data: OwnData, validation: Path | None, label: str, trainin
     if len(rows) > 1 and len(values) == 1 and not values & known_values:
         hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
         return replace(data, description=f"{data.description}; {hidden}")
-    return replace(data, is_validated=True, description=f"{data.description}, validated on {validation}")
+    description = f"{data.description}, validated on {validation}"
+    if rows and data.classes is not None and not values & known_values:
+        other_names = preview(sorted(map(str, values)), MAX_NAMES)
+        fault = f"that has none of these classes ({label}: {other_names}): write the labels of both tables alike"
+        data = replace(data, fault=fault)
+    return replace(data, is_validated=True, description=description)
 
 
 def _describe_labels(
@@ -326,13 +331,13 @@ def _describe_labels(
     order, count = columns.class_names(file, label), len(rows) + len(further_rows)
     cells = [columns.name_class(row.get(label), order) for row in (*rows, *further_rows)]
     labels = [columns.parse_label(cell) for cell in cells]
-    without = labels.count(None)
     names = columns.sort_labels({name for name in labels if name is not None}, order)
     classes: int | None = len(names)
     task: str | None = None if kind == "images" else "text-classification"
     what = f"{len(names):,} class{'es' * (len(names) != 1)}: {preview(names, MAX_NAMES)}"
-    if _are_scores(names):
+    if columns.are_scores(names):
         task, classes, what = task and "text-regression", None, "a number"
+        labels = [label for label in labels if label is not None and columns.parse_number(label) is not None]
     elif classes == 1 and count >= MAX_COUNTED:
         classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
     # the description for people
@@ -340,7 +345,8 @@ def _describe_labels(
     count_text = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
     description = f"{count_text} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
     description += f" in {columns.describe_table(file)}"
-    if without:
+    labels = [label for label in labels if label is not None]
+    if without := count - len(labels):
         description += f"; {_count(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
     fault = None
     if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
@@ -370,8 +376,3 @@ def _is_picture(cell: Any) -> bool:
     if isinstance(cell, str):
         return cell.lower().endswith(columns.IMAGES)
     return isinstance(cell, bytes) or (isinstance(cell, dict) and "bytes" in cell)
-
-
-def _are_scores(labels: Sequence[str]) -> bool:
-    """Whether all labels are numbers, and one has a fraction."""
-    return columns.are_numbers(labels) and any(float(label) % 1 for label in labels)

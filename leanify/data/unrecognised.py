@@ -30,7 +30,6 @@ LAYOUTS = (
 )
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
-    ".json": "write one object a line and call it .jsonl, as pandas does with to_json(…, orient='records', lines=True)",
     ".xlsx": "save it as .csv",
     ".xls": "save it as .csv",
     ".ods": "save it as .csv",

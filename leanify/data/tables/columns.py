@@ -13,7 +13,8 @@ from typing import Any
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_text, preview, text_encoding
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+JSON = (".jsonl", ".ndjson", ".json")
+TABLES = (".csv", ".tsv", *JSON, ".parquet")
 FASTTEXT = (".txt", ".ft", ".ft.txt")  # endings of fastText's tables, of lines such as `__label__pos a fine film`
 FASTTEXT_SPLITS = (".train", ".valid", ".test")  # endings in its tutorial
 FASTTEXT_MARK = "__label__"
@@ -37,6 +38,10 @@ SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "test"),
 }
+SPLIT_COLUMNS = ("split", "subset", "partition", "set", "dataset_split", "data_split")  # of tables of several splits
+SPLIT_NAMES = {"testing", "eval", "evaluation", *SPLITS["train"], *SPLITS["validation"]}
+MISSING_NUMBERS = ("nan", "na", "n/a", "null", "none")  # words for no number, in a column of numbers
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,(?![0-9]{3}$)[0-9]+")  # three digits may as well be thousands
 
 
 def match_column(names: Sequence[str], candidates: Sequence[str]) -> str | None:
@@ -198,7 +203,8 @@ def describe_table(file: Path) -> str:
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
     """The one file of a folder that ends so, which is the one to train on; None if there are more."""
-    files = [file for file in _visible_files(folder) if lower_suffix(file) in suffixes]
+    # a .json may be anything else, too
+    files = [file for file in _visible_files(folder) if lower_suffix(file) in suffixes and file.suffix != ".json"]
     if not files and ".csv" in suffixes:
         files = [file for file in _visible_files(folder) if is_fasttext(file)]
     is_single = len(files) == 1 and split_stem(files[0]).lower() not in SPLITS["validation"]
@@ -232,9 +238,9 @@ def parse_label(cell: Any) -> str | None:
 
 
 def parse_number(text: str) -> float | None:
-    """The finite number that a label stands for; None if it is none."""
+    """The finite number that a label stands for, with a point or a decimal comma; None if it is none."""
     try:
-        value = float(text)
+        value = float(text.replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else text)
     except ValueError:
         return None
     return value if abs(value) < float("inf") else None
@@ -243,6 +249,12 @@ def parse_number(text: str) -> float | None:
 def are_numbers(labels: Iterable[str]) -> bool:
     """Whether all labels are finite numbers."""
     return all(parse_number(label) is not None for label in labels)
+
+
+def are_scores(labels: Iterable[str]) -> bool:
+    """Whether all labels are numbers, and one has a fraction; a word for a missing number may be among them."""
+    numbers = [parse_number(label) for label in labels if label.lower() not in MISSING_NUMBERS]
+    return None not in numbers and any(number % 1 for number in numbers if number is not None)
 
 
 def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from leanify.data.tables.columns import LABELS, PICTURES, TEXTS
+from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores
 
 USUAL_NAMES = {*LABELS, *PICTURES, *(name for names in TEXTS for name in names)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
@@ -27,7 +27,7 @@ def guess_label(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
     if len(other_columns) != 1:
         return None
     ((name, cells),) = other_columns.items()
-    return name if _is_label(cells) or _are_fractions(cells) else None
+    return name if _is_label(cells) or are_scores(map(str, cells)) else None
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -43,7 +43,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         cells = [row[place] for row in rows if len(row) > place]
         if name in cells and _is_label(cells):
             return True
-        if _are_fractions([name]) and _are_fractions(cells):
+        if are_scores([name]) and are_scores(cells):
             return True
     return False
 
@@ -75,10 +75,3 @@ def _is_label(cells: Sequence[Any]) -> bool:
     if not all(isinstance(cell, (str, int)) and str(cell).strip() for cell in cells):
         return False
     return 2 <= len(set(cells)) <= len(cells) / MIN_ROWS_A_LABEL
-
-
-def _are_fractions(cells: Sequence[Any]) -> bool:
-    try:
-        return any(float(cell) % 1 for cell in cells)
-    except (TypeError, ValueError):
-        return False

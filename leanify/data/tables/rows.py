@@ -1,4 +1,4 @@
-"""Read the rows of a user's table: CSV, TSV, JSON lines, Parquet. Does not import torch."""
+"""Read the rows of a user's table: CSV, TSV, JSON, Parquet. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, text_encoding
+from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, preview, read_json, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import guessing
-from leanify.data.tables.columns import FASTTEXT_MARK, TABLES, find_shards, lower_suffix
+from leanify.data.tables.columns import (
+    FASTTEXT_MARK,
+    JSON,
+    SPLIT_COLUMNS,
+    SPLIT_NAMES,
+    TABLES,
+    find_shards,
+    lower_suffix,
+    match_column,
+)
 
 Row = dict[str, Any]
 QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
@@ -30,15 +39,30 @@ def read_table(path: Path, faults: Faults, columns: Sequence[str] | None = None)
     """Yield (place, {column: cell}) for every row; from Parquet the first of ``columns`` that it has.
 
     A row that is not UTF-8, not an object, or longer than the header is a fault. Raises DataError for no
-    table.
+    table, and for one of several splits.
     """
+    column, splits = None, set[str]()
+    for number, (place, row) in enumerate(_read_rows(path, faults, columns)):
+        column = column if number else match_column(SPLIT_COLUMNS, list(row))
+        if column is not None:
+            splits.add(str(row.get(column)).lower())
+            column = column if splits <= SPLIT_NAMES else None  # of another meaning
+        if column is not None and len(splits) > 1:
+            raise DataError(
+                f"{path} has rows of several splits (column {column}: {preview(sorted(splits))}): write a table for "
+                "each, such as train.csv and validation.csv, or remove the column to use all rows"
+            )
+        yield place, row
+
+
+def _read_rows(path: Path, faults: Faults, columns: Sequence[str] | None) -> Iterator[tuple[str, Row]]:
     suffix = lower_suffix(path)
     if suffix == ".parquet":
         yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, columns))
         return
     limit = csv.field_size_limit(MAX_LINE)  # of a cell; its default is 131,072
     read = _read_cells
-    if suffix == ".jsonl":
+    if suffix in JSON:
         read = _read_json
     elif suffix not in TABLES:
         read = _read_fasttext
@@ -73,22 +97,36 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    """Rows of a list, or of lines. The first one has the keys of all that are looked at, as a header has."""
+    is_list = lower_suffix(path) == ".json" and next(iter(file), "").lstrip().startswith("[")
+    file.seek(0)
+    values = number_rows(read_json(path, DataError)) if is_list else _read_json_lines(path, file, faults)
+    rows = _only_objects(path, values, faults)
+    first_rows = list(islice(rows, HEADER_ROWS))
+    keys = dict.fromkeys(key for _, row in first_rows for key in row)
+    for number, (place, row) in enumerate(chain(first_rows, rows)):
+        yield place, row if number else keys | row
+
+
+def _only_objects(path: Path, values: Iterable[tuple[str, Any]], faults: Faults) -> Iterator[tuple[str, Row]]:
+    for place, value in values:
+        if isinstance(value, dict):
+            yield place, value
+        else:
+            faults.record(f"{path}, {place} is {json.dumps(value)[:40]}, not a table of columns")
+
+
+def _read_json_lines(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
         if not _is_text(line):
-            faults.record(f"{where} {not_utf8(path)}")
+            faults.record(f"{path}, line {number} {not_utf8(path)}")
             continue
         try:
-            row = json.loads(line)
+            yield f"line {number}", json.loads(line)
         except (ValueError, RecursionError) as error:
-            faults.record(f"{where} is not JSON ({error})")
-            continue
-        if isinstance(row, dict):
-            yield f"line {number}", row
-        else:
-            faults.record(f"{where} is {json.dumps(row)[:40]}, not a table of columns")
+            faults.record(f"{path}, line {number} is not JSON ({error})")
 
 
 def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
@@ -96,7 +134,8 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     first = next(iter(file), "")
     usual = "\t" if lower_suffix(path) == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
-    delimiter = mark[1] if mark else next((mark for mark in (usual, ";", "\t", ",", "|") if mark in first), usual)
+    unquoted = QUOTED_CELL.sub("", first)
+    delimiter = mark[1] if mark else next((mark for mark in (usual, ";", "\t", ",", "|") if mark in unquoted), usual)
     is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
     file.seek(0)
     rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
@@ -169,7 +208,7 @@ def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> It
     the next line is read as a row of its own.
     """
     lines = _Lines(file)
-    reader = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     width = 0
     for cells in reader:
         # one row, or lines that a stray quote joined: those after the first are read again
@@ -187,7 +226,7 @@ def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> It
 def _is_one_row(lines: list[str], delimiter: str, width: int) -> bool:
     """Whether lines that quotes join are one row of a table with ``width`` columns."""
     try:
-        if len(list(csv.reader(lines, delimiter=delimiter, strict=True))) != 1:
+        if len(list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True))) != 1:
             return False
     except csv.Error:
         return False

@@ -45,8 +45,9 @@ class LabelledTable:
             if None in cells:
                 continue
             answer = columns.parse_label(name_class(row.get(label), order))
-            if answer is None:
-                faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, not a label")
+            if answer is None or (data.task == "text-regression" and columns.parse_number(answer) is None):
+                what = "a number" if data.task == "text-regression" else "a label"
+                faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, not {what}")
             else:
                 rows.append((tuple(cell for cell in cells if cell is not None), answer))
         if not rows:
@@ -68,7 +69,9 @@ class LabelledTable:
         """Tokenise; targets are indices into ``names``, or numbers without names. Raises DataError."""
         rows = []
         for texts, label in self.rows:
-            rows.append((texts, label_index(label, names, self.file) if names else _number(label, self.file)))
+            target = label_index(label, names, self.file) if names else columns.parse_number(label)
+            assert target is not None, "a row without a number is a fault"
+            rows.append((texts, target))
         return Sentences(rows, tokenizer, length, types)
 
 
@@ -94,10 +97,3 @@ def label_index(label: str, names: Sequence[str], file: Path) -> int:
     if label not in names:
         raise DataError(f"{file}: the training data has no label {label[:40]!r}, only {', '.join(names)}")
     return names.index(label)
-
-
-def _number(label: str, file: Path) -> float:
-    value = columns.parse_number(label)
-    if value is None:
-        raise DataError(f"{file}: the label {label[:40]!r} is not a number, but the task is regression")
-    return value
