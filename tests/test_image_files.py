@@ -14,7 +14,7 @@ from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.data.images.decoding import Decoder
 from leanify.data.recognition import recognise
-from leanify.data.unrecognised import check_is_no_data
+from leanify.data.unrecognised import check_is_no_data, why
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:
@@ -142,3 +142,41 @@ def test_empty_class_is_refused_at_once(tmp_path: Path, split: str) -> None:
         check_is_no_data(str(tmp_path))
     with pytest.raises(DataError, match=r"the class owl in .* has no images .*: remove the folder"):
         image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
+
+
+def test_unread_kinds_are_counted(tmp_path: Path) -> None:
+    """Photos of a telephone beside others; and a class whose name is a tool's."""
+    for name in ("cats", "dogs", "cache"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").touch()
+        (tmp_path / name / "1.png").touch()
+    for number in range(3):
+        (tmp_path / "cats" / f"{number}.HEIC").touch()
+    found = recognise(tmp_path)
+    assert found is not None
+    assert found.samples == 4
+    assert "files that are not read: 3 .heic" in found.description
+    assert "cache is left out as a tool's folder" in found.description
+    for path in tmp_path.rglob("*.png"):
+        path.unlink()
+    assert recognise(tmp_path) is None
+    assert "it has 3 .heic files, which are not read" in why(tmp_path)
+
+
+def test_splits_inside_classes_are_mentioned(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        for split in ("train", "val"):
+            (tmp_path / name / split).mkdir(parents=True)
+            (tmp_path / name / split / "0.png").touch()
+    found = recognise(tmp_path)
+    assert found is not None
+    assert "folders train, val: their images are mixed, unless you move them" in found.description
+
+
+def test_classes_are_counted_by_number(tmp_path: Path) -> None:
+    for name in ("10", "9", "1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").touch()
+    found = recognise(tmp_path)
+    assert found is not None
+    assert "(1, 9, 10)" in found.description

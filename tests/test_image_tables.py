@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +101,49 @@ def test_table_trains_and_keeps_classes(rows: list[tuple[Path, str]], tmp_path: 
 )
 def test_missing_files_are_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "a.png").touch()
     with pytest.raises(leanify.DataError, match=words):
         read(DataSection("data", "classification", str(tmp_path / "train.csv"), holdout=0.5))
+
+
+def copied(rows: list[tuple[Path, str]], folder: Path) -> list[tuple[Path, str]]:
+    folder.mkdir(parents=True)
+    return [(Path(shutil.copy(path, folder)), name) for path, name in rows]
+
+
+@pytest.mark.parametrize("missing", [1, 3, 8])
+def test_missing_images_are_counted(rows: list[tuple[Path, str]], tmp_path: Path, missing: int) -> None:
+    """Before training, with the place of a file of that name."""
+    rows = copied(rows, tmp_path / "images")
+    place = as_csv(rows, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for path, _ in rows[:missing]:
+        path.rename(tmp_path / "elsewhere" / path.name)
+    words = rf"{missing} of 8 images that it names are missing, the first: .*{rows[0][0].name}, while elsewhere/"
+    with pytest.raises(leanify.DataError, match=words):
+        read(DataSection("data", "classification", str(place), holdout=0.25))
+    found = recognise(place)
+    assert found is not None
+    assert re.search(words, found.description)
+    assert (found.fault is not None) is (missing == len(rows))
+
+
+def test_windows_paths_are_read(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    lines = [f"new\\inner\\{path.name},{name}" for path, name in copied(rows, tmp_path / "new" / "inner")]
+    (tmp_path / "train.csv").write_text("\n".join(["path,label", *lines]))
+    (train, _), _, _ = read(DataSection("data", "classification", str(tmp_path), holdout=0.25))
+    assert read_picture(train, 3, "RGB")[0].size
+
+
+def test_numbers_are_no_classes(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    """An age for each picture was learnt as a class for each age."""
+    lines = [f"{path},{number / 4}" for number, (path, _) in enumerate(rows)]
+    (tmp_path / "train.csv").write_text("\n".join(["path,age", *lines]))
+    with pytest.raises(leanify.DataError, match="labels are numbers, and images are learnt by class"):
+        read(DataSection("data", "classification", str(tmp_path), label="age", holdout=0.25))
+    found = recognise(tmp_path)
+    assert found is not None
+    assert found.fault is not None
 
 
 def test_columns_can_be_named(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
@@ -124,3 +167,8 @@ def test_class_folders_precede_tables(tmp_path: Path) -> None:
         by_table = name == "images"
         assert found.description.startswith("1 images (image)") == by_table
         assert image_tables.is_image_table(tmp_path, "train") == by_table
+    (tmp_path / "labels.csv").rename(tmp_path / "train.csv")  # beside folders of images to train and to test on
+    found = recognise(tmp_path)
+    assert found is not None
+    assert found.description.startswith("1 images (image)")
+    assert image_tables.is_image_table(tmp_path, "train")

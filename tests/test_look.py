@@ -164,3 +164,13 @@ def test_look_precedes_training(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(DataError, match="nothing to learn"):
         start.train("own-images", tmp_path / "second", settings=settings)
     assert not (tmp_path / "second").exists()
+
+
+def test_names_of_one_class_are_named(tmp_path: Path) -> None:
+    names = ("pos", "Pos ", "neg", "neutral")
+    seen = look(table(tmp_path, [(f"sentence number {i}", names[i % 4]) for i in range(60)]))
+    assert "classes that may be one: Pos, pos" in seen.warnings
+    names = ("1", "1.0", "2", "3")
+    (tmp_path / "other").mkdir()
+    seen = look(table(tmp_path / "other", [(f"sentence number {i}", names[i % 4]) for i in range(60)]))
+    assert "classes that may be one: 1, 1.0" in seen.warnings

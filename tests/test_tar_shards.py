@@ -15,12 +15,13 @@ import pytest
 from runs import final_state
 
 import leanify
-from leanify.core.errors import DataError
+from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.images.folder import read, read_picture
 from leanify.data.recognition import recognise
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
+from leanify.data.unrecognised import check_is_no_data
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 
@@ -206,3 +207,11 @@ def test_missing_split_is_named(place: Path) -> None:
         read(section(place, holdout=0.1))
     (train, _), _, _ = read(section(place, holdout=0.1, on_error="skip"))
     assert first_pixels(train) == list(range(60))
+
+
+def test_archives_of_folders_are_refused_at_once(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "train-0.tar", "w") as shard:
+        for number in range(4):
+            add(shard, f"pets/{NAMES[number % 2]}/{number}.png", picture(number))
+    with pytest.raises(SourceError, match=r"no image with a label .* beside it; folders of classes must be unpacked"):
+        check_is_no_data(str(tmp_path))

@@ -76,6 +76,21 @@ CASES: dict[str, tuple[Any, str]] = {
     "inside": (lambda place: labelled(place / "data" / "train.csv"), "data is data: name it"),
     "texts by class": (texts_by_class, "texts in folders of their classes (neg, pos) are not read"),
     "saved texts": (saved_texts, "write texts as train.parquet"),
+    "texts by split": (
+        lambda place: [labelled(place / split / f"{n}.txt") for split in ("train", "val") for n in range(2)],
+        "texts in folders of splits (train, val) are not read: write a file for each",
+    ),
+    "tables by split": (
+        lambda place: [labelled(place / split / "data.csv") for split in ("train", "val")],
+        "train, val are data, each for itself. Name one of them or put their files here as train.csv",
+    ),
+    "hub": (
+        lambda place: [
+            csv(place / "data" / "train.csv", "img,fine,coarse", lambda i: f"{i}.png,{i % 2},{i % 4}"),
+            (place / "README.md").touch(),
+        ],
+        "which column has the labels of the images (img) is not clear",
+    ),
     "one class": (lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x"), "but of one class"),
 }
 

@@ -18,6 +18,7 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.data.images.decoding import MIN_CONTRAST, contrast_of
 from leanify.data.samples import Selection, Splits
+from leanify.data.tables.columns import parse_number
 
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
@@ -79,6 +80,14 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     if single:
         has = _count(len(single), "class has", "classes have")
         look.warnings.append(f"{has} one training sample: {preview(single)}")
+    # names of one meaning
+    names_by_meaning: dict[Any, list[str]] = {}
+    for name in splits.names:
+        number = parse_number(name)
+        names_by_meaning.setdefault(name.strip().casefold() if number is None else number, []).append(name)
+    for alike in names_by_meaning.values():
+        if len(alike) > 1:
+            look.warnings.append(f"classes that may be one: {preview(alike)}")
     # classes that one split lacks
     for name in list(parts)[1:]:
         if labels[name] is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,7 +14,15 @@ from typing import Any, Literal
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview, read_json, text_encoding
 from leanify.data.faults import Faults
-from leanify.data.images.files import are_split_names, find_images, find_split_folder, is_tool_folder
+from leanify.data.images.files import (
+    NUMBERS,
+    are_split_names,
+    describe_missing,
+    find_images,
+    find_split_folder,
+    is_tool_folder,
+    parse_picture,
+)
 from leanify.data.tables import columns, guessing
 from leanify.data.tables.rows import Row, read_table
 from leanify.upstream.wall import reraise_as
@@ -110,12 +118,16 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
     # data that `datasets` saved
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _describe_saved(place)
-    # pictures in a folder for each class
+    # pictures in a folder for each class, unless a table called train names them
     train = find_split_folder(place, "train") or place
-    counts = _images_by_folder(train)
+    others: Counter[str] = Counter()
+    counts = _images_by_folder(train, others)
     with_images = {name: count for name, count in counts.items() if count}
     if len(with_images) > 1 and not are_split_names(list(with_images)):
-        return _describe_classes(place, train, counts)
+        table = columns.find_split_file(place, "train", columns.TABLES) if train == place else None
+        by_table = None if table is None else _describe_file(table, None, selection)
+        if by_table is None or by_table.kind != "images":
+            return _describe_classes(place, train, counts, others)
     # pictures in tar shards
     from leanify.data.images import tar_shards  # imports numpy
 
@@ -136,16 +148,19 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
 
 
 def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
-    """Describe tar shards; damaged ones have no number of classes, and their reader reports the damage."""
+    """Describe tar shards; damaged ones have no number of classes."""
     from leanify.data.images import tar_shards  # imports numpy
 
     text = f"{_count(len(shards), 'tar shard')} of images in {place}"
-    samples = classes = None
-    with contextlib.suppress(DataError, OSError):
+    samples = classes = fault = None
+    try:
         _, labels = tar_shards.read(shards, Faults(skip=True))
         samples, classes = len(labels), len(set(labels))
         text += f", {samples:,} images of {classes:,} classes"
-    return OwnData("images", text, bool(tar_shards.find_shards(place, "validation")), classes=classes, samples=samples)
+    except (DataError, OSError) as error:
+        fault = str(error)
+    is_validated = bool(tar_shards.find_shards(place, "validation"))
+    return OwnData("images", text, is_validated, classes=classes, samples=samples, fault=fault)
 
 
 def _describe_saved(place: Path) -> OwnData | None:
@@ -171,23 +186,18 @@ def _describe_saved(place: Path) -> OwnData | None:
         return OwnData("images", text, is_validated, classes=len(names))
 
 
-def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> OwnData:
+def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], others: Counter[str]) -> OwnData:
+    """Describe images in a folder for each class; ``others`` are images that are not read, by their endings."""
     # folders that hold pictures are the classes
     empty = [name for name, count in counts.items() if not count]
-    names, samples = sorted(set(counts) - set(empty)), sum(counts.values())
+    names, samples = columns.sort_labels(set(counts) - set(empty)), sum(counts.values())
     description = f"{samples:,} images of {len(names):,} classes ({preview(names, MAX_NAMES)}) in {train}"
-    shared_folders = _same_folders([train / name for name in names])
-    if shared_folders:
-        description += (
-            f"; each of these folders has the folders {preview(shared_folders)}: if those are the classes, name one of "
-        )
-        description += "the outer ones"
     # the validation folder, with its classes; folders that spoil the classes, by name
     other = find_split_folder(place, "validation") if train != place else None
     faults = []
     empty_folders = [str(train / name) for name in empty]
     if other is not None:
-        other_counts = _images_by_folder(other)
+        other_counts = _images_by_folder(other, others)
         description += f", {sum(other_counts.values()):,} in {other}"
         empty_folders += [str(other / name) for name, count in other_counts.items() if not count]
         if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
@@ -196,6 +206,22 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Ow
             )
     if empty_folders:
         faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
+    # what may be meant otherwise
+    shared_folders = _same_folders([train / name for name in names])
+    if shared_folders:
+        description += f"; each of these folders has the folders {preview(shared_folders)}: "
+        description += (
+            "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
+            if are_split_names(shared_folders)
+            else "if those are the classes, name one of the outer ones"
+        )
+    tool_folders = [entry.name for entry in train.iterdir() if entry.is_dir() and is_tool_folder(entry.name)]
+    left_out = [name for name in tool_folders if name[0] not in "._@#$" and next(find_images(train / name), None)]
+    if left_out:
+        description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
+    if others:
+        endings = preview([f"{count:,} {ending}" for ending, count in sorted(others.items())])
+        description += f"; files that are not read: {endings} (save them as .png or .jpg)"
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
     fault = "; ".join(faults) or None
@@ -206,9 +232,9 @@ def _folders(place: Path) -> Iterator[Path]:
     return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not is_tool_folder(entry.name))
 
 
-def _images_by_folder(place: Path) -> dict[str, int]:
+def _images_by_folder(place: Path, others: Counter[str]) -> dict[str, int]:
     """The number of images in each folder of a folder."""
-    return {folder.name: sum(1 for _ in find_images(folder)) for folder in _folders(place)}
+    return {folder.name: sum(1 for _ in find_images(folder, others)) for folder in _folders(place)}
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
@@ -353,6 +379,12 @@ def _describe_labels(
         fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
         if columns.are_numbers(names):
             fault += " Numbers are learnt as such with --set data.task=text-regression"
+    if kind == "images":
+        pictures = [parse_picture(row.get(of[0]), file.parent) for row in rows]
+        missing, sentence = describe_missing(file, pictures)
+        description += f"; {sentence}" if missing else ""
+        fault = "without images there is nothing to learn" if missing == len(pictures) else fault
+        fault = NUMBERS if classes is None and what == "a number" else fault
     data = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None, fault=fault)
     if kind == "images":
         return data

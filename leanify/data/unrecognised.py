@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from leanify.data.tables.rows import read_table
 
 LAYOUTS = (
     "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
-    "images and one of labels; text in .txt files"
+    "images and one of labels; text in .txt files, which other texts may be called, too"
 )
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -109,6 +110,12 @@ def _of_table(file: Path, place: Path) -> str:
     text, label, names = _texts_like(rows), _label_like(rows), preview(list(map(str, rows[0])), 8)
     line = f"leanify compare {quote(str(place))}"
     label_setting = f"--set data.label={quote(label or 'COLUMN')}"
+    picture = recognition.NO_COLUMNS.picture_column(rows[0])
+    if picture is not None:
+        return (
+            f"which column has the labels of the images ({picture}) is not clear in {file}, which has {names}. Name "
+            f"it: {line} --set data.image={quote(picture)} {label_setting}; a column for each class is not read"
+        )
     if text is not None:
         what = "which columns are texts and labels" if label else "which column has the labels"
         cells = quote(f"data.text={json.dumps([text], ensure_ascii=False)}")
@@ -160,12 +167,16 @@ def _of_folder(place: Path) -> str:
         return _of_table(table, place)
     if tables:
         names = preview([file.name for file in tables])
-        return f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them"
+        rename = "Name one of them, or call them train.csv and validation.csv"
+        return f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}"
     # texts in folders of their classes, then data in a folder below
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
         texts.update(place.name for place in inner if columns.text_files(place))
+    if len(texts) > 1 and are_split_names(sorted(texts)):
+        line = "cat train/*.txt > train.txt"
+        return f"texts in folders of splits ({preview(sorted(texts))}) are not read: write a file for each, {line}"
     if len(texts) > 1:
         return (
             f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
@@ -175,8 +186,12 @@ def _of_folder(place: Path) -> str:
     if len(readable) == 1:
         return f"but {readable[0]} is data: name it"
     if readable:
-        names = preview([folder.name for folder in readable])
-        return f"its folders {names} are data, each for itself. Name one of them"
+        folder_names = [folder.name for folder in readable]
+        beside = " or put their files here as train.csv and validation.csv" * are_split_names(folder_names)
+        return f"its folders {preview(folder_names)} are data, each for itself. Name one of them{beside}"
+    with_tables = [folder for folder in folders if any(columns.is_table(file) for file in folder.iterdir())]
+    if len(with_tables) == 1:
+        return _of_folder(with_tables[0])
     # images, texts in another encoding, archives and other kinds of files
     pictures = _of_images(place, folders)
     if pictures is not None:
@@ -191,7 +206,11 @@ def _of_folder(place: Path) -> str:
 
 
 def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
-    image_counts = {folder.name: sum(1 for _ in find_images(folder)) for folder in folders}
+    others: Counter[str] = Counter()
+    image_counts = {folder.name: sum(1 for _ in find_images(folder, others)) for folder in folders}
+    if others:
+        endings = preview([f"{count:,} {ending}" for ending, count in sorted(others.items())])
+        return f"it has {endings} files, which are not read: save them as .png or .jpg"
     pictures = [name for name in image_counts if image_counts[name]]
     image_count = sum(1 for _ in find_images(place))
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"

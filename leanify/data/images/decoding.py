@@ -22,7 +22,7 @@ from leanify.core.recipe import DataSection
 from leanify.upstream.libraries import first_line
 
 # formats that are opened: among Pillow's others are some that start a program, as Ghostscript for PostScript
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 FULL_RANGE = (0, 65535)  # of 16 bits
 DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA);16([BLN])")  # Pillow's words for colours of 16 bits in a byte order
 OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}

@@ -6,6 +6,7 @@ Does not import torch.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ TOOL_FOLDERS = (
     "__macosx", "__pycache__", "node_modules", "cache", "_cache", "thumbnails", "_thumbnails", "lost+found",
     "@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "system volume information",
 )  # fmt: skip
+
+
+OTHER_IMAGES = (
+    ".heic", ".heif", ".jxl", ".svg", ".psd", ".tga", ".ico", ".exr", ".hdr", ".dng", ".cr2", ".nef", ".dcm", ".nii",
+)  # fmt: skip  # that are not read
+IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
+NUMBERS = (
+    "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
+    "--set data.name=file.py:function"
+)
 
 
 def is_tool_folder(name: str) -> bool:
@@ -71,13 +82,19 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def find_images(folder: Path) -> Iterator[Path]:
-    """The images below a folder, however deep; without hidden ones, which macOS adds for each file."""
+def find_images(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
+    """The images below a folder, however deep; without hidden ones, which macOS adds for each file.
+
+    ``others`` counts images that are not read, by their endings.
+    """
     for place in walk_folders(folder):
         if any(is_tool_folder(part) for part in place.relative_to(folder).parts):
             continue
         with os.scandir(place) as entries:  # closed before the first is given: who asks for one leaves the rest
-            names = [entry.name for entry in entries if _is_image(entry)]
+            files = [entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
+        names = [name for name in files if name.lower().endswith(IMAGES)]
+        if others is not None and len(names) < len(files):
+            others.update(ending for name in files if (ending := Path(name).suffix.lower()) in OTHER_IMAGES)
         yield from (place / name for name in names)
 
 
@@ -86,8 +103,28 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_tool_folder(entry.name))
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(IMAGES) and not entry.name.startswith(".") and not entry.is_dir()
+def parse_picture(cell: Any, folder: Path) -> Any:
+    """The path in a table's cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
+    if isinstance(cell, str) and "\0" not in cell:
+        path = folder / Path(cell).expanduser()
+        if "\\" in cell and not path.exists():  # as Windows writes it
+            path = folder / cell.replace("\\", "/")
+        return path if cell else None
+    is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
+    return cell if is_stored or (isinstance(cell, bytes) and cell) else None
+
+
+def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
+    """How many of the images that a table names are no files, and a sentence: the first, where one of its name is."""
+    missing = [picture for picture in pictures if isinstance(picture, Path) and not picture.is_file()]
+    if not missing:
+        return 0, ""
+    elsewhere = next((path for path in find_images(file.parent) if path.name == missing[0].name), None)
+    hint = f", while {elsewhere.relative_to(file.parent)} is there" if elsewhere is not None else ""
+    return len(missing), (
+        f"{len(missing):,} of {len(pictures):,} images that it names are missing, the first: {missing[0]}{hint} (a "
+        "path is relative to the table's folder)"
+    )
 
 
 def split_names(split: str) -> tuple[str, ...]:

@@ -81,6 +81,8 @@ def read_picture(files: Any, index: int, mode: str, decoder: Decoder = PLAIN) ->
     # the picture and its class
     try:
         file, label = files[index]
+    except DataError:
+        raise
     except Exception as error:  # timm's readers raise many types
         raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
     with file:

@@ -24,12 +24,11 @@ from leanify.data import hub
 from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
-from leanify.data.images.files import class_folders, file_size, find_images
+from leanify.data.images.files import NUMBERS, class_folders, describe_missing, file_size, find_images, parse_picture
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
 
-IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
 
 
@@ -152,15 +151,10 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
             labels.append(kind)
     if not pictures:
         raise DataError(f"{file} has no row with an image and a label")
+    missing, sentence = describe_missing(file, pictures)
+    if missing and not faults.skip:
+        raise DataError(f"{file}: {sentence}; correct the table", ", or skip such rows with --set data.on_error=skip")
     return pictures, labels, f"({image} → {label})"
-
-
-def parse_picture(cell: Any, folder: Path) -> Any:
-    """The path in a cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
-    if isinstance(cell, str) and "\0" not in cell:
-        return folder / Path(cell).expanduser() if cell else None
-    is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
-    return cell if is_stored or (isinstance(cell, bytes) and cell) else None
 
 
 def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[str, str]:
@@ -184,6 +178,8 @@ def _number_classes(tables: Sequence[tuple[Path, Any, list[str]]], source: str) 
     # classes are numbered in the first table's order; no other table may have more
     first = tables[0][0]
     names = columns.sort_labels(set(tables[0][2]))
+    if columns.are_scores(names):
+        raise DataError(f"{first}: {NUMBERS}")
     if len(names) < 2:
         raise DataError(f"{first} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}

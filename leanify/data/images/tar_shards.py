@@ -84,7 +84,10 @@ def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
         )
     places = np.flatnonzero(labels >= 0)
     if not len(places):
-        raise DataError(f"{shards[0]} and the like have no image with a label (.{', .'.join(LABEL_ENDINGS)}) beside it")
+        raise DataError(
+            f"{shards[0]} and the like have no image with a label (.{', .'.join(LABEL_ENDINGS)}) beside it; folders of "
+            "classes must be unpacked"
+        )
     return Pieces(shards, {**index, "rows": index["rows"][places]}), [names[label] for label in labels[places].tolist()]
 
 

@@ -18,7 +18,9 @@ TABLES = (".csv", ".tsv", *JSON, ".parquet")
 FASTTEXT = (".txt", ".ft", ".ft.txt")  # endings of fastText's tables, of lines such as `__label__pos a fine film`
 FASTTEXT_SPLITS = (".train", ".valid", ".test")  # endings in its tutorial
 FASTTEXT_MARK = "__label__"
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")  # that Pillow reads
+IMAGES = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2",
+)  # fmt: skip  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
