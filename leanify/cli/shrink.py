@@ -13,6 +13,7 @@ import typer
 from leanify.cli.formats import Kind, output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, output_option
+from leanify.cli.threads import spare_busy_cores
 
 Words = list[str] | None
 
@@ -84,6 +85,7 @@ def shrink(
 
     if report:
         return _show_report(Path(checkpoint), kind)
+    spare_busy_cores()
     with progress("loading PyTorch", None):
         from leanify.shrinking import shrink as shrinking
 

@@ -15,6 +15,7 @@ import typer
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, complete_recipe
+from leanify.cli.threads import spare_busy_cores
 from leanify.core.errors import raised_by_all
 
 run_option = partial(typer.Option, rich_help_panel="Run")
@@ -80,6 +81,7 @@ def train(
 
     if device is not None:
         _choose(device)
+    spare_busy_cores()
     with progress("loading PyTorch", None):
         from leanify.core import machine
         from leanify.runs.run_directory import RunDirectory
