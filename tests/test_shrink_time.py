@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from test_layouts import typed
 
 import leanify
+from leanify.cli.threads import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.data.splits import load_splits
@@ -23,10 +27,12 @@ from leanify.profiling import counting
 from leanify.shrinking import larger_machine
 from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.folder import ShrinkFolder
-from leanify.shrinking.healing import Evaluator, heal_candidates
-from leanify.shrinking.neighbours import nearest_neighbours, neighbours_kept
+from leanify.shrinking.healing import Evaluator, heal_candidates, limit_samples
+from leanify.shrinking.neighbours import compare_embeddings, nearest_neighbours
 from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import PRIORITY, Clock, plan_time
+from leanify.shrinking.transfer import transfer_weights
 from leanify.sources import find
 from leanify.sources.describe import describe
 from leanify.training import memory
@@ -103,6 +109,48 @@ def test_short_healing_takes_lowest_rate(rates: tuple[float, ...], rate: float, 
     assert healed == {}
 
 
+def test_minutes_too_few_are_refused(here: Path) -> None:
+    """In one sentence, which names minutes that are enough, also for the data that more minutes allow."""
+    recipe, splits = prepared(here)
+    plan, shapes = plan_shapes(str(here / "old"), 0.7, "all")
+
+    def check_minutes(minutes: float) -> None:
+        some = limit_samples(splits, recipe, minutes, 3e6)
+        baseline = plan.baseline.architecture
+        plan_time(recipe, some, baseline, shapes, [], Clock(minutes), 3e6, None).check_minutes(minutes)
+
+    with pytest.raises(LeanifyError, match="--minutes 6 are too few") as refusal:
+        check_minutes(6)
+    enough = int(re.search(r"give --minutes (\d+)", str(refusal.value))[1])  # type: ignore[index]
+    check_minutes(enough)
+
+
+def test_calibration_pairs_what_may_pair(here: Path) -> None:
+    """Blocks that are only dropped need no units before pairing; the result is the same."""
+    model = leanify.load(here / "old")
+    old = leanify.read(model)
+    new = replace(old, stages=tuple(replace(stage, blocks=stage.blocks[1:]) for stage in old.stages))
+    batches = [{"input_ids": torch.randint(5, 30, (4, 12))} for _ in range(4)]
+    results = []
+    for paired in ([], None):
+        teacher = CalibratedTeacher(model, batches[1:], batches[:1])
+        teacher.prepare([new], paired=paired)
+        assert bool(teacher._cuts) is (paired is None)
+        results.append(transfer_weights(teacher, new, moves=("drop",)).model.state_dict())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_threads_sleep_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for load, before, policy in ((0.0, None, None), (64.0, None, "PASSIVE"), (64.0, "ACTIVE", "ACTIVE")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load * (os.cpu_count() or 1), 0.0, 0.0))
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if before:
+            monkeypatch.setenv("OMP_WAIT_POLICY", before)
+        spare_busy_cores()
+        assert os.environ.get("OMP_WAIT_POLICY") == policy
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+
+
 def test_second_shrink_is_refused(tmp_path: Path) -> None:
     folder = ShrinkFolder(tmp_path / "out", {})
     with (
@@ -155,7 +203,7 @@ def test_neighbours_equal_brute_force() -> None:
     torch.manual_seed(0)
     teacher = torch.nn.functional.normalize(torch.randn(90, 6), dim=-1)
     rotation = torch.linalg.qr(torch.randn(6, 6)).Q
-    assert neighbours_kept(Constant(teacher @ rotation), Rows(teacher), ["mean"]) == 1.0
+    assert compare_embeddings(Constant(teacher @ rotation), Rows(teacher), ["mean"])[1] == 1.0
     student = torch.nn.functional.normalize(teacher + 0.3 * torch.randn(90, 6), dim=-1)
     kept = 0
     for i in range(90):
@@ -164,7 +212,9 @@ def test_neighbours_equal_brute_force() -> None:
             others = sorted((j for j in range(90) if j != i), key=lambda j: -float(table[i] @ table[j]))
             sets.append(set(others[:10]))
         kept += len(sets[0] & sets[1])
-    assert neighbours_kept(Constant(student), Rows(teacher), ["mean"]) == pytest.approx(kept / 900)
+    cosine, share = compare_embeddings(Constant(student), Rows(teacher), ["mean"])
+    assert share == pytest.approx(kept / 900)
+    assert cosine == pytest.approx(float(torch.cosine_similarity(student, teacher).mean()))
     assert not nearest_neighbours(teacher, 10).diagonal().any()
 
 

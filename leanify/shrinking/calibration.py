@@ -20,6 +20,7 @@ from leanify.upstream.hooked import remove_on_exit
 
 Batch = Mapping[str, Tensor]
 MAX_ROWS = 4096  # rows of outputs to compare; more rows change at most the second digit of the damage
+PRODUCT_ROWS = 2048  # rows of one product of second moments
 MAX_NUMBERS = 2**26  # limit on their total size: a large vocabulary gets fewer rows
 
 
@@ -66,8 +67,14 @@ def accumulate_moments(
 ) -> dict[str, Moments]:
     """Return the second moments over passes, each with the mask of its tokens."""
     totals: dict[tuple[str, int], Tensor] = {}
+    waiting_rows: dict[tuple[str, int], list[Tensor]] = {}  # a product of many rows costs less than one of each batch
     mask: list[Tensor | None] = [None]
     half = 0
+
+    def add_product(key: tuple[str, int]) -> None:
+        rows = torch.cat(waiting_rows.pop(key))
+        product = (rows.T @ rows).double()
+        totals[key] = totals[key].add_(product) if key in totals else product
 
     def hook(name: str) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -77,9 +84,9 @@ def accumulate_moments(
             if isinstance(module, nn.modules.conv._ConvNd):
                 return
             rows = token_rows(x, mask[0])
-            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-            product = (rows.T @ rows).double()
-            totals[name, half] = totals[name, half].add_(product) if (name, half) in totals else product
+            waiting_rows.setdefault((name, half), []).append(torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
+            if sum(map(len, waiting_rows[name, half])) >= PRODUCT_ROWS:
+                add_product((name, half))
 
         return add
 
@@ -87,6 +94,8 @@ def accumulate_moments(
         for index, (mask[0], one_pass) in enumerate(passes):
             half = index % 2
             one_pass()
+    for key in list(waiting_rows):
+        add_product(key)
     # the sums of even and of odd batches, by name
     sums: dict[str, list[Tensor]] = {}
     for name, index in sorted(totals, key=lambda key: key[1]):

@@ -35,13 +35,16 @@ def calibration_batches(recipe: TrainingRecipe, splits: Splits, model: nn.Module
 
 def sample_batches(splits: Splits, model: nn.Module, count: int, seed: int) -> list[dict[str, Any]]:
     """Return batches of model inputs with at most ``count`` training samples, selected by the seed."""
-    # samples drawn with the seed, in batches of about equal size
-    count = min(count, len(splits.train))
-    indices = np.random.default_rng(seed).choice(len(splits.train), count, replace=False)
+    # samples drawn with the seed, in batches of about equal size; texts of one batch have about the same length
+    count, generator = min(count, len(splits.train)), np.random.default_rng(seed)
+    indices = generator.choice(len(splits.train), count, replace=False)
+    lengths = getattr(splits.train, "lengths", None)
+    if lengths is not None:
+        indices = indices[np.asarray(lengths)[indices].argsort(kind="stable")]
     parts = np.array_split(indices, max(2, count // BATCH_SIZE))
     keys = []
-    for part in parts:
-        keys.append([(0, int(index)) for index in part])
+    for number in range(len(parts)) if lengths is None else generator.permutation(len(parts)):
+        keys.append([(0, int(index)) for index in parts[number]])
     # scale each batch and name its tensors after the model's arguments
     main_input = next(iter(example_inputs(model, 1, device="meta")))
     batches = []

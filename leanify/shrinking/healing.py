@@ -23,8 +23,9 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.splits import load_splits
 from leanify.runs.checkpoints import WEIGHTS
 from leanify.runs.run_directory import RunDirectory
+from leanify.shrinking.calibration_batches import MAX_SAMPLES
 from leanify.shrinking.folder import ShrinkFolder
-from leanify.shrinking.neighbours import neighbours_kept
+from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.time_plan import EMBEDDED_SHARE, EVALUATED_SHARE, sample_macs
 from leanify.sources.weights import is_headless
 from leanify.training import rates as range_tests
@@ -83,15 +84,15 @@ class Evaluator:
 
     def evaluate_splits(self, trainer: Trainer) -> dict[str, float]:
         assert self.splits.test is not None
-        chosen_on, quality = (
-            trainer.evaluate(split)[self.metric] for split in (self.splits.validation, self.splits.test)
-        )
-        values = {"chosen_on": chosen_on, "quality": quality}
-        if self.recipe.data.task == "sentence-embedding":
-            model = trainer.state.eval_model
-            for key, split in (("neighbours_chosen", self.splits.validation), ("neighbours", self.splits.test)):
-                share = neighbours_kept(model, split, self.splits.pooling)
-                values |= {} if share is None else {key: share}
+        parts = {"chosen_on": self.splits.validation, "quality": self.splits.test}
+        if self.recipe.data.task != "sentence-embedding":
+            return {key: trainer.evaluate(split)[self.metric] for key, split in parts.items()}
+        # a sentence encoder's embeddings give the cosine and the neighbours
+        values: dict[str, float] = {}
+        for key, split in parts.items():
+            cosine, share = compare_embeddings(trainer.state.eval_model, split, self.splits.pooling)
+            name = "neighbours" if key == "quality" else "neighbours_chosen"
+            values |= {key: cosine} if share is None else {key: cosine, name: share}
         return values
 
     def reference(self) -> dict[str, Any] | None:
@@ -149,9 +150,10 @@ def limit_samples(splits: Splits, recipe: TrainingRecipe, minutes: float, macs_p
     for name in ("validation", "test"):
         parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
     if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
-        max_embedded = max(SAMPLE_LIMITS[1], int(EMBEDDED_SHARE * seconds / forward))
+        # weights are transferred by `MAX_SAMPLES`; healing takes more
+        max_embedded = max(MAX_SAMPLES, int(EMBEDDED_SHARE * seconds / forward)) if minutes else MAX_SAMPLES
         parts["train"] = _select_samples(splits.train, max_embedded, recipe)
-        if len(parts["train"]) < len(splits.train):
+        if minutes and len(parts["train"]) < len(splits.train):
             sample_text = f"{len(parts['train']):,} of {len(splits.train):,} samples"
             note(f"{sample_text}, to fit --minutes; --set data.samples=N uses more")
     return replace(splits, **parts)

@@ -17,36 +17,38 @@ from leanify.tasks.sentence_embedding import embed
 
 NEAREST = 10
 BATCH = 64
-MAX_SENTENCES = 2_000  # maximum number of sentences to compare; the memory grows with its square
 
 
 @torch.no_grad()
-def neighbours_kept(model: nn.Module, samples: Any, pooling: Sequence[str]) -> float | None:
-    """Return the share of each sentence's nearest teacher neighbours that are also nearest in the model's embeddings.
+def compare_embeddings(model: nn.Module, samples: Any, pooling: Sequence[str]) -> tuple[float, float | None]:
+    """Return the mean cosine to the teacher's embeddings, and the share of the nearest neighbours in them that stay.
 
-    ``samples`` contain the teacher's embeddings as targets. Returns None for fewer than three sentences.
+    ``samples`` contain the teacher's embeddings as targets. Fewer than three sentences have no share.
     """
-    count = min(len(samples), MAX_SENTENCES)
-    nearest = min(NEAREST, count - 2)
-    if nearest < 1:
-        return None
     device = next(model.parameters()).device
     model.eval()
 
     # embeddings of both, (sentences, width); batches of similar lengths need little padding
-    order = np.arange(count)
+    order = np.arange(len(samples))
     lengths = getattr(samples, "lengths", None)
     if lengths is not None:
-        order = np.asarray(lengths)[:count].argsort(kind="stable")
+        order = np.asarray(lengths).argsort(kind="stable")
     students: list[Tensor] = []
     teachers: list[Tensor] = []
-    for start in range(0, count, BATCH):
+    for start in range(0, len(samples), BATCH):
         inputs, targets = samples.batch(order[start : start + BATCH])
         on_device = {name: value.to(device) for name, value in inputs.items()}
         students.append(F.normalize(embed(model, on_device, pooling), dim=-1))
         teachers.append(F.normalize(targets.to(device).float(), dim=-1))
-    kept = nearest_neighbours(torch.cat(students), nearest) & nearest_neighbours(torch.cat(teachers), nearest)
-    return float(kept.sum()) / (count * nearest)
+    student, teacher = torch.cat(students), torch.cat(teachers)
+    cosine = float((student * teacher).sum(-1).double().mean())
+
+    # neighbours that are near in both
+    nearest = min(NEAREST, len(samples) - 2)
+    if nearest < 1:
+        return cosine, None
+    kept = nearest_neighbours(student, nearest) & nearest_neighbours(teacher, nearest)
+    return cosine, float(kept.sum()) / (len(samples) * nearest)
 
 
 def nearest_neighbours(embeddings: Tensor, nearest: int) -> Tensor:

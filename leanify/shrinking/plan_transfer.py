@@ -40,8 +40,17 @@ MEANING = {
 }
 
 
-def prepare(teacher: CalibratedTeacher, shapes: Sequence[Architecture], what: str, extra_passes: float = 0.0) -> None:
-    """Warn about too little data, forecast the time with ``extra_passes``, and then select heads and units."""
+def prepare(
+    teacher: CalibratedTeacher,
+    shapes: Sequence[Architecture],
+    what: str,
+    extra_passes: float = 0.0,
+    paired: Sequence[Architecture] | None = None,
+) -> None:
+    """Warn about too little data, forecast the time with ``extra_passes``, and then select heads and units.
+
+    ``paired`` are the shapes whose blocks may be paired, by default all.
+    """
     for words in teacher.warnings(shapes):
         note(f"warning: {words}")
     began = time.perf_counter()
@@ -49,7 +58,7 @@ def prepare(teacher: CalibratedTeacher, shapes: Sequence[Architecture], what: st
     forecast = (teacher.forecast(shapes) + extra_passes) * (time.perf_counter() - began)
     note(f"{what}, damage as {unit}; {format_forecast(forecast)} on this machine")
     with progress("what each block needs", sum(len(stage.blocks) for stage in teacher.located_model.stages)) as advance:
-        teacher.prepare(shapes, advance)
+        teacher.prepare(shapes, advance, paired)
 
 
 class PlanTransfer:

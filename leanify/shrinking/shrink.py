@@ -181,6 +181,7 @@ def _prepare(
     if "chosen shapes" in findings:
         time_plan = replace(time_plan, shapes=[one for one in shapes if one.name in findings["chosen shapes"]["names"]])
     else:
+        time_plan.check_minutes(clock.minutes)
         findings["chosen shapes"] = {"names": [shape.name for shape in time_plan.shapes]}
         if clock.minutes:
             note(time_plan.description)
@@ -395,9 +396,10 @@ def _transfer_all(folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     teacher = CalibratedTeacher(original, choosing, batches[1::MEASURING], is_headless(original))
     several = [shape.design.architecture for shape in todo if shape.design]
+    paired = [shape.design.architecture for shape in todo if shape.design and "pair" in shape.moves]
     count = f"{len(todo)} shape{'s' * (len(todo) != 1)}"
     what = f"transferring weights to {count} by {teacher.tokens:,} tokens, {len(batches)} batches"
-    prepare(teacher, several, what, passes(teacher) if len(several) < len(todo) else 0)
+    prepare(teacher, several, what, passes(teacher) if len(several) < len(todo) else 0, paired)
     for shape in todo:
         folder.once(f"carried {shape.name}", partial(_transfer_shape, folder, bench, teacher, shape, explain))
 

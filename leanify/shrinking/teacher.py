@@ -103,11 +103,19 @@ class CalibratedTeacher:
 
     # -- selection ----------
 
-    def prepare(self, shapes: Sequence[Architecture], on_block: Callable[[int], None] = lambda count: None) -> None:
-        """Select heads and units for all sizes of some shapes, block by block; ``on_block`` is called after each."""
+    def prepare(
+        self,
+        shapes: Sequence[Architecture],
+        on_block: Callable[[int], None] = lambda count: None,
+        paired: Sequence[Architecture] | None = None,
+    ) -> None:
+        """Select heads and units for all sizes of some shapes, block by block; ``on_block`` is called after each.
+
+        ``paired`` are the shapes whose blocks may be paired, by default all.
+        """
         # the layers of each shape at the old depth, and the layers before two are paired
         target_layers = [list(keep_depth(self.architecture, shape).layers()) for shape in shapes]
-        pair_layers = [self._intermediate_layers(shape) for shape in shapes]
+        pair_layers = [self._intermediate_layers(shape) for shape in (shapes if paired is None else paired)]
         place = block_count = 0
         for stage in self.located_model.stages:
             for block, layers in enumerate(stage.blocks):

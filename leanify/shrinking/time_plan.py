@@ -7,20 +7,21 @@ the whole shrink longer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from leanify.core.architecture import Architecture
+from leanify.core.errors import LeanifyError
 from leanify.core.recipe import TrainingRecipe
 from leanify.core.units import format_bytes
 from leanify.data.samples import Splits
 from leanify.profiling import counting
-from leanify.shrinking.calibration_batches import BATCH_SIZE, MAX_SAMPLES, TOKENS
+from leanify.shrinking.calibration_batches import MAX_SAMPLES, TOKENS
 from leanify.shrinking.designs import Shape
 from leanify.sources import find, weights
 from leanify.training.master_weights import to_master_weights
@@ -37,6 +38,7 @@ CALIBRATION_PASSES = 4.0  # cost of moments and fits in passes of the calibratio
 TRIAL_PASSES = 5.0  # cost of removing one block in passes of the held-out quarter (`teacher.TRIALS`)
 VARIANTS = 3.0  # cost per block of free shapes: half of its variants, from the block on, twice
 FREE_TOKENS, PATCHES = 1_024, 50  # tokens that score variants; tokens of an image
+TOLERATED_MINUTES = 1.0  # of transfer are never refused: small models in examples have less than that
 STEP_PASSES = 3.0  # cost of a training step in forward passes: a backward pass costs two
 
 
@@ -69,13 +71,30 @@ class TimePlan:
 
     @property
     def description(self) -> str:
-        parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in self.seconds.items() if seconds >= 1)
         memory = "" if self.memory_bytes is None else f"; a step of healing takes {format_bytes(self.memory_bytes)}"
-        return f"plan: {sum(self.seconds.values()) / 60:.1f} minutes ({parts}){memory}"
+        return f"plan: {sum(self.seconds.values()) / 60:.1f} minutes ({describe_seconds(self.seconds)}){memory}"
+
+    def check_minutes(self, minutes: float) -> None:
+        """Raise LeanifyError, with minutes that suffice, if not even the remaining candidates fit into these."""
+        total = sum(self.seconds.values()) / 60
+        if not minutes or total - self.seconds["start"] / 60 <= max(minutes, TOLERATED_MINUTES):
+            return
+        # with more minutes, more samples are embedded and evaluated
+        enough = math.ceil(minutes + (total - minutes) / (1 - 2 * EMBEDDED_SHARE))
+        names, parts = ", ".join(shape.name for shape in self.shapes), describe_seconds(self.seconds)
+        raise LeanifyError(
+            f"--minutes {minutes:g} are too few: {names} would take {total:.1f} before any healing ({parts}); give "
+            f"--minutes {enough}, or --minutes 0 to heal nothing and take what it takes"
+        )
 
     def to_json(self) -> dict[str, Any]:
         minutes = {name: seconds / 60 for name, seconds in self.seconds.items()}
         return {"minutes": minutes, "left_out": self.left_out, "memory_bytes": self.memory_bytes}
+
+
+def describe_seconds(seconds: Mapping[str, float]) -> str:
+    """Describe the minutes of each part that takes at least a second."""
+    return ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items() if value >= 1)
 
 
 def mean_tokens(recipe: TrainingRecipe, splits: Splits) -> int | None:
@@ -128,9 +147,7 @@ def plan_time(
     embedded = 0
     if recipe.data.task == "sentence-embedding":
         embedded = evaluated + len(splits.train)
-        evaluated *= 2  # once for the cosine and once for the neighbours
-    # calibration batches are drawn at random and padded to their longest text
-    calibrated = calibration_samples(recipe, splits) * padding(splits)
+    calibrated = calibration_samples(recipe, splits)
     # the time used so far (reading, building, timing) counts too
     moments = CALIBRATION_PASSES * calibrated * forward
     fixed = {"start": clock.seconds, "teacher": embedded * forward, "moments": moments}
@@ -152,16 +169,6 @@ def plan_time(
     seconds = {**fixed, "carrying": carrying, "evaluations": evaluations, "rates and healing": healing}
     ordered = [shape for shape in shapes if shape in chosen]
     return TimePlan(ordered, left_out, seconds, memory_bytes)
-
-
-def padding(splits: Splits) -> float:
-    """Return the ratio of padded length to text length in randomly drawn batches."""
-    lengths = getattr(splits.train, "lengths", None)
-    if lengths is None or len(lengths) < BATCH_SIZE:
-        return 1.0
-    count = len(lengths) // BATCH_SIZE * BATCH_SIZE
-    batches = np.random.default_rng(0).permutation(np.asarray(lengths))[:count].reshape(-1, BATCH_SIZE)
-    return float(batches.max(1).mean() / batches.mean())
 
 
 def calibration_samples(recipe: TrainingRecipe, splits: Splits) -> int:
