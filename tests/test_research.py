@@ -70,6 +70,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "ranking.rule": ("",),
     "ranking.sweep": (f"runs {LISTOPS}", f"runs {LISTOPS} --table runs.csv"),
     "ranking.tournaments": (f"runs {LISTOPS}", "runs --page tournaments.md"),
+    "reading": ("--rows 600",),
     "recipe_costs": ("digits -o costs.json",),
     "reference_table": ("digits",),
     "rival_curves": ("run -o curves.svg",),
