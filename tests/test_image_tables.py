@@ -111,6 +111,17 @@ def copied(rows: list[tuple[Path, str]], folder: Path) -> list[tuple[Path, str]]
     return [(Path(shutil.copy(path, folder)), name) for path, name in rows]
 
 
+def test_every_form_is_fitted_alike(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    """Size of the pictures, classes and length of the run."""
+    fitted = []
+    for write in (as_csv, as_parquet, as_data_set):
+        (tmp_path / write.__name__).mkdir()
+        recipe = default_recipe.find_recipe(write(rows, tmp_path / write.__name__))
+        fitted.append((recipe.model, recipe.schedule, recipe.data and recipe.data.holdout))
+    assert fitted[0] == fitted[1] == fitted[2]
+    assert fitted[0][0].override["img_size"] == 16
+
+
 @pytest.mark.parametrize("missing", [1, 3, 8])
 def test_missing_images_are_counted(rows: list[tuple[Path, str]], tmp_path: Path, missing: int) -> None:
     """Before training, with the place of a file of that name."""

@@ -6,7 +6,9 @@ import io
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -109,19 +111,30 @@ def stored(place: Path, bytes_of: list[bytes]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), place)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def saved_pictures(contents: list[bytes]) -> datasets.Dataset:
+    """Under names that say nothing: the types tell which column is which."""
+    datasets.disable_progress_bars()
+    cells = {"photo": [{"bytes": content, "path": None} for content in contents], "kind": [0, 1] * (len(contents) // 2)}
+    features = datasets.Features({"photo": datasets.Image(), "kind": datasets.ClassLabel(names=["x", "y"])})
+    return datasets.Dataset.from_dict(cells, features=features)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar", "saved"])
 def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
     """As in folders: whatever holds the pictures, their bytes are compared."""
     files = sorted(pictures(tmp_path / "all", {"a": 10}).rglob("*.png"))
     data = [file.read_bytes() for file in files]
     place = tmp_path / "data"
     place.mkdir()
+    saved: dict[str, Any] = {}
     for split, chosen in (("train", range(8)), ("validation", (7, 8, 9, 0))):
         if kind == "csv":
             rows = [f"{files[i]},{'xy'[number % 2]}" for number, i in enumerate(chosen)]
             (place / f"{split}.csv").write_text("\n".join(["image,label", *rows]))
         elif kind == "parquet":
             stored(place / f"{split}.parquet", [data[i] for i in chosen])
+        elif kind == "saved":
+            saved[split] = saved_pictures([data[i] for i in chosen])
         else:
             with tarfile.open(place / f"{split}-000000.tar", "w") as shard:
                 for number, i in enumerate(chosen):
@@ -129,6 +142,8 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
                         member = tarfile.TarInfo(name)
                         member.size = len(content)
                         shard.addfile(member, io.BytesIO(content))
+    if kind == "saved":
+        datasets.DatasetDict(saved).save_to_disk(place)
     recipe = resolve("own-images", [f"data.path={place}", *SMALL])
     [warning] = look_at(Trainer(recipe, check_memory=False).splits).warnings
     assert warning.startswith("2 of 4 validation samples are among the training samples, too")

@@ -1,4 +1,6 @@
-"""Data sets of the Hugging Face hub: ``data.name`` with a slash and no ``data.path``, through ``datasets``."""
+"""What the library ``datasets`` reads: data sets of the hub (``data.name`` with a slash and no ``data.path``), those
+that it saved to a folder, and Parquet.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,25 @@ def load_rows(name: str, split: str) -> Any:
         return library(name).load_dataset(name, split=split_spelling)
     except Exception as error:
         raise DataError(_describe_failure(name, error)) from error
+
+
+def load_saved(place: Path) -> dict[str, Any]:
+    """The splits that ``datasets`` saved to a folder, memory-mapped; a single one is train. Raises DataError."""
+    try:
+        data = library(f"{place}").load_from_disk(str(place))
+    except DataError:
+        raise
+    except Exception as error:  # datasets raises many types
+        raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
+    return dict(data) if isinstance(data, dict) else {"train": data}
+
+
+def columns_by_type(rows: Any) -> dict[str, str]:
+    """The first column of each type, as ``datasets`` calls it."""
+    first: dict[str, str] = {}
+    for name, feature in rows.features.items():
+        first.setdefault(type(feature).__name__, name)
+    return first
 
 
 def _describe_failure(name: str, error: Exception) -> str:

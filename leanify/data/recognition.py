@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import preview, read_json, text_encoding
+from leanify.core.files.reading import preview, text_encoding
+from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
     NUMBERS,
@@ -25,7 +26,6 @@ from leanify.data.images.files import (
 )
 from leanify.data.tables import columns, guessing
 from leanify.data.tables.rows import Row, read_table
-from leanify.upstream.wall import reraise_as
 
 Kind = Literal["images", "sentences", "text"]
 SOME = 1000  # rows of a table by which it is recognised
@@ -164,26 +164,20 @@ def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
 
 
 def _describe_saved(place: Path) -> OwnData | None:
-    """A data set saved by ``datasets``' save_to_disk, if its features include an image and a class label."""
-    with reraise_as(f"{place} is no data set", DataError):
-        splits, part = [], place
-        # the columns and their types, of the training split
-        if not (place / "state.json").is_file():  # a data set of several splits
-            splits = read_json(place / "dataset_dict.json", DataError)["splits"]
-            part = place / ("train" if "train" in splits else splits[0])
-        features = read_json(part / "dataset_info.json", DataError)["features"]
-        first: dict[str, str] = {}  # the first column of each type
-        for name, feature in features.items():
-            if isinstance(feature, dict):
-                first.setdefault(str(feature.get("_type")), name)
-        if "Image" not in first or "ClassLabel" not in first:
-            return None
-        label = first["ClassLabel"]
-        names = features[label]["names"]
-        classes = f"{len(names):,} classes ({label}: {preview(names, MAX_NAMES)})"
-        text = f"a data set of images ({first['Image']}) of {classes} in {place}"
-        is_validated = any(name in splits for name in columns.SPLITS["validation"])
-        return OwnData("images", text, is_validated, classes=len(names))
+    """A data set saved by ``datasets``' save_to_disk, if it has images and their classes."""
+    splits = hub.load_saved(place)
+    rows = next((splits[name] for name in columns.SPLITS["train"] if name in splits), next(iter(splits.values())))
+    by_type = hub.columns_by_type(rows)
+    image = by_type.get("Image")
+    label = by_type.get("ClassLabel") or columns.match_column(columns.LABELS, rows.column_names)
+    if image is None or label is None:
+        return None
+    names = getattr(rows.features[label], "names", None) or columns.sort_labels(map(str, rows.unique(label)))
+    classes = f"{len(names):,} classes: {preview(names, MAX_NAMES)}"
+    text = f"{len(rows):,} images ({image}) with labels ({label}, {classes}) in {place}"
+    others = [name for name in columns.SPLITS["validation"] if name in splits]
+    text += f", {len(splits[others[0]]):,} in {others[0]}" if others else ""
+    return OwnData("images", text, bool(others), None, len(names), len(rows), ((image,), label))
 
 
 def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], others: Counter[str]) -> OwnData:

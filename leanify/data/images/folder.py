@@ -177,11 +177,8 @@ def read_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
     """timm readers for a hub data set, from its first image column and its first class column."""
     from timm.data import create_dataset
 
-    features = hub.load_rows(data.name, data.train).features
-    # the first column of pictures and the first column of classes
-    first: dict[str, str] = {}  # the first column of each kind
-    for column, feature in features.items():
-        first.setdefault(type(feature).__name__, column)
+    rows = hub.load_rows(data.name, data.train)
+    features, first = rows.features, hub.columns_by_type(rows)
     missing = [what for kind, what in HUB_KINDS.items() if kind not in first]
     if missing:
         raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -52,7 +53,7 @@ class Rows:
     def size(self, index: int) -> int:
         """The bytes of an image, as stored; −1 where only reading it tells."""
         if isinstance(self.pictures, Column):
-            return -1
+            return int(self.pictures.sizes[index])
         picture = self.pictures[index]
         if isinstance(picture, tar_shards.Piece):
             return picture.size
@@ -72,20 +73,36 @@ class Rows:
 
 
 class Column:
-    """A lazily read image column of a data set on disk."""
+    """A lazily read column of images in a data set on disk, as they are stored."""
 
     def __init__(self, rows: Any, name: str) -> None:
-        self.rows, self.name = rows, name
+        self.rows, self.name = rows.cast_column(name, hub.library("it").Image(decode=False)), name
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
         return self.rows[index][self.name]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each image; −1 for those that are paths."""
+        import pyarrow.compute
+
+        cells = self.rows.with_format("arrow")[:][self.name]
+        lengths = pyarrow.compute.binary_length(pyarrow.compute.struct_field(cells, "bytes"))
+        sizes: np.ndarray = pyarrow.compute.fill_null(lengths, -1).to_numpy()
+        return sizes
 
 
 def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     """Pictures of a folder, of tar shards, or of a table by a column or one of a usual name; all are of class 0."""
     pictures: Any = []
     file = find_table(place, "train")
-    if place.is_dir() and (files := list(islice(find_images(place), count))):
+    if _is_saved(place):
+        rows = next(iter(hub.load_saved(place).values()))
+        pictures = Column(rows, column or hub.columns_by_type(rows)["Image"])
+    elif place.is_dir() and (files := list(islice(find_images(place), count))):
         pictures = files
     elif shards := tar_shards.find_shards(place, "train"):
         pictures, _ = tar_shards.read(shards, Faults(skip=True))
@@ -97,11 +114,15 @@ def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     return Rows(place, pictures, [0] * min(count, len(pictures)))
 
 
+def _is_saved(place: Path) -> bool:
+    return any((place / name).is_file() for name in ON_DISK)
+
+
 def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and class_folders(place / split):
         return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if the folder also has tables
-    if any((place / name).is_file() for name in ON_DISK) or tar_shards.find_shards(place, split):
+    if _is_saved(place) or tar_shards.find_shards(place, split):
         return True
     table = find_table(place, split)
     if table is None or place.is_file() or columns.split_stem(table) in columns.SPLITS.get(split, (split,)):
@@ -115,7 +136,7 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     if data.test:
         splits.append(data.test)
     # what `datasets` saved, or tar shards
-    if any((place / name).is_file() for name in ON_DISK):
+    if _is_saved(place):
         return _read_saved(data, place, splits)
     if tar_shards.find_shards(place, data.train):
         return _read_shards(data, place, splits)
@@ -204,23 +225,15 @@ def _read_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple
 
 
 def _read_saved(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
-    datasets = hub.library(f"{place}")
-    try:
-        saved_data = datasets.load_from_disk(str(place))
-    except Exception as error:  # datasets raises many types
-        raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
+    saved_splits = hub.load_saved(place)
     # a column of undecoded pictures and the labels' names, for each split
     tables = []
     for split in splits:
-        rows = saved_data
-        if isinstance(saved_data, dict):
-            spelling = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in saved_data), None)
-            if spelling is None:
-                hold_out = HOLD_OUT.capitalize()
-                raise DataError(f"{place} has no split {split}; it has {', '.join(saved_data)}. {hold_out}")
-            rows = saved_data[spelling]
+        name = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in saved_splits), None)
+        if name is None:
+            raise DataError(f"{place} has no split {split}; it has {', '.join(saved_splits)}. {HOLD_OUT.capitalize()}")
+        rows = saved_splits[name]
         image, label = _columns(place, rows.column_names, data)
         name_of = getattr(rows.features[label], "int2str", str)
-        raw = rows.cast_column(image, datasets.Image(decode=False))
-        tables.append((place, Column(raw, image), [name_of(value) for value in rows[label]]))
+        tables.append((place, Column(rows, image), [name_of(value) for value in rows[label]]))
     return _number_classes(tables, f"({image} → {label})")
