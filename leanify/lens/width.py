@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ OWN_ORDER = (  # modules whose channels follow the width interleaved, or in part
 NOT_KEPT = "so its weights cannot be kept; weights='fresh' writes this width"
 _bases: dict[str, Base] = {}  # the last origin → what it builds
 _known: dict[str, int] = {}  # origin → index of the candidate that built its last width
+# model on meta → the sizes that were last built from it, and what built them: a search counts many MLPs at one width
+_last_built: WeakKeyDictionary[nn.Module, tuple[object, Candidate, LocatedModel]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,22 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
             "width; name the function that does as the source, model.py:make, with an argument: make(width=…)"
         )
     origin, base = _current_origin(model, origin)
+    # on meta, what the last sizes were built by comes first if they are asked for again
+    sizes = (origin, [(layer.width, layer.heads, layer.kv_heads, layer.head_dim) for layer in new.layers()])
+    is_meta = next(model.parameters()).is_meta
+    if is_meta and model in _last_built and _last_built[model][0] == sizes:
+        yield _last_built[model][1:]
+    for candidate, built in _built_candidates(located_model, new, origin, base):
+        if is_meta:
+            _last_built[model] = sizes, candidate, built
+        yield candidate, built
+
+
+def _built_candidates(
+    located_model: LocatedModel, new: Architecture, origin: Origin, base: Base
+) -> Iterator[tuple[Candidate, LocatedModel]]:
+    """`candidates_of_width` for an origin and what it builds."""
+    model = located_model.model
     reason = "upstream has no argument that is its width"
     if origin.library == "module":
         reason = "the function has no argument width; write it as make(width=…)"
