@@ -28,6 +28,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.calibration_batches import calibration_batches
 from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.healing import SAMPLE_LIMITS, limit_samples
+from leanify.shrinking.shrink import shrink_recipe
 from leanify.training import start
 from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import import_transformers
@@ -248,6 +249,9 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     report = leanify.shrink(run, minutes=0, target_params=0.7, output=tmp_path / "small").report
     own = start.recorded_recipe(RunDirectory.open(run))
     assert own.data is not None
+    # the minutes limit healing, not the length of the run
+    steps = [shrink_recipe(str(run), None, settings).schedule.steps for settings in ([], ["schedule.steps=7"])]
+    assert (own.schedule.steps, *steps) == (40, None, 7)
     assert (report["task"], report["tokens"]) == (own.data.task, None)
     shape = leanify.read(leanify.load(run)).stages[0]
     assert (report["original"]["depth"], report["original"]["heads"]) == (shape.depth, shape.blocks[0][0].heads)

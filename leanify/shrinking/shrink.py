@@ -242,6 +242,9 @@ def shrink_recipe(source: str, data: str | Path | None, settings: Sequence[str])
         run_data = start.recorded_recipe(RunDirectory.open(Path(source))).data
         if run_data is not None and not any(setting.startswith("data.tokenizer=") for setting in settings):
             value = replace(value, data=replace(value.data, tokenizer=run_data.tokenizer))
+    if not any(setting.startswith("schedule.steps=") for setting in settings):  # the minutes limit the healing
+        schedule = replace(value.schedule, epochs=1.0, steps=None, tokens=None, warmup=0.0, cooldown=0.0)
+        value = replace(value, schedule=schedule)
     if value.data.task in ("causal-lm", "masked-lm"):
         value = _short(value, settings)
     # the checkpoint's own vocabulary
