@@ -105,6 +105,16 @@ def test_unrecognised_data_gives_reason(tmp_path: Path, case: str) -> None:
     assert "leanify train" not in str(caught.value), "it is what was typed"
 
 
+def test_text_needs_no_suffix(tmp_path: Path) -> None:
+    """enwik8 and text8 have none; other bytes under such a name are no text."""
+    (tmp_path / "text8").write_text(" ".join(TEXTS * 2))
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 20)
+    with pytest.raises(leanify.SourceError, match=r"own-text --set data\.path=\S*text8"):
+        training.resolve(tmp_path / "text8")
+    with pytest.raises(leanify.LeanifyError, match=r"noise has nothing that leanify can train on: it is not text\."):
+        training.resolve(tmp_path / "noise")
+
+
 def test_device_file_is_named() -> None:
     with pytest.raises(leanify.SourceError, match="/dev/null"):
         train("/dev/null")

@@ -248,7 +248,7 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns)
     """Describe a file, which may be validated on another one."""
     # plain text has no rows
     is_table = columns.is_table(file)
-    if not is_table and columns.lower_suffix(file) in (".txt", ".text"):
+    if not is_table and columns.lower_suffix(file) in (".txt", ".text", ""):  # enwik8 and text8 have no suffix
         text_encoding(file, DataError)  # a file with zero bytes is not text
         size = file.stat().st_size
         fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"

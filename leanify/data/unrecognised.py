@@ -90,7 +90,8 @@ def _of_file(file: Path) -> str:
         return f"{file} is one picture; it takes two or more classes of them. It looks for {LAYOUTS}"
     if suffix == ".txt":
         text_encoding(file, DataError)
-    return f"{file.suffix or file.name} files are not read. It looks for {LAYOUTS}"
+    reason = f"{file.suffix} files are not read" if file.suffix else "it is not text"
+    return f"{reason}. It looks for {LAYOUTS}"
 
 
 def _of_table(file: Path, place: Path) -> str:
