@@ -29,7 +29,7 @@ from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.healing import Evaluator, heal_candidates, limit_samples
 from leanify.shrinking.neighbours import compare_embeddings, nearest_neighbours
-from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.shrink import is_late, shrink_recipe
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import PRIORITY, Clock, plan_time
 from leanify.shrinking.transfer import transfer_weights
@@ -123,6 +123,20 @@ def test_minutes_too_few_are_refused(here: Path) -> None:
         check_minutes(6)
     enough = int(re.search(r"give --minutes (\d+)", str(refusal.value))[1])  # type: ignore[index]
     check_minutes(enough)
+
+
+def test_late_candidates_are_left_out(tmp_path: Path) -> None:
+    """Once the time for transferring is over, one candidate is enough, and those that were named."""
+    late, early = (Clock(30.0, seconds_before=60 * minutes) for minutes in (25, 5))
+    for clock, request, findings, result in (
+        (late, {}, {"carried narrow": {}}, True),
+        (late, {}, {}, False),
+        (late, {"designs": ["paired"]}, {"carried narrow": {}}, False),
+        (early, {}, {"carried narrow": {}}, False),
+        (Clock(0.0, seconds_before=9e9), {}, {"carried narrow": {}}, False),
+    ):
+        folder = ShrinkFolder(tmp_path / "out", request, findings=findings, clock=clock)
+        assert is_late(folder, "paired") is result
 
 
 def test_calibration_pairs_what_may_pair(here: Path) -> None:

@@ -43,7 +43,7 @@ from leanify.shrinking.healing import Evaluator
 from leanify.shrinking.larger_machine import carrying_memory, forecast_device
 from leanify.shrinking.plan_transfer import prepare
 from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.time_plan import Clock, TimePlan, measure_speed, plan_time
+from leanify.shrinking.time_plan import HEALING_SHARE, PRIORITY, Clock, TimePlan, measure_speed, plan_time
 from leanify.shrinking.transfer import Step, transfer_weights
 from leanify.sources import find, lean_directory, side_files
 from leanify.sources.weights import is_headless, require_all_layers
@@ -403,7 +403,7 @@ def _transfer_all(folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape
     count = f"{len(todo)} shape{'s' * (len(todo) != 1)}"
     what = f"transferring weights to {count} by {teacher.tokens:,} tokens, {len(batches)} batches"
     prepare(teacher, several, what, passes(teacher) if len(several) < len(todo) else 0, paired)
-    for shape in todo:
+    for shape in sorted(todo, key=lambda shape: PRIORITY.index(shape.name)):
         folder.once(f"carried {shape.name}", partial(_transfer_shape, folder, bench, teacher, shape, explain))
 
 
@@ -416,6 +416,9 @@ def _transfer_shape(
         if explain:
             note(f"{shape.name}: {step.description}, {teacher.outputs.unit} {damage_words(step.damage)}")
 
+    if is_late(folder, shape.name):
+        note(f"{shape.name}: left out, as the time for transferring is over")
+        return {"refused": "left out, as the time for transferring was over"}
     # the weights in the new shape
     try:
         with progress(f"transferring weights to {shape.name}", None):
@@ -442,6 +445,13 @@ def _transfer_shape(
         facts["shape"] = {"depth": len(layers), **sizes, "architecture": shape_read.to_json(), "params": params}
     evaluator = bench.with_model(str(place))
     return facts | evaluator.evaluate() | _costs(evaluator.recipe)
+
+
+def is_late(folder: ShrinkFolder, name: str) -> bool:
+    """Whether the rest of the minutes is for healing: a candidate is carried, and the user did not name this one."""
+    is_named = name in [*folder.request.get("designs", ()), folder.request.get("shape")]
+    has_candidate = any(key.startswith("carried ") for key in folder.findings)
+    return has_candidate and not is_named and folder.clock.is_over(HEALING_SHARE)
 
 
 def _dropout_changes(folder: ShrinkFolder, recipe: TrainingRecipe) -> dict[str, float]:

@@ -33,7 +33,7 @@ PRIORITY = ("free", "narrow", "paired", "heads", "dropped", "control")
 HEALING_SHARE = 0.35  # share of the time reserved for healing
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples
 EMBEDDED_SHARE = 0.15  # share of the time for a teacher's embeddings
-TIMED_SECONDS, TIMED_BATCH = 1.0, 8  # duration and batch size of the forward passes that time this machine
+TIMED_SECONDS, TIMED_PASSES, TIMED_BATCH = 1.0, 20, 8  # limits of the forward passes that time this machine
 CALIBRATION_PASSES = 4.0  # cost of moments and fits in passes of the calibration samples (`teacher.PASSES`)
 TRIAL_PASSES = 5.0  # cost of removing one block in passes of the held-out quarter (`teacher.TRIALS`)
 VARIANTS = 3.0  # cost per block of free shapes: half of its variants, from the block on, twice
@@ -58,6 +58,10 @@ class Clock:
     @property
     def left(self) -> float:
         return max(0.0, 60 * self.minutes - self.seconds)
+
+    def is_over(self, share: float) -> bool:
+        """Whether only this share of the minutes, or less, is left."""
+        return self.minutes > TOLERATED_MINUTES and self.left <= share * 60 * self.minutes
 
 
 @dataclass(frozen=True)
@@ -116,19 +120,18 @@ def measure_speed(recipe: TrainingRecipe, splits: Splits) -> float:
     model = model.to(device).eval()
     inputs = example_inputs(model, TIMED_BATCH, mean_tokens(recipe, splits), device=device)
 
-    # the first pass warms up; the best of the others is least disturbed by other processes
-    best = float("inf")
-    began = time.perf_counter()
+    # the first pass warms up; the mean of the others has the share of the machine that other processes leave
+    count = 0
     with torch.no_grad():
-        for number in range(20):
-            start = time.perf_counter()
+        model(**inputs)
+        began = time.perf_counter()
+        while count < TIMED_PASSES and time.perf_counter() - began < TIMED_SECONDS:
             model(**inputs)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - start) if number else best
-            if number and time.perf_counter() - began > TIMED_SECONDS:
-                break
-    return TIMED_BATCH * sample_macs(recipe, splits) / max(best, 1e-6)
+            count += 1
+    seconds = time.perf_counter() - began
+    return count * TIMED_BATCH * sample_macs(recipe, splits) / max(seconds, 1e-6)
 
 
 def plan_time(
