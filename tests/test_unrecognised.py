@@ -110,9 +110,9 @@ def test_text_needs_no_suffix(tmp_path: Path) -> None:
     (tmp_path / "text8").write_text(" ".join(TEXTS * 2))
     (tmp_path / "noise").write_bytes(bytes(range(256)) * 20)
     with pytest.raises(leanify.SourceError, match=r"own-text --set data\.path=\S*text8"):
-        training.resolve(tmp_path / "text8")
+        train(str(tmp_path / "text8"))
     with pytest.raises(leanify.LeanifyError, match=r"noise has nothing that leanify can train on: it is not text\."):
-        training.resolve(tmp_path / "noise")
+        train(str(tmp_path / "noise"))
 
 
 def test_device_file_is_named() -> None:
