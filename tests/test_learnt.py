@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from commands import run as command
 from PIL import Image
 
 import leanify
 from leanify.runs.run_directory import RunDirectory
+from leanify.training import default_recipe
 from leanify.training.reference import Judgement, ReferenceScore, judge_run
+from leanify.training.start import resolve
 
 THIN = ["data.workers=0", "model.override.depth=1", "model.override.embed_dim=16"]
 
@@ -37,6 +42,18 @@ def test_run_is_held_against_trivial_model(folder: Path, tmp_path: Path) -> None
     assert (judgement.reference.value, judgement.reference.metric) == (100.0, "top1")
     assert judgement.has_learnt is False
     assert f"leanify train facebook/deit-tiny-patch16-224 --set data.path={folder}" in judgement.message
+
+
+def test_trained_weights_need_more_steps(folder: Path, tmp_path: Path) -> None:
+    """A run that began from weights is not sent to others."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=2, **shape)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    settings = [f"data.path={folder}", "data.workers=0", "schedule.epochs=1", "schedule.warmup=0", "optim.lr=1e-9"]
+    judgement = judge_run(RunDirectory.open(leanify.train(str(tmp_path / "vit"), tmp_path / "run", settings=settings)))
+    assert judgement is not None
+    line = f"leanify train {tmp_path / 'vit'} --set data.path={folder} --set schedule.epochs=3"
+    assert judgement.message.endswith(f"What helps are more steps: {line}")
 
 
 def test_lower_losses_are_better() -> None:
@@ -69,3 +86,29 @@ def test_next_line_names_the_text(tmp_path: Path) -> None:
     words = [word for setting in settings for word in ("--set", setting)]
     done = command("train", "own-text", *words, "-o", str(tmp_path / "run"))
     assert done.stdout.splitlines()[-1].strip() == f"leanify compare {text}"
+
+
+SENTENCES = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("header", "label", "settings"),
+    [
+        ("text,label", lambda i: i % 2, []),
+        ("words,mood", lambda i: i % 2, []),
+        ("text,score", lambda i: i, ["data.task=text-regression"]),
+        ("text,score", lambda i: "nan" if i % 9 == 0 else i / 7, ["data.on_error=skip"]),
+        ("lead,body,its mood", lambda i: f"{i} words,{i % 3}", ['data.text=["lead"]', "data.label=its mood"]),
+    ],
+    ids=["names", "cells", "task", "faults", "columns"],
+)
+def test_other_commands_read_the_same_data(tmp_path: Path, header: str, label: Any, settings: list[str]) -> None:
+    """What the user said of a run's data stands in the lines that are proposed after it."""
+    rows = [f"{text},{label(i)}" for i, text in enumerate(SENTENCES)]
+    (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
+    data = resolve("own-sentences", [f"data.path={tmp_path}", *settings]).data
+    assert data is not None
+    words = shlex.split(default_recipe.further_settings(data))
+    assert words[::2] == ["--set"] * (len(words) // 2)
+    assert resolve("own-sentences", [f"data.path={tmp_path}", *words[1::2]]).data == data
+    assert bool(words) is bool(settings)

@@ -182,25 +182,29 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
         commands.append(f"leanify predict {path} FILES")
     study = None if recipe is None else _study_recipe(recipe, run)
     if study is not None and _can_be_leaner(run):
-        commands.append(f"leanify compare {quote(study)}")
+        commands.append(f"leanify compare {study}")
     elif data is not None and data.name == "digits":
         commands.append("leanify compare")  # its own model is deep enough
     print_next(*commands)
 
 
 def _study_recipe(recipe: str, run: RunDirectory) -> str | None:
-    """What `leanify compare` takes to study the same model on the same data; None for a lean directory, which is
-    compared with its original instead.
+    """What `leanify compare` takes to study the same model on the same data, as words to type; None for a lean
+    directory, which is compared with its original instead.
     """
+    from shlex import quote
+
     from leanify.core.path_kinds import path_kind
-    from leanify.training.default_recipe import OWN_RECIPES
+    from leanify.training.default_recipe import OWN_RECIPES, further_settings
 
     data = run.recipe.data
     if path_kind(recipe) == "lean directory":
         return None
     if data is None or data.path is None:
-        return recipe
-    return data.path if recipe in OWN_RECIPES else str(run.path)  # the run names model and data
+        return quote(recipe)
+    if recipe not in OWN_RECIPES:
+        return quote(str(run.path))  # the run names model and data
+    return f"{quote(data.path)}{further_settings(data)}"
 
 
 def _can_be_leaner(run: RunDirectory) -> bool:

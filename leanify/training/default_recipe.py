@@ -27,6 +27,7 @@ from leanify.data import recognition
 from leanify.data.images.decoding import FORMATS
 from leanify.data.images.tables import first_pictures
 from leanify.data.recognition import NO_COLUMNS, NamedColumns, OwnData
+from leanify.data.tables.columns import format_setting
 from leanify.data.texts import own_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
@@ -140,6 +141,22 @@ def parse_columns(settings: Sequence[str]) -> NamedColumns:
         texts = [texts]
     columns = {key: str(values[f"data.{key}"]) for key in ("label", "task", "image") if f"data.{key}" in values}
     return NamedColumns(tuple(map(str, texts)), **columns)
+
+
+def further_settings(data: DataSection) -> str:
+    """The settings of a run's data that its path alone does not say, as words for another command."""
+    usual = recognition.recognise(str(data.path))
+    guesses = parse_columns([] if usual is None else usual.settings)
+    settings = []
+    for key, guess in (("text", guesses.texts), ("image", guesses.image), ("label", guesses.label)):
+        names = getattr(data, key)
+        if names and names != guess:
+            settings.append(f"data.{key}={format_setting(key, [names] if isinstance(names, str) else names)}")
+    if data.task in own_texts.TASKS and (usual is None or usual.task != data.task or usual.fault is not None):
+        settings.append(f"data.task={data.task}")
+    if data.on_error == "skip":
+        settings.append("data.on_error=skip")
+    return "".join(f" --set {quote(setting)}" for setting in settings)
 
 
 # -- the user's data --------------------------------------------------------------------------------------------------

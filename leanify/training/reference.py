@@ -41,7 +41,7 @@ class Judgement:
 
     reference: ReferenceScore
     value: float
-    next_line: str  # what learns more from the data
+    advice: str  # what learns more from the data, and the line that does
 
     @property
     def has_learnt(self) -> bool:
@@ -55,7 +55,7 @@ class Judgement:
         trivial = f"{format_metric_value(metric, trivial_value)} of {self.reference.name}"
         if self.has_learnt:
             return f"learnt: {model} against {trivial}"
-        return f"not learnt: {model} is no better than {trivial}. What helps are pretrained weights: {self.next_line}"
+        return f"not learnt: {model} is no better than {trivial}. What helps are {self.advice}"
 
     def to_json(self) -> dict[str, Any]:
         return {"reference": self.reference.to_json(), "learnt": self.has_learnt}
@@ -72,6 +72,8 @@ PRETRAINED = {  # models of the hub by task, small and common ones
 
 def judge_run(run: RunDirectory) -> Judgement | None:
     """Hold a run on the user's own data against the trivial model; None where no trivial model fits the task."""
+    from leanify.sources import find
+    from leanify.training.default_recipe import further_settings, has_trained_weights
     from leanify.training.start import recorded_recipe
 
     recipe, best = recorded_recipe(run), run.best()
@@ -90,8 +92,15 @@ def judge_run(run: RunDirectory) -> Judgement | None:
     value = run.summary().get(f"test_{reference.metric}", best.metrics.get(reference.metric))
     if reference.value is None or value is None:
         return None
-    line = f"leanify train {PRETRAINED[data.task]} --set data.path={quote(data.path)}"
-    return Judgement(reference, float(value), line)
+
+    # a model that began from trained weights needs more of the data, any other one such weights
+    words = f"--set data.path={quote(data.path)}{further_settings(data)}"
+    advice = f"pretrained weights: leanify train {PRETRAINED[data.task]} {words}"
+    source, schedule = complete.model.source, complete.schedule
+    if has_trained_weights(find.find(source)):
+        length = f"steps={3 * schedule.steps}" if schedule.steps else f"epochs={3 * (schedule.epochs or 1):g}"
+        advice = f"more steps: leanify train {quote(source)} {words} --set schedule.{length}"
+    return Judgement(reference, float(value), advice)
 
 
 def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None) -> ReferenceScore:

@@ -91,7 +91,7 @@ def pick_columns(
         missing.append(absent_columns or f"no column of {CONTENTS.get(key, key)}")
         proposals = _propose(absent, usual, unused_columns)
         unused_columns = [name for name in unused_columns if name not in proposals]
-        settings.append(f"--set {quote(f'data.{key}={_format_setting(key, proposals)}')}")
+        settings.append(f"--set {quote(f'data.{key}={format_setting(key, proposals)}')}")
     raise DataError(
         f"{file} has {' and '.join(missing)}; it has {preview([*spellings.values()], 8)}. Name one that it has: "
         f"{' '.join(settings)}"
@@ -112,7 +112,7 @@ def _propose(absent: Sequence[str], usual: Sequence[str], unused_columns: Sequen
     return list(unused_columns) if len(unused_columns) == 1 else ["COLUMN"]
 
 
-def _format_setting(key: str, names: Sequence[str]) -> str:
+def format_setting(key: str, names: Sequence[str]) -> str:
     """The value of a setting that names columns: text takes a list, the others one, quoted for TOML."""
     if key == "text":
         return json.dumps(names, ensure_ascii=False)
