@@ -14,6 +14,7 @@ import torch
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
+from leanify.data.recognition import recognise
 from leanify.data.samples import IGNORED
 from leanify.data.texts import tokens
 from leanify.data.texts.corpus import END, Corpus, corpora
@@ -89,6 +90,27 @@ def test_table_formats_hold_equal_text(tmp_path: Path) -> None:
     (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match="Parquet"):
         corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("column", "named"), [("text", ()), ("Tweet", ()), ("body", ()), ("headline", ()), ("lines", ("lines",))]
+)
+def test_proposed_column_is_read(tmp_path: Path, kind: str, column: str, named: tuple[str, ...]) -> None:
+    """The line that names the column, and the recipe's data.text, read it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"id": number, column: story} for number, story in enumerate(STORIES)]
+    file = tmp_path / f"stories.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n".join(map(json.dumps, rows)))
+    found = recognise(file)
+    assert named or (found is not None and f"(column {column}" in found.description)
+    train, validation, *_ = corpora(DataSection("x", "causal-lm", str(file), text=named), 16, 256)
+    assert (bytes(train.ids) + bytes(validation.ids)).decode() == END.join(STORIES) + END
 
 
 def test_named_dataset_has_own_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,11 @@ that it saved to a folder, and Parquet.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.upstream.wall import reraise_as
@@ -18,6 +17,7 @@ from leanify.upstream.wall import reraise_as
 # of a Parquet file, which may hold a value once for millions of rows
 FREE_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 2
 FREE_BYTES, MAX_RATIO = 256 << 20, 100  # limit of its unpacked size: this, or a multiple of its size
+Choice = Callable[[Sequence[str]], Sequence[str] | None]  # of columns by their names
 ROWS = 256  # that are unpacked at a time
 SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference
 
@@ -84,18 +84,15 @@ def _describe_failure(name: str, error: Exception) -> str:
     return f"the data set {name!r} is not a folder here, and the hub did not provide it: {reason}; --set data.path=PATH"
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a Parquet file's rows, with all columns or the first of ``columns`` that it has."""
+def read_parquet(path: Path, choose: Choice | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a Parquet file's rows, with all columns or those that ``choose`` takes of their names."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(f"{path} needs the library pyarrow: pip install 'leanify[data]'") from error
     with reraise_as(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
         file = pyarrow.parquet.ParquetFile(path)
-        present_columns = [name for name in columns or () if name in file.schema_arrow.names][:1]
-        if columns and not present_columns:
-            column_names = preview(file.schema_arrow.names, 8)
-            raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {column_names}")
+        columns = None if choose is None else choose(file.schema_arrow.names)
         size = path.stat().st_size
         max_bytes = max(FREE_BYTES, MAX_RATIO * size)
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -107,9 +104,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[d
 
         # what equal cells unpack to is known once they are there: few rows at a time
         unpacked_bytes = 0
-        for batch in (
-            file.iter_batches(batch_size=ROWS, columns=present_columns or None) if stated_bytes <= max_bytes else ()
-        ):
+        for batch in file.iter_batches(batch_size=ROWS, columns=columns) if stated_bytes <= max_bytes else ():
             batch = batch.cast(_without_dictionaries(batch.schema))
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > max_bytes:

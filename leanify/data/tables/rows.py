@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,14 +35,14 @@ HEADER_ROWS = 200  # rows that show whether the first line is a header
 MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
 
 
-def read_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield (place, {column: cell}) for every row; from Parquet the first of ``columns`` that it has.
+def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> Iterator[tuple[str, Row]]:
+    """Yield (place, {column: cell}) for every row; from Parquet the columns that ``choose`` takes.
 
     A row that is not UTF-8, not an object, or longer than the header is a fault. Raises DataError for no
     table, and for one of several splits.
     """
     column, splits = None, set[str]()
-    for number, (place, row) in enumerate(_read_rows(path, faults, columns)):
+    for number, (place, row) in enumerate(_read_rows(path, faults, choose)):
         column = column if number else match_column(SPLIT_COLUMNS, list(row))
         if column is not None:
             splits.add(str(row.get(column)).lower())
@@ -55,10 +55,10 @@ def read_table(path: Path, faults: Faults, columns: Sequence[str] | None = None)
         yield place, row
 
 
-def _read_rows(path: Path, faults: Faults, columns: Sequence[str] | None) -> Iterator[tuple[str, Row]]:
+def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
     suffix = lower_suffix(path)
     if suffix == ".parquet":
-        yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, columns))
+        yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, choose))
         return
     limit = csv.field_size_limit(MAX_LINE)  # of a cell; its default is 131,072
     read = _read_cells

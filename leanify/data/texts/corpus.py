@@ -117,12 +117,12 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
     if data.test is not None:
         splits.append(data.test)
     if hub.names_hub_data(data):
-        texts = [Text((data.name, split), faults) for split in splits]
+        texts = [Text((data.name, split), faults, data.text) for split in splits]
         where = f"{data.name} of the hub"
     else:
         path = data_path(data)
         if path.is_file():
-            return [*_cut(Text(path, faults).read(), data)], str(path)
+            return [*_cut(Text(path, faults, data.text).read(), data)], str(path)
         is_unvalidated = data.validation == "validation" and _find_text(path, data.validation) is None
         if data.holdout or is_unvalidated:
             splits[1] = data.train
@@ -134,7 +134,7 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
                 raise DataError(
                     f"{path} has no text for the split {split!r}: looked for {names}, found {list_folder(path)}"
                 )
-            texts.append(Text(place, faults))
+            texts.append(Text(place, faults, data.text))
         if is_unvalidated and not data.holdout:
             return [*_cut(texts[0].read(), data), *texts[2:]], f"{texts[0]} (a tenth of it held out)"
     if data.samples is not None or data.holdout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,12 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview, read_lines
 from leanify.data.faults import Faults
-from leanify.data.tables.columns import is_table
+from leanify.data.tables.columns import guess_texts, is_table, pick_columns
 from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import vocabulary
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
-COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
@@ -71,23 +70,34 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
         yield buffer
 
 
-def read_texts(path: Path, faults: Faults | None = None) -> Iterator[str]:
+def read_texts(path: Path, faults: Faults | None = None, named: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of a table. Raises DataError for a row without text, unless ``faults`` are skipped."""
     faults = faults or Faults()
-    return read_text_column(path, read_table(path, faults, COLUMNS), faults)
+
+    def choose(names: Sequence[str]) -> list[str]:
+        return [choose_text(path, names, named)]
+
+    return read_text_column(path, read_table(path, faults, choose), faults, named)
 
 
-def read_text_column(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
-    """Yield the texts of (place, row) pairs, from the first usual text column of the first row."""
+def choose_text(path: Path, names: Sequence[str], named: Sequence[str]) -> str:
+    """The column of texts: the named one, one of a usual name, or the only one. Raises DataError."""
+    guess = named or guess_texts(names) or (tuple(names) if len(names) == 1 else ())
+    if not guess:
+        raise DataError(
+            f"{path} has no text column, found {preview(list(map(str, names)), 8)}: rename the one with the texts to "
+            "text; in a recipe, --set data.text=COLUMN names it"
+        )
+    return pick_columns(path, names, text=(guess, ()))["text"][0]
+
+
+def read_text_column(
+    path: Path, rows: Iterator[tuple[str, Row]], faults: Faults, named: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the texts of (place, row) pairs, from the column that the first row has."""
     column = None
     for place, row in rows:
-        column = column or next((name for name in COLUMNS if name in row), None)
-        if column is None:
-            names = preview(list(map(str, row)), 8)
-            raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
-        if column not in row:
-            faults.record(f"{path}, {place} has no {column}")
-            continue
-        text = faults.text(row[column], f"{path}, {place}: {column}")
+        column = column or choose_text(path, list(row), named)
+        text = faults.text(row.get(column), f"{path}, {place}: {column}")
         if text is not None:
             yield text

@@ -46,6 +46,7 @@ class Text:
 
     place: Path | tuple[str, str]
     faults: Faults = field(default_factory=Faults, compare=False)
+    columns: tuple[str, ...] = ()  # that the user names
 
     def __str__(self) -> str:
         return str(self.place) if isinstance(self.place, Path) else ", ".join(self.place)
@@ -77,10 +78,12 @@ class Text:
                 yield from _decode_file(file)
             return
         if isinstance(self.place, Path):
-            rows = text.read_texts(self.place, self.faults)
+            rows = text.read_texts(self.place, self.faults, self.columns)
         else:
             name, split = self.place
-            rows = text.read_text_column(Path(name), tables.number_rows(hub.load_rows(name, split)), self.faults)
+            rows = text.read_text_column(
+                Path(name), tables.number_rows(hub.load_rows(name, split)), self.faults, self.columns
+            )
         for number, row in enumerate(rows):
             yield END + row if number else row
 
@@ -91,10 +94,10 @@ class Text:
     def key(self) -> str:
         """A cache key that changes with the text: its files' sizes and times, or the hub's fingerprint."""
         if not isinstance(self.place, Path):
-            return f"{hub.load_rows(*self.place)._fingerprint}"
+            return f"{hub.load_rows(*self.place)._fingerprint}{''.join(self.columns)}"
         facts = [(file.resolve(), file.stat()) for file in self._files]
         names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
-        return f"{names}{' skip' * self.faults.skip}"
+        return f"{names}{' skip' * self.faults.skip}{''.join(self.columns)}"
 
 
 def _decode_file(path: Path) -> Iterator[str]:
