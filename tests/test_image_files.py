@@ -160,7 +160,7 @@ def test_unread_kinds_are_counted(tmp_path: Path) -> None:
     for path in tmp_path.rglob("*.png"):
         path.unlink()
     assert recognise(tmp_path) is None
-    assert "it has 3 .heic files, which are not read" in why(tmp_path)
+    assert "it has files that are not read: 3 .heic" in why(tmp_path)
 
 
 def test_splits_inside_classes_are_mentioned(tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ def load_rows(name: str, split: str) -> Any:
         raise DataError(_describe_failure(name, error)) from error
 
 
+def is_saved(place: Path) -> bool:
+    """Whether a folder is what ``datasets``' save_to_disk writes."""
+    return any((place / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
 def load_saved(place: Path) -> dict[str, Any]:
     """The splits that ``datasets`` saved to a folder, memory-mapped; a single one is train. Raises DataError."""
     try:

@@ -19,6 +19,7 @@ from leanify.data.images.files import (
     NUMBERS,
     are_split_names,
     describe_missing,
+    describe_unread,
     find_images,
     find_split_folder,
     is_tool_folder,
@@ -116,7 +117,7 @@ def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData
 
 def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
     # data that `datasets` saved
-    if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if hub.is_saved(place):
         return _describe_saved(place)
     # pictures in a folder for each class, unless a table called train names them
     train = find_split_folder(place, "train") or place
@@ -214,8 +215,7 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], other
     if left_out:
         description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
     if others:
-        endings = preview([f"{count:,} {ending}" for ending, count in sorted(others.items())])
-        description += f"; files that are not read: {endings} (save them as .png or .jpg)"
+        description += f"; {describe_unread(others)}"
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
     fault = "; ".join(faults) or None

@@ -13,11 +13,12 @@ from typing import Any
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, text_encoding
-from leanify.data import recognition
+from leanify.data import hub, recognition
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
     are_split_names,
     class_folders,
+    describe_unread,
     find_images,
     find_split_folder,
     is_tool_folder,
@@ -156,7 +157,7 @@ def _of_folder(place: Path) -> str:
     folders = [entry for entry in entries if entry.is_dir()]
     if not entries:
         return f"it is empty. It looks for {LAYOUTS}"
-    if any(file.name in ("dataset_dict.json", "state.json") for file in files):
+    if hub.is_saved(place):
         return (
             "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
             "to_parquet"
@@ -210,8 +211,7 @@ def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
     others: Counter[str] = Counter()
     image_counts = {folder.name: sum(1 for _ in find_images(folder, others)) for folder in folders}
     if others:
-        endings = preview([f"{count:,} {ending}" for ending, count in sorted(others.items())])
-        return f"it has {endings} files, which are not read: save them as .png or .jpg"
+        return f"it has {describe_unread(others)}"
     pictures = [name for name in image_counts if image_counts[name]]
     image_count = sum(1 for _ in find_images(place))
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"

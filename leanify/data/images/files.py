@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_file, walk_folders
+from leanify.core.files.reading import open_file, preview, walk_folders
 from leanify.data.tables.columns import IMAGES
 
 SYNONYMS = (  # folder names of a split, in order of preference, in upper or lower case
@@ -112,6 +112,12 @@ def parse_picture(cell: Any, folder: Path) -> Any:
         return path if cell else None
     is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
     return cell if is_stored or (isinstance(cell, bytes) and cell) else None
+
+
+def describe_unread(others: Counter[str]) -> str:
+    """Images that are not read, by their endings, as `find_images` counts them."""
+    endings = preview([f"{count:,} {ending}" for ending, count in sorted(others.items())])
+    return f"files that are not read: {endings} (save them as .png or .jpg)"
 
 
 def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:

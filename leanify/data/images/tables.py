@@ -30,8 +30,6 @@ from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
 
-ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
-
 
 class Rows:
     """A table of images with the interface of a timm reader: index → (open file, class)."""
@@ -99,7 +97,7 @@ def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     """Pictures of a folder, of tar shards, or of a table by a column or one of a usual name; all are of class 0."""
     pictures: Any = []
     file = find_table(place, "train")
-    if _is_saved(place):
+    if hub.is_saved(place):
         rows = next(iter(hub.load_saved(place).values()))
         pictures = Column(rows, column or hub.columns_by_type(rows)["Image"])
     elif place.is_dir() and (files := list(islice(find_images(place), count))):
@@ -114,15 +112,11 @@ def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     return Rows(place, pictures, [0] * min(count, len(pictures)))
 
 
-def _is_saved(place: Path) -> bool:
-    return any((place / name).is_file() for name in ON_DISK)
-
-
 def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and class_folders(place / split):
-        return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if the folder also has tables
-    if _is_saved(place) or tar_shards.find_shards(place, split):
+        return hub.is_saved(place)  # otherwise folders of classes, even if the folder also has tables
+    if hub.is_saved(place) or tar_shards.find_shards(place, split):
         return True
     table = find_table(place, split)
     if table is None or place.is_file() or columns.split_stem(table) in columns.SPLITS.get(split, (split,)):
@@ -136,7 +130,7 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     if data.test:
         splits.append(data.test)
     # what `datasets` saved, or tar shards
-    if _is_saved(place):
+    if hub.is_saved(place):
         return _read_saved(data, place, splits)
     if tar_shards.find_shards(place, data.train):
         return _read_shards(data, place, splits)
