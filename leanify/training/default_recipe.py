@@ -24,7 +24,7 @@ from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.data import recognition
-from leanify.data.images.decoding import FORMATS
+from leanify.data.images.decoding import open_picture
 from leanify.data.images.tables import first_pictures
 from leanify.data.recognition import NO_COLUMNS, NamedColumns, OwnData
 from leanify.data.tables.columns import format_setting
@@ -205,8 +205,6 @@ def data_settings(data: OwnData, path: str) -> list[str]:
 
 def _picture_settings(place: Path, data: OwnData) -> list[str]:
     """Size, patch and channels for pictures in a folder, table or shards: small ones stay, larger ones shrink."""
-    from PIL import Image
-
     # some of the first pictures
     files: Any = ()
     with suppress(DataError):  # training names the fault
@@ -214,7 +212,7 @@ def _picture_settings(place: Path, data: OwnData) -> list[str]:
     sizes, are_grey = [], True
     for index in range(0, len(files), max(1, len(files) // MAX_PICTURES)):
         try:
-            with files[index][0] as stream, Image.open(stream, formats=FORMATS) as picture:
+            with files[index][0] as stream, open_picture(stream) as picture:
                 sizes.append(max(picture.size))
                 are_grey = are_grey and picture.mode in ("1", "L", "I", "I;16", "F")
         except Exception:  # Pillow's decoders raise many types for damaged files

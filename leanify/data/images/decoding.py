@@ -43,7 +43,7 @@ class Decoder:
         from PIL import Image
 
         try:
-            with Image.open(file, formats=FORMATS) as image:
+            with open_picture(file) as image:
                 return self._convert(image, mode, name)
         except DataError:
             raise
@@ -69,6 +69,14 @@ class Decoder:
 
 
 PLAIN = Decoder()
+
+
+def open_picture(file: Any) -> Any:
+    """Open a picture with Pillow, in one of the formats that this version of it has."""
+    from PIL import Image
+
+    Image.init()
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def choose_decoder(
@@ -110,11 +118,9 @@ def recorded_decoder(data: DataSection) -> Decoder:
 
 def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, float]]) -> Mapping[str, int]:
     """A picture's contrast on each background if it is transparent; of 16 bits it adds its ``extremes``."""
-    from PIL import Image
-
     try:
         file, _ = files[place]
-        with file, Image.open(file, formats=FORMATS) as image:
+        with file, open_picture(file) as image:
             if has_sixteen_bits(image):
                 values = read_deep_pixels(image, place)
                 colours = values[..., : colour_channels(values)]
@@ -179,9 +185,7 @@ def _read_deep_colours(image: Any, channels: str, order: str) -> np.ndarray:
 
 def _read_as(data: bytes, layout: str) -> np.ndarray:
     """The pixels of an encoded picture, unpacked in another of Pillow's layouts: (H, W, channels)."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with open_picture(io.BytesIO(data)) as image:
         tiles: list[Any] = image.tile
         for place, (codec, extents, offset, arguments) in enumerate(tiles):
             others = (layout, *arguments[1:]) if isinstance(arguments, tuple) else layout
