@@ -25,6 +25,7 @@ from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.data.splits import load_splits
 from leanify.profiling import counting
 from leanify.shrinking import larger_machine
+from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence
 from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.healing import Evaluator, heal_candidates, limit_samples
@@ -137,6 +138,19 @@ def test_late_candidates_are_left_out(tmp_path: Path) -> None:
     ):
         folder = ShrinkFolder(tmp_path / "out", request, findings=findings, clock=clock)
         assert is_late(folder, "paired") is result
+
+
+def test_divergence_is_summed_by_batch(here: Path) -> None:
+    """Batch by batch the same as over all outputs at once."""
+    teacher, model = leanify.load(here / "old"), leanify.load(here / "old")
+    for parameter in model.parameters():
+        parameter.data.mul_(1.05)
+    batches = [{"input_ids": torch.randint(5, 30, (3, length))} for length in (4, 9, 6)]
+    reference = collect_outputs(teacher, batches)
+    whole = divergence(collect_outputs(model, batches), reference)
+    assert whole > 0
+    assert model_divergence(model, batches, reference, False) == pytest.approx(whole, rel=1e-4)
+    assert model_divergence(teacher, batches, reference, False) == 0
 
 
 def test_calibration_pairs_what_may_pair(here: Path) -> None:

@@ -164,6 +164,17 @@ def _output_rows(output: Any, batch: Batch) -> tuple[Tensor, bool]:
 
 
 @torch.no_grad()
+def model_divergence(model: nn.Module, batches: Sequence[Batch], reference: TeacherOutputs, headless: bool) -> float:
+    """Return the distance of a model's outputs to a teacher's on the same data, with one batch of them in memory."""
+    model.eval()
+    inner_model: Any = getattr(model, "base_model", model) if headless else model
+    tally = RunningDivergence(reference)
+    for batch in batches:
+        tally.add(run(inner_model, batch), batch)
+    return max(0.0, tally.divergence)
+
+
+@torch.no_grad()
 def constant_divergence(reference: TeacherOutputs) -> float:
     """Return the damage of the best constant output, for a model that ignores its input."""
     if not reference.logits:

@@ -23,7 +23,7 @@ from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
-from leanify.shrinking.calibration import RunningDivergence, collect_outputs, divergence, drop_padding, run
+from leanify.shrinking.calibration import RunningDivergence, drop_padding, model_divergence, run
 from leanify.shrinking.join import join_blocks
 from leanify.shrinking.narrow import narrow_model
 from leanify.shrinking.tape import Call, record_trace, replay, replay_recorded
@@ -122,9 +122,7 @@ class _TransferState:
 
     def __post_init__(self) -> None:
         self.base = locate(narrow_model(self.teacher, keep_depth(self.teacher.architecture, self.target)))
-        cost = divergence(
-            collect_outputs(self.base.model, self.teacher.held_out, self.teacher.headless), self.teacher.outputs
-        )
+        cost = self._divergence(self.base.model)
         self._take(Step("narrow", "", (), cost))
 
     def _take(self, step: Step) -> None:
@@ -132,6 +130,9 @@ class _TransferState:
         self.on_step(step)
 
     # -- measuring ----------
+
+    def _divergence(self, model: nn.Module) -> float:
+        return model_divergence(model, self.teacher.held_out, self.teacher.outputs, self.teacher.headless)
 
     def _assemble(self, slots: Mapping[str, Sequence[Slot]]) -> LocatedModel:
         blocks = {}
@@ -262,10 +263,7 @@ class _TransferState:
         model = deep_copy(self._assemble(self.slots).model if self.slots else self.base.model)
         if locate(model).architecture != self.target:
             model = surgery.write(model, self.target)  # stages that become deeper repeat their last block
-            cost = divergence(
-                collect_outputs(model, self.teacher.held_out, self.teacher.headless), self.teacher.outputs
-            )
-            self._take(Step("deepen", "", (), cost))
+            self._take(Step("deepen", "", (), self._divergence(model)))
         return TransferResult(model, self.steps, self.teacher.outputs.unit, self.refusals)
 
 
