@@ -48,7 +48,10 @@ def shrink(
         ),
     ] = "uniform",
     designs: Annotated[
-        Words, candidate_option(metavar="NAME,…", help="heads, control, narrow, dropped, paired, free (default: all)")
+        Words,
+        candidate_option(
+            metavar="NAME,…", help="heads, control, narrow, dropped, paired, free, rotated (default: all but rotated)"
+        ),
     ] = None,
     rates: Annotated[
         str | None, healing_option(metavar="X,…", help="learning rates to choose from (default: by the task)")
@@ -221,7 +224,8 @@ def _shape(of: Mapping[str, Any]) -> str:
         return ""
     if of["heads"] is None or isinstance(of["heads"], list) or isinstance(of["mlp"], list):
         return "a shape a block"
-    return f"{of['depth']} × {of['heads']}, {of['mlp']}"
+    width = f", {of['width']} wide" if of.get("name") == "rotated" else ""
+    return f"{of['depth']} × {of['heads']}, {of['mlp']}{width}"
 
 
 def _render_device(forecast: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +13,13 @@ from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
 from leanify.core.units import format_count, format_share
 from leanify.lens import surgery
-from leanify.search.design import Design
+from leanify.lens.sites import locate
+from leanify.profiling.counting import body_parameters, parameters
+from leanify.search.design import Design, design_of_architecture
+from leanify.search.narrow_shape import WidthScale
 from leanify.search.plan import Plan
 from leanify.search.redesign import redesign
+from leanify.shrinking.rotation import rotated_architecture, untie_head
 from leanify.sources import find
 from leanify.sources.describe import describe
 
@@ -27,6 +32,7 @@ MEANING = {
     "narrow": "all layers, narrower MLPs",
     "dropped": "fewer layers as they were, the others dropped",
     "paired": "half as many layers fewer, neighbours paired",
+    "rotated": "a narrower residual stream, in its principal components (by name)",
     "free": "every block its own shape (--shape free)",
 }
 
@@ -70,7 +76,9 @@ def plan_shapes(
     control = _control(plans)
     if control is not None:
         designs["control"] = control
-    moves = {"dropped": ("drop",), "paired": ("pair",)}
+    if "rotated" in names:
+        designs["rotated"] = _rotated(source, plan)
+    moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
     # one candidate per shape that differs from the baseline and from earlier ones
     for name in MEANING:
         if name not in designs or (names and name not in names):
@@ -169,6 +177,28 @@ def _plans(source: str, budget: Mapping[str, Any]) -> dict[str, Plan]:
     if reason is not None:
         note("no design with more heads fits the budget; the other candidates are used")
     return plans
+
+
+def _rotated(source: str, plan: Plan) -> Design:
+    """Return the widest shape within the budget with all blocks, heads and hidden units. Raises LeanifyError.
+
+    Embeddings that are the output's, too, count twice: a rotation gives the output a matrix of its own.
+    """
+    model, baseline = find.build_on_meta(find.find(source)), plan.baseline.architecture
+    untie_head(model)
+    scale = WidthScale.read(baseline)
+    limit, count = plan.request.limits[plan.request.params_cost], plan.request.params_cost
+
+    def size(width: int) -> int:
+        written = locate(surgery.write(model, rotated_architecture(baseline, width)))
+        return parameters(written.model) if count == "params" else body_parameters(written)
+
+    widths = [scale.width(unit) for unit in reversed(scale.units_below())]
+    place = bisect_right(widths, limit, key=size)
+    if not place:
+        smallest = f"; {format_count(size(widths[0]))} at a width of {widths[0]}" if widths else ""
+        raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters{smallest}")
+    return design_of_architecture(plan.prices, rotated_architecture(baseline, widths[place - 1]))
 
 
 def _control(plans: Mapping[str, Plan]) -> Design | None:

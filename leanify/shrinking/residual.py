@@ -176,7 +176,7 @@ class _Reader:
                 parameters[name] = parameter
         # the combination that gives the next state, up to rounding
         bound = 16 * torch.finfo(state.dtype).eps * float(following.norm())
-        fit = all(output.shape == state.shape for output in outputs)
+        fit = all(output.shape == state.shape for output in (*outputs, following))
         for chosen in itertools.product([*parameters, ""], repeat=len(outputs)) if fit else ():
             scale_names = [name for name in chosen if name]
             if len(set(scale_names)) < len(scale_names):

@@ -42,6 +42,7 @@ from leanify.shrinking.free import passes, transfer_free
 from leanify.shrinking.healing import Evaluator
 from leanify.shrinking.larger_machine import carrying_memory, forecast_device
 from leanify.shrinking.plan_transfer import prepare
+from leanify.shrinking.rotation import rotate
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import HEALING_SHARE, PRIORITY, Clock, TimePlan, measure_speed, plan_time
 from leanify.shrinking.transfer import Step, transfer_weights
@@ -398,11 +399,11 @@ def _transfer_all(folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape
     # three of four batches select and correct, the others measure the damage
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     teacher = CalibratedTeacher(original, choosing, batches[1::MEASURING], is_headless(original))
-    several = [shape.design.architecture for shape in todo if shape.design]
+    several = [shape.design.architecture for shape in todo if shape.design and "rotate" not in shape.moves]
     paired = [shape.design.architecture for shape in todo if shape.design and "pair" in shape.moves]
     count = f"{len(todo)} shape{'s' * (len(todo) != 1)}"
     what = f"transferring weights to {count} by {teacher.tokens:,} tokens, {len(batches)} batches"
-    prepare(teacher, several, what, passes(teacher) if len(several) < len(todo) else 0, paired)
+    prepare(teacher, several, what, passes(teacher) if any(shape.design is None for shape in todo) else 0, paired)
     for shape in sorted(todo, key=lambda shape: PRIORITY.index(shape.name)):
         folder.once(f"carried {shape.name}", partial(_transfer_shape, folder, bench, teacher, shape, explain))
 
@@ -424,6 +425,8 @@ def _transfer_shape(
         with progress(f"transferring weights to {shape.name}", None):
             if shape.design is None:
                 result = transfer_free(teacher, shape.max_params, on_step)
+            elif "rotate" in shape.moves:
+                result = rotate(teacher, shape.design.architecture, on_step)
             else:
                 result = transfer_weights(teacher, shape.design.architecture, on_step, shape.moves)
     except LeanifyError as error:
@@ -443,6 +446,8 @@ def _transfer_shape(
         sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
         params = sum(p.numel() for p in result.model.parameters())
         facts["shape"] = {"depth": len(layers), **sizes, "architecture": shape_read.to_json(), "params": params}
+    elif "rotate" in shape.moves:  # with a head of its own, which the design's prices may lack
+        facts["shape"] = {"params": counting.parameters(result.model)}
     evaluator = bench.with_model(str(place))
     return facts | evaluator.evaluate() | _costs(evaluator.recipe)
 

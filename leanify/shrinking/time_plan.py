@@ -29,7 +29,7 @@ from leanify.training.preparation import model_on_meta
 from leanify.upstream.inputs import example_inputs
 
 # candidates sorted by how often they were best before healing, on five checkpoints; the last is dropped first
-PRIORITY = ("free", "narrow", "paired", "heads", "dropped", "control")
+PRIORITY = ("free", "narrow", "rotated", "paired", "heads", "dropped", "control")
 HEALING_SHARE = 0.35  # share of the time reserved for healing
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples
 EMBEDDED_SHARE = 0.15  # share of the time for a teacher's embeddings
@@ -188,6 +188,8 @@ def carrying_passes(shape: Shape, baseline: Architecture, calibrated: float, tok
         blocks = sum(stage.depth for stage in baseline.stages)
         scored = min(held_out, max(8.0, FREE_TOKENS / (tokens or PATCHES)))
         return 2 * (CALIBRATION_PASSES * calibrated + blocks * VARIANTS * scored)
+    if "rotate" in shape.moves:  # the states of all blocks
+        return calibrated + held_out
     lost_blocks = 0
     for old, new in zip(baseline.stages, shape.design.architecture.stages, strict=True):
         lost_blocks += max(0, old.depth - new.depth)

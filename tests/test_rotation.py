@@ -1,0 +1,177 @@
+"""One rotation of the residual stream: exact where the stream lies in fewer dimensions, refused where it is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import pytest
+import torch
+from flows import missing_schemas
+from test_warm_shrink import data
+from torch import Tensor, nn
+from zoo import tiny
+from zoo.running import randomise
+
+import leanify
+from leanify.core.errors import ShapeError
+from leanify.lens.sites import locate
+from leanify.shrinking import rotation
+from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.residual import Residual, residuals
+from leanify.shrinking.rotation import rotate, rotated_architecture
+from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.sources import find
+from leanify.upstream.libraries import import_transformers
+
+SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 60, "n_positions": 20, "bos_token_id": 0}
+LANGUAGE = {"llama": GROUPED, "qwen2": GROUPED, "gemma": {**GROUPED, "head_dim": 12}, "gpt_neox": SIZES, "gpt2": GPT2}
+IMAGES = [
+    "vit_base_patch16_224", "vit_small_patch14_dinov2", "beit_base_patch16_224", "deit_base_distilled_patch16_224"
+]  # fmt: skip
+
+
+def language_model(name: str, is_tied: bool) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    settings = {**LANGUAGE[name], "class": "AutoModelForCausalLM", "tie_word_embeddings": is_tied}
+    model = randomise(find.load(f"hf/{name}", overrides=settings))
+    torch.manual_seed(0)
+    return model, [{"input_ids": torch.randint(3, 60, (3, 12))} for _ in range(4)]
+
+
+def image_model(name: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    model = randomise(tiny.build("timm", name)[0])
+    return model, data(model, 4)
+
+
+def teacher_of(model: nn.Module, batches: list[dict[str, Tensor]]) -> CalibratedTeacher:
+    return CalibratedTeacher(model, batches[:3], batches[3:])
+
+
+@torch.no_grad()
+def confine(model: nn.Module, batches: list[dict[str, Tensor]], dimensions: int) -> None:
+    """Confine the residual stream to some dimensions in which its channels sum to zero, in place."""
+    located = locate(model)
+    width = located.architecture.stages[0].primaries[0].width
+    narrow = leanify.write(model, rotated_architecture(located.architecture, width - 8), weights="fresh")
+    axes = rotation._differing_axes(model, narrow)
+    found = rotation._Rotation(located, axes)
+    blocks = residuals(located, found.stage, lambda module: rotation.run(module, batches[0]))
+    for block in blocks:
+        assert isinstance(block, Residual)
+        for sublayer in block.sublayers:
+            if sublayer.scale:
+                block.block.get_parameter(sublayer.scale).fill_(0.5)
+    # a copy tells which weights read the stream, and which vectors belong to norms
+    copy = rotation._Rotation(locate(rotation.deep_copy(model)), axes)
+    copy.fold_norms(batches[0])
+    random = torch.randn(width, dimensions, dtype=torch.float64)
+    basis = torch.linalg.qr(random - random.mean(0)).Q
+    for name, tensor in model.named_parameters():
+        for axis in axes.get(name, ()):
+            if name not in (*copy.gains, *copy.constants, *copy.readers):
+                value = tensor.double().movedim(axis, -1)
+                tensor.copy_((value @ basis @ basis.T).movedim(-1, axis))
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *(name for name in LANGUAGE if name != "gemma")])
+def test_confined_stream_is_kept(name: str) -> None:
+    """A stream in 30 of 48 dimensions goes into 40 channels without loss, and not into 24."""
+    model, batches = language_model(name, False) if name in LANGUAGE else image_model(name)
+    confine(model, batches, 30)
+    teacher = teacher_of(model, batches)
+    kept = rotate(teacher, rotated_architecture(teacher.architecture, 40))
+    assert leanify.read(kept.model) == rotated_architecture(teacher.architecture, 40)
+    assert type(kept.model).__name__ == type(model).__name__
+    assert kept.damage < 1e-6
+    assert rotate(teacher, rotated_architecture(teacher.architecture, 24)).damage > 1e-4
+
+
+def test_tied_head_becomes_its_own() -> None:
+    model, batches = language_model("llama", True)
+    teacher = teacher_of(model, batches)
+    new: Any = rotate(teacher, rotated_architecture(teacher.architecture, 40)).model
+    assert not new.config.tie_word_embeddings
+    assert new.lm_head.weight is not new.model.embed_tokens.weight
+    assert model.config.tie_word_embeddings, "the original is untouched"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("hf/bert", "post-norm"), ("hf/t5", "one list of blocks"), ("timm/vit_base_patch16_clip_224", "2 norms")],
+)
+def test_other_models_are_refused(name: str, words: str) -> None:
+    library, _, rest = name.partition("/")
+    model = randomise(tiny.build(library, rest)[0])
+    teacher = teacher_of(model, data(model, 4))
+    with pytest.raises(ShapeError, match=words):
+        rotate(teacher, rotated_architecture(teacher.architecture, 40))
+
+
+def test_constants_of_the_width_are_noticed() -> None:
+    """Gemma multiplies its embeddings by the root of the width, in code."""
+    teacher = teacher_of(*language_model("gemma", False))
+    with pytest.raises(ShapeError, match="at the new width it computes something else"):
+        rotate(teacher, rotated_architecture(teacher.architecture, 32))
+
+
+def test_forgotten_axis_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = teacher_of(*image_model("vit_base_patch16_224"))
+    read_axes = rotation._differing_axes
+
+    def forget(model: nn.Module, narrow: nn.Module) -> dict[str, list[int]]:
+        axes = read_axes(model, narrow)
+        assert axes.pop("pos_embed") == [2]
+        narrow.get_parameter("pos_embed").data = torch.zeros_like(model.get_parameter("pos_embed"))
+        return axes
+
+    monkeypatch.setattr(rotation, "_differing_axes", forget)
+    with pytest.raises(ShapeError, match="with all components it computes something else"):
+        rotate(teacher, rotated_architecture(teacher.architecture, 40))
+
+
+def test_width_fits_the_budget(tmp_path: Path) -> None:
+    """The widest that fits, its head counted once more where it was the embeddings; by name only."""
+    library: Any = import_transformers()
+    config = library.LlamaConfig(**GROUPED, tie_word_embeddings=True)
+    library.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert "rotated" not in [shape.name for shape in plan_shapes(str(tmp_path), 0.8, "all")[1]]
+    plan, [shape] = plan_shapes(str(tmp_path), 0.8, "all", ["rotated"])
+    assert shape.design is not None
+    model = leanify.load(tmp_path)
+    rotation.untie_head(model)
+    sizes = {}
+    for width in (8, 16, 24, 32, 40):
+        written = leanify.write(model, rotated_architecture(plan.baseline.architecture, width))
+        sizes[width] = sum(parameter.numel() for parameter in written.parameters())
+    assert shape.design.width == max(width for width, size in sizes.items() if size <= 0.8 * plan.baseline.params)
+
+
+@pytest.mark.slow
+def test_shrunk_model_opens_in_its_library(tmp_path: Path) -> None:
+    """A language model with tied embeddings, shrunk, healed for a few steps, and opened by transformers alone."""
+    library: Any = import_transformers()
+    torch.manual_seed(0)
+    config = library.LlamaConfig(**{**GROUPED, "vocab_size": 300}, tie_word_embeddings=True, max_position_embeddings=64)
+    library.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    make_bytes = "from leanify.data.texts.vocabulary import make_tokenizer\nimport sys\n"
+    make_bytes += "make_tokenizer('bytes', lambda: [], '')[0].save_pretrained(sys.argv[1])"
+    run([sys.executable, "-c", make_bytes, tmp_path / "llama"], check=True)
+    (tmp_path / "text.txt").write_text("".join(f"line {i} of a text about {i * i}\n" for i in range(2000)))
+    settings = ["data.length=32", "schedule.steps=4", "schedule.batch_size=4", "data.samples=64"]
+    result = leanify.shrink(
+        tmp_path / "llama", tmp_path / "text.txt", 0.8, 1, tmp_path / "out", count="body", designs=["rotated"],
+        rates=[1e-4], settings=settings,
+    )  # fmt: skip
+    [candidate] = result.report["candidates"]
+    assert candidate["carried"]["params"] == candidate["params"]
+    read = missing_schemas() + "import sys, torch\nfrom transformers import AutoModelForCausalLM as M\n"
+    read += "m = M.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
+    read += "torch.save(m(torch.arange(8)[None]).logits, sys.argv[2])\nassert 'leanify' not in sys.modules"
+    run([sys.executable, "-c", read, tmp_path / "out", tmp_path / "logits.pt"], check=True)
+    with torch.no_grad():
+        expected = result.build()(input_ids=torch.arange(8)[None]).logits
+    assert torch.allclose(torch.load(tmp_path / "logits.pt"), expected, atol=1e-5)
