@@ -140,7 +140,8 @@ def test_spreadsheet_tables_are_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column label"):
         LabelledTable.read(file, data, Faults())
     file.write_text(f"text,label\na,{'1' * 5000}\nb,2\n")
-    assert len(LabelledTable.read(file, data, Faults()).names) == 2
+    with pytest.raises(DataError, match=r"line 2: label is '1+, not a label"):
+        LabelledTable.read(file, data, Faults())
 
 
 def test_stray_quotes_are_kept(tmp_path: Path) -> None:

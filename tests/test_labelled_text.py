@@ -138,6 +138,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ({"text": 3, "label": "a"}, "line 2: text is 3, not a string"),
         ({"text": "x"}, "line 2: label is None, not a label"),
         ({"text": "x", "label": ["a"]}, r"line 2: label is \['a'\], not a label"),
+        ({"text": "x", "label": "a " * 600}, "line 2: label is .a a a .*, not a label"),
         (["x"], r'line 2 is \["x"\], not a table of columns'),
     ],
 )

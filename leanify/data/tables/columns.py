@@ -35,7 +35,7 @@ PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "fil
 CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
 SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
 LONGEST_LINE = 1 << 16  # characters by which a line is recognised
-LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
+MAX_LABEL = 1000  # characters of a label; Python reads no number of more than 4,300 digits
 SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "test"),
@@ -235,8 +235,10 @@ def name_class(cell: Any, names: Sequence[str]) -> Any:
 
 
 def parse_label(cell: Any) -> str | None:
-    """A label (string, number or boolean) as text; None for anything else, and for an empty string."""
-    return str(cell).strip() or None if isinstance(cell, (str, int, float)) else None
+    """A label (string, number or boolean) as text; None for anything else: nothing, or a text as long as a sample."""
+    if not isinstance(cell, (str, int, float)) or (isinstance(cell, str) and len(cell) > MAX_LABEL):
+        return None
+    return str(cell).strip() or None
 
 
 def parse_number(text: str) -> float | None:
@@ -264,5 +266,5 @@ def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:
     labels = list(labels)
     if set(labels) <= set(order):
         return [name for name in order if name in labels]
-    are_integers = all(label.removeprefix("-").isdecimal() and len(label) <= LONGEST for label in labels)
+    are_integers = all(label.removeprefix("-").isdecimal() and len(label) <= MAX_LABEL for label in labels)
     return sorted(labels, key=int) if are_integers else sorted(labels)
