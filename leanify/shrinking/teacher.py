@@ -24,6 +24,7 @@ from leanify.shrinking.calibration import Batch, Moments, TeacherOutputs, accumu
 from leanify.shrinking.choose import choose_units, output_projection
 from leanify.shrinking.correction import Weights, correct_output
 from leanify.shrinking.tape import Call, CallTrace, record, replay
+from leanify.upstream import on_disk
 
 PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers
 TRIALS = 5  # cost of a step in forward passes, including the pairs made for it
@@ -234,7 +235,7 @@ class CalibratedTeacher:
         for (path, symbol), (new_counts, output) in todo.items():
             site_moments = {output: moments_by_path[output]} if output in moments_by_path else {}
             if symbol == "h" and site_moments:
-                self._heads[path] = site_moments[output]
+                self._heads[path] = Moments(tuple(map(on_disk.place, site_moments[output].sums)))
             for count, picks in (
                 choose_units(sites[path], symbol, new_counts, site_moments).items() if new_counts else ()
             ):
@@ -242,6 +243,8 @@ class CalibratedTeacher:
                     count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
                 )
                 weights = correct_output(sites[path], symbol, picks, site_moments) if corrects else None
+                if weights is not None:
+                    weights = on_disk.place(weights[0]), weights[1]
                 self._cuts[path, symbol, count] = Cut(picks, weights)
 
     def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:
