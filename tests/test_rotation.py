@@ -58,8 +58,7 @@ def confine(model: nn.Module, batches: list[dict[str, Tensor]], dimensions: int)
     width = located.architecture.stages[0].primaries[0].width
     narrow = leanify.write(model, rotated_architecture(located.architecture, width - 8), weights="fresh")
     axes = rotation._differing_axes(model, narrow)
-    found = rotation._Rotation(located, axes)
-    blocks = residuals(located, found.stage, lambda module: rotation.run(module, batches[0]))
+    blocks = residuals(located, located.stages[0].name, lambda module: rotation.run(module, batches[0]))
     for block in blocks:
         assert isinstance(block, Residual)
         for sublayer in block.sublayers:
@@ -150,6 +149,17 @@ def test_width_fits_the_budget(tmp_path: Path) -> None:
     assert shape.design.width == max(width for width, size in sizes.items() if size <= 0.8 * plan.baseline.params)
 
 
+def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
+    """Nine heads on three groups divide few widths: the widest that upstream builds within the budget is taken."""
+    library: Any = import_transformers()
+    sizes = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
+    library.LlamaForCausalLM(library.LlamaConfig(**{**GROUPED, **sizes})).save_pretrained(tmp_path)
+    _, [shape] = plan_shapes(str(tmp_path), 0.8, "body", ["rotated"])
+    assert shape.design is not None
+    assert 0 < shape.design.width < 144
+    assert (shape.design.heads, shape.design.head_dim, shape.design.mlp) == (9, 16, 64)
+
+
 @pytest.mark.slow
 def test_shrunk_model_opens_in_its_library(tmp_path: Path) -> None:
     """A language model with tied embeddings, shrunk, healed for a few steps, and opened by transformers alone."""
@@ -168,6 +178,9 @@ def test_shrunk_model_opens_in_its_library(tmp_path: Path) -> None:
     )  # fmt: skip
     [candidate] = result.report["candidates"]
     assert candidate["carried"]["params"] == candidate["params"]
+    words = [sys.executable, "-m", "leanify", "shrink", str(tmp_path / "out"), "--report"]
+    table = run(words, check=True, capture_output=True, text=True).stdout
+    assert f"3 × 4, 64, {candidate['width']} wide" in table
     read = missing_schemas() + "import sys, torch\nfrom transformers import AutoModelForCausalLM as M\n"
     read += "m = M.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
     read += "torch.save(m(torch.arange(8)[None]).logits, sys.argv[2])\nassert 'leanify' not in sys.modules"

@@ -143,6 +143,8 @@ def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for one in report["candidates"]:
         row = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
+        if one["name"] == "rotated":
+            row["width"] = one.get("width")
         if one.get("latency_s"):
             row |= {"latency_s": one["latency_s"], "latency_range": one.get("latency_range")}
         for how in ("carried", "healed"):
@@ -224,7 +226,7 @@ def _shape(of: Mapping[str, Any]) -> str:
         return ""
     if of["heads"] is None or isinstance(of["heads"], list) or isinstance(of["mlp"], list):
         return "a shape a block"
-    width = f", {of['width']} wide" if of.get("name") == "rotated" else ""
+    width = f", {of['width']} wide" if of.get("width") else ""
     return f"{of['depth']} × {of['heads']}, {of['mlp']}{width}"
 
 

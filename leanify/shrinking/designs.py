@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -186,19 +185,32 @@ def _rotated(source: str, plan: Plan) -> Design:
     """
     model, baseline = find.build_on_meta(find.find(source)), plan.baseline.architecture
     untie_head(model)
+    limit, cost = plan.request.limits[plan.request.params_cost], plan.request.params_cost
+
+    def size(shape: Architecture) -> int:
+        written = locate(surgery.write(model, shape))
+        return parameters(written.model) if cost == "params" else body_parameters(written)
+
+    # the widest first; upstream cannot build some of them
     scale = WidthScale.read(baseline)
-    limit, count = plan.request.limits[plan.request.params_cost], plan.request.params_cost
-
-    def size(width: int) -> int:
-        written = locate(surgery.write(model, rotated_architecture(baseline, width)))
-        return parameters(written.model) if count == "params" else body_parameters(written)
-
-    widths = [scale.width(unit) for unit in reversed(scale.units_below())]
-    place = bisect_right(widths, limit, key=size)
-    if not place:
-        smallest = f"; {format_count(size(widths[0]))} at a width of {widths[0]}" if widths else ""
-        raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters{smallest}")
-    return design_of_architecture(plan.prices, rotated_architecture(baseline, widths[place - 1]))
+    full_width, full_size = baseline.stages[0].primaries[0].width, size(baseline)
+    slope, refusal = 0.0, None  # parameters a channel: heads and MLPs stay, so they are a line in the width
+    for unit in scale.units_below():
+        width = scale.width(unit)
+        if slope and full_size - slope * (full_width - width) > limit:
+            continue
+        shape = rotated_architecture(baseline, width)
+        try:
+            params = size(shape)
+        except ShapeError as error:
+            refusal = error
+            continue
+        if params <= limit:
+            return design_of_architecture(plan.prices, shape)
+        slope = (full_size - params) / (full_width - width)
+    if refusal is not None and not slope:
+        raise refusal
+    raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters")
 
 
 def _control(plans: Mapping[str, Plan]) -> Design | None:

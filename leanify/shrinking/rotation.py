@@ -27,7 +27,7 @@ from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features, weighted_part
 from leanify.lens.sites import locate
 from leanify.search.narrow_shape import primary_widths
-from leanify.shrinking.calibration import collect_outputs, divergence, run, token_rows
+from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence, run, token_rows
 from leanify.shrinking.norms import Affine, common_bias, fold, read_affine
 from leanify.shrinking.residual import Residual, Sublayer, residuals
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -52,8 +52,8 @@ def rotate(
 ) -> TransferResult:
     """Return the teacher at the width of ``architecture``, in the principal components of its residual stream.
 
-    Raises ShapeError for models that a rotation would change: post-norm blocks, norms whose bias has nowhere to go,
-    residual channels that are the model's output.
+    Raises ShapeError for models that a rotation would change: post-norm blocks, several norms outside the blocks,
+    constants of the width, residual channels that are the model's output.
     """
     if teacher.headless:
         raise ShapeError("rotated: its head is new, and its outputs below it are the residual stream")
@@ -79,7 +79,7 @@ def rotate(
     error = divergence(collect_outputs(narrow_model, [batch]), collect_outputs(all_components, [batch]))
     _check(error, ALIKE, "at the new width")
 
-    damage = divergence(collect_outputs(narrow_model, teacher.held_out), teacher.outputs)
+    damage = model_divergence(narrow_model, teacher.held_out, teacher.outputs, teacher.headless)
     step = Step("rotate", "", (), damage)
     on_step(step)
     return TransferResult(narrow_model, [step], teacher.outputs.unit, {})

@@ -28,7 +28,8 @@ from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import model_on_meta
 from leanify.upstream.inputs import example_inputs
 
-# candidates sorted by how often they were best before healing, on five checkpoints; the last is dropped first
+# candidates sorted by how often they were best before healing, on five checkpoints (rotated: on one); the last is
+# dropped first
 PRIORITY = ("free", "narrow", "rotated", "paired", "heads", "dropped", "control")
 HEALING_SHARE = 0.35  # share of the time reserved for healing
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples

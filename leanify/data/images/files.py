@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ TOOL_FOLDERS = (
 OTHER_IMAGES = (
     ".heic", ".heif", ".jxl", ".svg", ".psd", ".tga", ".ico", ".exr", ".hdr", ".dng", ".cr2", ".nef", ".dcm", ".nii",
 )  # fmt: skip  # that are not read
+MAX_SEARCHED = 100_000  # images among which a missing one is looked for
 IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 NUMBERS = (
     "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
@@ -125,7 +127,8 @@ def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
     missing = [picture for picture in pictures if isinstance(picture, Path) and not picture.is_file()]
     if not missing:
         return 0, ""
-    elsewhere = next((path for path in find_images(file.parent) if path.name == missing[0].name), None)
+    images = islice(find_images(file.parent), MAX_SEARCHED)
+    elsewhere = next((path for path in images if path.name == missing[0].name), None)
     hint = f", while {elsewhere.relative_to(file.parent)} is there" if elsewhere is not None else ""
     return len(missing), (
         f"{len(missing):,} of {len(pictures):,} images that it names are missing, the first: {missing[0]}{hint} (a "
