@@ -156,8 +156,6 @@ def _server() -> subprocess.Popen[str]:
 
 def _send_request(request: dict[str, Any]) -> int:
     server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     answer = server.stdout.readline()

@@ -108,7 +108,6 @@ def test_design_costs_match_models() -> None:
     for design in designs:
         model = model_on_meta(design.model)
         [stage] = surgery.read(model).stages
-        assert stage.primary is not None
         assert (stage.depth, stage.primary.heads, stage.primary.head_dim, stage.primary.mlp) == (
             design.depth, design.heads, design.head_dim, design.mlp,
         )  # fmt: skip
@@ -142,7 +141,6 @@ def test_longer_study_is_the_same_study(study: tuple[Path, dict[str, object]], m
     )
     typed([*command[1:], "--dry-run", "--json"], monkeypatch)
     [new] = seen
-    assert new.recipe.schedule is not None
     assert new.recipe.schedule.steps == 480
     assert new.recipe.data == old.plan.recipe.data
     for design in new.designs:
@@ -282,8 +280,6 @@ def test_rate_trials_are_shorter() -> None:
     """A rate applies to the runs, and the trials that choose it are shorter than they."""
     base = replace(plan("baseline", "lean"), rates=(0.5, 1.0, 2.0))
     optim, schedule = base.recipe.optim, base.recipe.schedule
-    assert optim is not None
-    assert schedule is not None
     assert [str(key) for key in base.trials()][:3] == ["baseline-0-rate0.5", "baseline-0-rate1", "baseline-0-rate2"]
     trial = base.run_recipe(Key("lean", 0, 2.0))
     assert (trial.optim.lr, trial.schedule.epochs) == (2 * optim.lr, schedule.epochs / 2)  # type: ignore[union-attr,operator]
@@ -340,7 +336,6 @@ def test_sample_outcomes_average_to_quality(study: tuple[Path, dict[str, object]
     for design in found["designs"]:  # type: ignore[attr-defined]
         for entry in design["runs"]:
             right = folder.run_samples(Key(design["name"], entry["seed"]))
-            assert right is not None
             assert set(right) <= {0.0, 100.0}
             assert right.mean() == pytest.approx(entry["quality"])
 
@@ -470,7 +465,6 @@ def killed_often(arguments: tuple[str, ...], target: Path, most: int, draw: rand
     known: dict[str, int] = {}
     for kills in range(most + 1):
         process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
-        assert process.stderr is not None
         process.stderr.readline()  # it has said what it will run
         if kills < most:
             time.sleep(draw.uniform(0, 6))
@@ -513,7 +507,6 @@ def test_killed_study_leaves_no_process(tmp_path: Path) -> None:
         assert process.poll() is None
     process.kill()
     process.wait()
-    assert process.stderr is not None
     process.stderr.close()
     for _ in range(200):
         size = log.stat().st_size

@@ -52,7 +52,6 @@ def test_resumed_runs_probe_alike(tmp_path: Path) -> None:
             worker.execute_run(folder, key, share)
     found = [StudyFolder.open(tmp_path / name).outcome(key) for name in ("whole", "parts")]
     assert found[0] == found[1]
-    assert found[0] is not None
     assert [step for step, _ in found[0].kappas] == [0, 10, 20, 30, 40]
 
 
@@ -83,7 +82,6 @@ def test_cost_adds_over_parts() -> None:
     plan = studies.make_plan(studies.Request(recipe="digits-study", tournament=9))
     assert (len(plan.designs), plan.seeds, plan.judging) == (9, (0, 1, 2, 3), (1, 2, 3))
     assert {"baseline", "lean", "control", "depth-only"} <= {design.name for design in plan.designs}
-    assert plan.baseline_macs is not None
     sizes = {design.name: design.macs / plan.baseline_macs for design in plan.designs}
     fixed = sum(sizes[name] for name in ("baseline", "lean", "control"))
     others = (sum(sizes.values()) - fixed) / 6
@@ -207,7 +205,6 @@ def test_designs_share_start_and_teacher(trained: Path, tmp_path: Path) -> None:
     for key in folder.plan.runs():
         recipe = folder.run_recipe(key)
         assert (recipe.model.source, recipe.run.seed) == (str(folder.start(key.design)), key.seed)
-        assert recipe.distill is not None
         assert recipe.distill.teacher == str(trained)
     cold = studies.make_plan(replace(request, weights=None))
     assert not {cold.fingerprint(key) for key in cold.runs()} & {folder.plan.fingerprint(key) for key in cold.runs()}

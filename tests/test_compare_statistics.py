@@ -56,7 +56,6 @@ def test_samples_use_paired_test() -> None:
     """One design against another with one answer each: the variance over samples is that of SciPy's paired t-test."""
     table = np.repeat(RNG.normal(size=(2, 1, 50)), 3, axis=1)  # all seeds give the same answers
     found = RunTable(runs(table)).difference("d1", "d0")
-    assert found.seed_part is not None
     assert found.seed_part.variance == 0
     oracle = stats.ttest_rel(table[1, 0], table[0, 0])
     assert 2 * min(found.probability_above(0.0), 1 - found.probability_above(0.0)) == pytest.approx(
@@ -75,8 +74,6 @@ def test_seeds_and_samples_match_anova() -> None:
     rows = [(str(s), str(n), value) for (s, n), value in np.ndenumerate(table[1] - table[0])]
     squares = anova.anova_lm(formula.ols("y ~ C(s) + C(n)", pandas.DataFrame(rows, columns=["s", "n", "y"])).fit())
     of = squares["mean_sq"] / (seeds * samples)
-    assert found.seed_part is not None
-    assert found.sample_part is not None
     assert found.sample_part.variance > 0
     assert (found.seeds, found.samples) == (seeds, samples)
     spread = table.mean(2).var(axis=1, ddof=1).sum() / seeds
@@ -89,7 +86,6 @@ def test_seeds_and_samples_match_anova() -> None:
     difference = (table[1] - table[0]).mean()
     assert found.interval(0.01) == pytest.approx((difference - math.sqrt(share), difference + math.sqrt(share)))
     one = RunTable(runs(table)).mean("d1")
-    assert one.seed_part is not None
     assert one.seed_part.variance == pytest.approx(table[1].mean(1).var(ddof=1) / seeds)
     assert one.seed_part.freedom == seeds - 1
 
@@ -99,8 +95,6 @@ def test_noise_is_subtracted_once() -> None:
     table = np.zeros((2, 3, 6))
     table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
     found = RunTable(runs(table + np.arange(3)[:, None] * [[[1]], [[-1]]])).difference("d1", "d0")
-    assert found.seed_part is not None
-    assert found.sample_part is not None
     assert found.seed_part.variance > 0
     assert found.sample_part.variance == 0.0
 
@@ -110,15 +104,12 @@ def test_tied_runs_keep_sample_noise() -> None:
     table = np.zeros((2, 3, 6))
     table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
     found = RunTable(runs(table)).difference("d1", "d0")
-    assert found.seed_part is not None
-    assert found.sample_part is not None
     rest = table[1] - table[1].mean(0)  # runs and the whole have a mean of 0
     assert found.seed_part.variance == pytest.approx((rest**2).sum() / 10 / 6 / 3)
     assert found.seed_part.freedom == 10  # (3 − 1) · (6 − 1)
     floor = 6.0**2 / 3 / 5 / 6  # one sample's worth of difference in each run, averaged over 3 runs
     assert found.seed_part.variance + found.sample_part.variance == pytest.approx(max(floor, found.seed_part.variance))
     two = RunTable(runs(table[:, :2])).difference("d1", "d0")  # two seeds answer nothing, and stay careful
-    assert two.seed_part is not None
     assert two.seed_part.variance == 0.0
 
 
@@ -128,15 +119,12 @@ def test_accuracy_noise_counts_one_more() -> None:
     right[:, :, :17] = 100.0
     noise = RunTable(runs(right))
     found, tie = noise.mean("d0"), noise.difference("d0", "d1")
-    assert found.sample_part is not None
     assert found.sample_part.variance == pytest.approx((20 * 85 * 15 + 100**2) / 19 / 20)
-    assert tie.sample_part is not None
     assert tie.sample_part.variance == pytest.approx(100**2 / 3 / 19 / 20)
     fixed = np.zeros(20)
     fixed[:10] = 100.0
     against = noise.difference_from("d0", 50.0, fixed)
     assert (against.mean, against.samples) == (35.0, 20)
-    assert against.sample_part is not None
     assert against.sample_part.variance == pytest.approx((20 * 35 * 65 + 100**2) / 19 / 20)
 
 
@@ -147,7 +135,6 @@ def test_unknown_part_is_left_out() -> None:
     assert RunTable(some).difference_from("d0", 0.5, None).sample_part is None
     single = RunTable([*some[:3], some[3]]).mean("d1")  # one seed, beside a design with three
     assert (single.seeds, single.seed_part, single.is_known) == (1, None, False)
-    assert single.sample_part is not None
     spread = float(
         ((table[1, 0] - table[1, 0].mean()) ** 2).sum() + max(np.ptp(one) for one in (*table[0], table[1, 0])) ** 2
     )
@@ -159,7 +146,6 @@ def test_unknown_part_is_left_out() -> None:
     one_sample = RunTable(runs(table[:, :, :1]))
     assert (one_sample.samples, one_sample.mean("d0").sample_part) == (0, None)
     two_samples = RunTable(runs(table[:, :, :2])).mean("d0")
-    assert two_samples.sample_part is not None
     assert two_samples.sample_part.freedom == 1
     assert RunTable(some).common_seeds() == []
     assert math.isnan(RunTable(some).mean("d9").mean)
@@ -277,9 +263,6 @@ def test_seeds_needed_give_80_percent_power() -> None:
     """With the number of seeds that is named, 80 studies in 100 decide."""
     found = Estimate(0.8, 3, 2000, Part(2 * 0.5 / 3, 6), Part(0.001, 1999))
     needed = statistics.needed(found, 0.0, look=2)
-    assert needed is not None
-    assert needed.seeds is not None
-    assert needed.low is not None
     assert needed.low < needed.seeds
     assert needed.high is None or needed.high > needed.seeds
     rng, decided = np.random.default_rng(3), 0
@@ -298,7 +281,6 @@ def test_seeds_needed_are_minimal(mean: float) -> None:
     found = Estimate(mean, 4, 500, Part(0.1, 9), Part(0.002, 499))
     margin, alpha = 0.1, statistics.alpha_of(2)
     needed = statistics.needed(found, margin, look=2)
-    assert needed is not None
 
     def enough(seeds: int) -> bool:
         seed_part, freedom = 0.1 * 4 / seeds, 9 * (seeds - 1) / 3
@@ -320,11 +302,9 @@ def test_seeds_needed_are_minimal(mean: float) -> None:
 def test_too_much_noise_names_nothing() -> None:
     """More than a thousand seeds, and more samples would not do either: neither is named."""
     found = statistics.needed(Estimate(0.05, 3, 500, Part(4.0, 6), Part(1e-6, 499)), 0.0, look=2)
-    assert found is not None
     assert (found.seeds, found.high, found.samples) == (None, None, None)
     assert found.low is not None
     more = statistics.needed(Estimate(0.5, 3, 100, Part(0.01, 6), Part(1.0, 99)), 0.0, look=2)
-    assert more is not None
     reach = stats.norm.isf(statistics.alpha_of(2)) + stats.norm.ppf(0.8)
     assert more.samples == math.ceil(100 * reach**2 * 1.0 / 0.25)
 
@@ -332,12 +312,9 @@ def test_too_much_noise_names_nothing() -> None:
 def test_samples_are_named_over_seeds() -> None:
     found = Estimate(0.5, 3, 100, Part(0.01, 6), Part(1.0, 99))
     needed = statistics.needed(found, 0.0, look=2)
-    assert needed is not None
     assert needed.seeds is None
-    assert needed.samples is not None
     assert needed.samples > 100 * 7.8 / 0.25  # (z of 2.5 % + z of 80 %)² times variance over the squared effect
     even = statistics.needed(Estimate(0.0, 3, 100, Part(0.01, 6), Part(1.0, 99)), 0.0, look=2)
-    assert even is not None
     assert (even.seeds, even.samples) == (None, None)
 
 

@@ -73,7 +73,6 @@ def test_control_uses_largest_close_steps(vit: PriceList, multiple: int | None) 
         found = control(vit, (lean,), Rules(Options(multiple=multiple)))
         assert found is not None
         (stage,) = found
-        assert stage is not None
         assert (stage.depth, stage.heads, stage.head_dim) == (depth, 6, 64)
         wanted = params(vit, (lean,))
         assert abs(params(vit, found) - wanted) == brute(vit, lean, wanted, multiple or 64)
@@ -100,18 +99,14 @@ def test_towers_have_own_controls(bart: PriceList, which: tuple[int, ...]) -> No
     lean = list(bart.baseline)
     for i in which:
         stage = lean[i]
-        assert stage is not None
         lean[i] = stage._replace(depth=stage.depth - 1, heads=4)
     shape = tuple(lean)
     found = control(bart, shape, Rules())
-    assert found is not None
     for i, stage in enumerate(shape):
         if i not in which:
             assert found[i] == stage
             continue
         new = found[i]
-        assert new is not None
-        assert stage is not None
         assert (new.heads, new.depth) == (2, stage.depth)
         others = [[*found[:i], new._replace(mlp=units), *found[i + 1 :]] for units in range(8, 400, 8)]
         own = [abs(_stage(bart, tuple(other), i) - _stage(bart, shape, i)) for other in others]

@@ -259,7 +259,6 @@ def run(folder: Path) -> Path:
 
 def test_run_keeps_its_decoding(run: Path, folder: Path) -> None:
     data = RunDirectory.open(run).recipe.data
-    assert data is not None
     assert data.background == "black"
     images = ImageFolder(folder / "validation", data=data)
     assert images.decoder.background == "black"

@@ -40,7 +40,6 @@ def test_few_epochs_keep_whole_images(samples: int, smallest: float, tmp_path: P
     data = default_recipe.data_recipe(
         recognition.OwnData("images", "", True, classes=2, samples=samples), str(folder)
     ).data
-    assert data is not None
     assert (data.crop, data.color_jitter, data.flip) == ((smallest, 1.0), 0.0, 0.0)
 
 
@@ -61,10 +60,7 @@ def test_image_size_is_capped_for_laptops(
     assert (override["img_size"], override["patch_size"], override.get("in_chans")) == expected
     assert override["img_size"] % override["patch_size"] == 0
     assert override["num_classes"] == 2
-    assert recipe.data is not None
     assert (recipe.data.flip, recipe.data.holdout) == (0.0, 0.2)
-    assert recipe.schedule is not None
-    assert recipe.schedule.epochs is not None
     assert recipe.schedule.warmup == pytest.approx(default_recipe.WARMUP * recipe.schedule.epochs)
     assert recipe == default_recipe.find_recipe("own-images", str(tmp_path / "own"))
 
@@ -77,13 +73,9 @@ def test_texts_set_length_and_vocabulary(tmp_path: Path) -> None:
         return file
 
     short, long = (default_recipe.find_recipe(table(words)).data for words in (6, 400))
-    assert short is not None
-    assert long is not None
-    assert short.length is not None
     assert 6 < short.length < 32
     assert long.length == 128
     known = recognition.recognise(table(6))
-    assert known is not None
     assert known.words == 6
     assert known.vocabulary is not None
     assert short.tokenizer in ("wordpiece-512", "wordpiece-1024")
@@ -165,7 +157,6 @@ def test_tables_are_counted(tmp_path: Path, rows: int, epochs: int) -> None:
     lines = [f"word{number} of sentence{number % 701} here,{('neg', 'pos')[number % 2]}\n" for number in range(rows)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(lines))
     recipe = default_recipe.find_recipe(str(tmp_path))
-    assert recipe.schedule is not None
     assert recipe.schedule.epochs == epochs
     model = model_on_meta(recipe.model)
     [embeddings] = [tensor for name, tensor in model.named_parameters() if name.endswith("word_embeddings.weight")]
@@ -182,12 +173,9 @@ def test_own_model_fits_few_pictures(tmp_path: Path) -> None:
     leanify.save(leanify.load(tmp_path / "fresh"), tmp_path / "trained")
     fresh, trained = (default_recipe.find_recipe(tmp_path / name, str(folder)) for name in ("fresh", "trained"))
     for recipe, epochs, rate in ((fresh, 100, 1e-3), (trained, 100, 1e-4)):
-        assert recipe.schedule is not None
-        assert recipe.optim is not None
         assert (recipe.schedule.batch_size, recipe.schedule.epochs, recipe.optim.lr) == (32, epochs, rate)
         assert recipe.schedule.warmup == pytest.approx(0.1 * epochs)
     many = default_recipe.model_recipe("vit_tiny_patch16_224").schedule
-    assert many is not None
     assert (many.batch_size, many.epochs) == (128, 10)
 
 

@@ -66,7 +66,6 @@ def test_unknown_model_obeys_every_law(library: str, name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_discovery_uses_no_memory() -> None:
     origin = get_origin(tiny.build("hf", "llama")[0])
-    assert origin is not None
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
     assert leanify.read(model).stages[0].depth == tiny_transformers.LAYERS

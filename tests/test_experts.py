@@ -162,7 +162,6 @@ def test_expert_count_is_priced_exactly(name: str) -> None:
     listed = PriceList(costs)
     (stage,) = listed.architecture.stages
     (old,) = listed.baseline
-    assert old is not None
     for experts, active in NUMBERS:
         for design in (
             old._replace(experts=experts, active=active),
@@ -262,7 +261,6 @@ def test_mixture_drops_blocks_by_data() -> None:
     batches = [example_inputs(model, 2, 12) for _ in range(3)]
     shape = leanify.read(model)
     [stage] = shape.stages
-    assert stage.primary is not None
     shorter = replace(shape, stages=(stage.reshape(stage.depth - 1, stage.primary.heads, mlp=stage.primary.mlp),))
     found = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), shorter)
     assert leanify.read(found.model) == shorter

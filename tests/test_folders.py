@@ -353,7 +353,6 @@ def test_next_process_cleans_up(tmp_path: Path) -> None:
         "    (folder / 'model.safetensors').write_bytes(b'x')\n    print('begun', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
         one.stdout.readline()
         [folder] = tmp_path.iterdir()
         os.utime(folder, (time.time() - 3600,) * 2)

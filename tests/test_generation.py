@@ -60,15 +60,12 @@ def test_cached_generation_cost_matches_upstream(name: str, cls: str | None) -> 
         (0, 1),
     )
     encoder, decoder = prices.baseline
-    assert encoder is not None
-    assert decoder is not None
     other = encoder._replace(heads=8, mlp=64), decoder._replace(depth=2, heads=6, mlp=160)
     for design in (make_design(prices, (encoder, decoder)), make_design(prices, other)):
         model = leanify.load(name, overrides=SOURCES[name], cls=cls)
         lean = leanify.write(model, design.architecture)
         lean.set_attn_implementation("eager")  # type: ignore[operator]
         said = design.serving
-        assert said is not None
         assert (said.prefill_macs, said.decode_macs) == generated(lean)
         if cls is None:
             assert said.decode_macs == by_hand(prices, design)

@@ -117,7 +117,6 @@ def test_pretrained_runs_become_rows(data: Path, tmp_path: Path, monkeypatch: An
     assert "average of 1 task:" in done.stdout
     tuned = leanify.load(tmp_path / "out/cola-0")
     shape = leanify.read(tuned).stages[0].primary
-    assert shape is not None
     assert (leanify.read(tuned).depth, shape.heads, shape.head_dim) == (2, 4, 8)
 
 

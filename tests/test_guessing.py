@@ -49,10 +49,8 @@ def text(i: int) -> str:
 )
 def test_columns_follow_their_cells(tmp_path: Path, columns: Any, task: str, names: list[str] | None) -> None:
     found = recognise(table(tmp_path, **columns))
-    assert found is not None
     assert found.task == task
     data = default_recipe.data_recipe(found, str(tmp_path)).data
-    assert data is not None
     assert data.task == task
     read = LabelledTable.read(tmp_path / "train.jsonl", data, Faults())
     assert len(read.rows) == len(TEXTS)
@@ -70,7 +68,6 @@ def test_columns_follow_their_cells(tmp_path: Path, columns: Any, task: str, nam
 )
 def test_text_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
     found = recognise(table(tmp_path, **columns))
-    assert found is not None
     assert (found.kind, found.task, found.columns) == ("text", None, None)
     assert ("--set data.label=COLUMN" in found.description) == (len(columns) > 1)
 
@@ -149,7 +146,6 @@ NUMBERED = "".join(f"{number},{line}" for number, line in enumerate(COMMAS.split
 def test_any_table_name_works(tmp_path: Path, name: str, text: str, texts: str, label: str) -> None:
     """The only table of a folder, with every row, whatever stands between its cells."""
     found = recognise(plain(tmp_path, name, text))
-    assert found is not None
     assert found.columns == ((texts,), label)
     data = default_recipe.data_recipe(found, str(tmp_path)).data
     assert data is not None

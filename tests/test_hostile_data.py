@@ -125,7 +125,6 @@ def test_spreadsheet_tables_are_read(tmp_path: Path) -> None:
     file.write_bytes(CELLS.replace("\n", "\r\n").encode("utf-8-sig"))
     assert LabelledTable.read(file, data, Faults()).rows == whole
     found = recognise(file)
-    assert found is not None
     assert (found.kind, found.classes) == ("sentences", 2)
     file.write_text(CELLS.replace("\n", ",\n"))  # an empty cell at every end
     assert LabelledTable.read(file, data, Faults()).rows == whole
@@ -427,13 +426,10 @@ def test_duration_units_replace_each_other() -> None:
     """A length in another unit replaces the recipe's."""
     value = recipes.parse(DIGITS)  # 3 epochs, 1 of them warm-up
     other = recipes.apply_settings(value, ["schedule.steps=300"]).schedule
-    assert other is not None
     assert (other.epochs, other.steps, other.warmup) == (None, 300, 100)
     kept = recipes.apply_settings(value, ["schedule.steps=300", "schedule.warmup=7"]).schedule
-    assert kept is not None
     assert kept.warmup == 7
     longer = recipes.apply_settings(value, ["schedule.epochs=6"]).schedule
-    assert longer is not None
     assert (longer.epochs, longer.warmup) == (6, 1)
     with pytest.raises(RecipeError, match="epochs and steps"):
         recipes.apply_settings(value, ["schedule.steps=300", "schedule.epochs=2"])

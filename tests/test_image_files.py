@@ -32,7 +32,6 @@ def test_recognised_images_are_read(tmp_path: Path) -> None:
         image(tmp_path / name / "cat" / "b.png")  # below dog/ it is a dog
         (tmp_path / name / "._plain.png").write_bytes(b"resource fork")
     found = recognise(tmp_path)
-    assert found is not None
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path), holdout=0.1))
     assert (found.samples, len(readers[0]), classes) == (20, 20, ["cat", "dog"])
     for path, label in readers[0].samples:
@@ -61,7 +60,6 @@ def test_usual_split_names_are_known(tmp_path: Path, train: str, validation: str
         image(tmp_path / train / name / "a.png")
         image(tmp_path / validation / name / "b.png")
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.is_validated, found.samples, found.classes) == (True, 2, 2)
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
     assert ([len(reader) for reader in readers], classes) == ([2, 2], ["cat", "dog"])
@@ -78,7 +76,6 @@ def test_shared_subfolders_are_mentioned(tmp_path: Path) -> None:
         for inner in ("cat", "dog"):
             image(tmp_path / outer / inner / "a.png")
     found = recognise(tmp_path)
-    assert found is not None
     assert "2 classes (group0, group1)" in found.description
     assert "each of these folders has the folders cat, dog" in found.description
 
@@ -111,7 +108,6 @@ def test_tool_folders_are_no_classes(tmp_path: Path, name: str) -> None:
         image(tmp_path / "val" / folder / "a.png")
     image(tmp_path / name / "a.png")
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.classes, found.samples, found.is_validated) == (2, 2, True)
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
     assert ([len(reader) for reader in readers], classes) == ([2, 2], ["cat", "dog"])
@@ -125,7 +121,6 @@ def test_poor_classes_are_mentioned(tmp_path: Path) -> None:
     image(tmp_path / "val" / "fish" / "a.png")
     (tmp_path / "train" / "bird").mkdir()
     found = recognise(tmp_path)
-    assert found is not None
     assert "one image alone in cat" in found.description
     assert found.fault is not None
     assert "val has classes that training lacks (fish)" in found.fault
@@ -153,7 +148,6 @@ def test_unread_kinds_are_counted(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "cats" / f"{number}.HEIC").touch()
     found = recognise(tmp_path)
-    assert found is not None
     assert found.samples == 4
     assert "files that are not read: 3 .heic" in found.description
     assert "cache is left out as a tool's folder" in found.description
@@ -169,7 +163,6 @@ def test_splits_inside_classes_are_mentioned(tmp_path: Path) -> None:
             (tmp_path / name / split).mkdir(parents=True)
             (tmp_path / name / split / "0.png").touch()
     found = recognise(tmp_path)
-    assert found is not None
     assert "folders train, val: their images are mixed, unless you move them" in found.description
 
 
@@ -178,5 +171,4 @@ def test_classes_are_counted_by_number(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.png").touch()
     found = recognise(tmp_path)
-    assert found is not None
     assert "(1, 9, 10)" in found.description

@@ -78,7 +78,6 @@ def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_p
             assert pixels.tobytes() == image.convert("RGB").tobytes()
         assert names[label] == name
     found = recognise(place)
-    assert found is not None
     assert (found.kind, found.classes, found.is_validated) == ("images", 2, False)
 
 
@@ -134,7 +133,6 @@ def test_missing_images_are_counted(rows: list[tuple[Path, str]], tmp_path: Path
     with pytest.raises(leanify.DataError, match=words):
         read(DataSection("data", "classification", str(place), holdout=0.25))
     found = recognise(place)
-    assert found is not None
     assert re.search(words, found.description)
     assert (found.fault is not None) is (missing == len(rows))
 
@@ -153,7 +151,6 @@ def test_numbers_are_no_classes(rows: list[tuple[Path, str]], tmp_path: Path) ->
     with pytest.raises(leanify.DataError, match="labels are numbers, and images are learnt by class"):
         read(DataSection("data", "classification", str(tmp_path), label="age", holdout=0.25))
     found = recognise(tmp_path)
-    assert found is not None
     assert found.fault is not None
 
 
@@ -174,12 +171,10 @@ def test_class_folders_precede_tables(tmp_path: Path) -> None:
         (tmp_path / name / "a.png").touch()
         (tmp_path / "labels.csv").write_text("image,label\nimages/a.png,cat\n")
         found = recognise(tmp_path)
-        assert found is not None
         by_table = name == "images"
         assert found.description.startswith("1 images (image)") == by_table
         assert image_tables.is_image_table(tmp_path, "train") == by_table
     (tmp_path / "labels.csv").rename(tmp_path / "train.csv")  # beside folders of images to train and to test on
     found = recognise(tmp_path)
-    assert found is not None
     assert found.description.startswith("1 images (image)")
     assert image_tables.is_image_table(tmp_path, "train")

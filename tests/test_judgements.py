@@ -53,7 +53,6 @@ def test_tower_scores_weigh_parameters() -> None:
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
     each = []
     for tower, stage in zip(towers(prices.architecture, prices.stage_indices), prices.baseline, strict=True):
-        assert stage is not None
         share = prices.attention_share(tower.lead, stage)
         preferred = ranking.preference(prices, tower)
         each.append(float(preferred.score(stage.depth, stage.heads, stage.head_dim, stage.mlp, share)))

@@ -74,7 +74,6 @@ def test_tables_hold_equal_rows(tmp_path: Path, suffix: str) -> None:
     assert (table.columns, table.names) == ("review → stars", ["neg", "pos"])
     assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
     here = recognise(tmp_path)
-    assert here is not None
     assert (here.task, here.is_validated) == ("text-classification", False)
 
 
@@ -158,7 +157,6 @@ def test_table_trains_a_classifier(tmp_path: Path) -> None:
     run = RunDirectory.open(
         training.train(training.resolve("bert", [f"data.path={tmp_path}", *TINY]), tmp_path / "run")
     )
-    assert run.recipe.data is not None
     assert (run.recipe.data.task, run.recipe.data.holdout) == ("text-classification", 0.1)
     assert run.rows()[-1]["top1"] > 90
     model: Any = leanify.load(run.path)
@@ -170,7 +168,6 @@ def test_fractions_make_a_regressor(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", rows)
     write(tmp_path / "dev.tsv", rows[:8])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY, "optim.lr=1e-2", "schedule.epochs=30"])
-    assert recipe.data is not None
     assert (recipe.data.task, recipe.data.holdout) == ("text-regression", 0.0)
     run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
     assert run.rows()[-1]["spearman"] > 90

@@ -38,7 +38,6 @@ def test_run_is_held_against_trivial_model(folder: Path, tmp_path: Path) -> None
     settings = [f"data.path={folder}", *THIN, "schedule.epochs=1", "optim.lr=1e-9"]
     run = RunDirectory.open(leanify.train("own-images", tmp_path / "run", settings=settings))
     judgement = judge_run(run)
-    assert judgement is not None
     assert (judgement.reference.value, judgement.reference.metric) == (100.0, "top1")
     assert judgement.has_learnt is False
     assert f"leanify train facebook/deit-tiny-patch16-224 --set data.path={folder}" in judgement.message
@@ -51,7 +50,6 @@ def test_trained_weights_need_more_steps(folder: Path, tmp_path: Path) -> None:
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
     settings = [f"data.path={folder}", "data.workers=0", "schedule.epochs=1", "schedule.warmup=0", "optim.lr=1e-9"]
     judgement = judge_run(RunDirectory.open(leanify.train(str(tmp_path / "vit"), tmp_path / "run", settings=settings)))
-    assert judgement is not None
     line = f"leanify train {tmp_path / 'vit'} --set data.path={folder} --set schedule.epochs=3"
     assert judgement.message.endswith(f"What helps are more steps: {line}")
 
@@ -107,7 +105,6 @@ def test_other_commands_read_the_same_data(tmp_path: Path, header: str, label: A
     rows = [f"{text},{label(i)}" for i, text in enumerate(SENTENCES)]
     (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
     data = resolve("own-sentences", [f"data.path={tmp_path}", *settings]).data
-    assert data is not None
     words = shlex.split(default_recipe.further_settings(data))
     assert words[::2] == ["--set"] * (len(words) // 2)
     assert resolve("own-sentences", [f"data.path={tmp_path}", *words[1::2]]).data == data

@@ -79,7 +79,6 @@ def test_own_module_is_read(make: Callable[[], Example]) -> None:
     shape = leanify.read(model, inputs=inputs)
     for stage in shape.stages:
         primary = stage.primary
-        assert primary is not None
         assert (stage.depth, stage.is_fixed, primary.heads, primary.head_dim, primary.mlp) == (
             DEPTH,
             False,

@@ -108,7 +108,6 @@ def test_own_data_resumes_anywhere(folder: Path, tmp_path: Path, monkeypatch: An
 
     again = training.train("mine/stripes.toml", "again", settings=["schedule.steps=12"])
     recipe = RunDirectory.open(again).recipe
-    assert recipe.data is not None
     assert recipe.data.name == f"{folder}/stripes.py:splits"
     assert last_row(again) == last_row(full)
     monkeypatch.chdir(folder)

@@ -151,7 +151,6 @@ def test_attention_share_counts_projections() -> None:
              "intermediate_size": 80, "num_hidden_layers": 4, "vocab_size": 50}  # fmt: skip
     prices = priced("llama", **sizes)
     (stage,) = prices.baseline
-    assert stage is not None
     for heads, groups, mlp in ((6, 2, 80), (9, 3, 64), (3, 1, 128)):
         attention = 48 * 8 * (2 * heads + 2 * groups)
         found = prices.attention_share(0, stage._replace(heads=heads, mlp=mlp))
@@ -162,7 +161,6 @@ def test_extra_blocks_cost_the_last() -> None:
     """Blocks beyond the last one cost what it costs."""
     prices = priced("vit_small")
     (stage,) = prices.baseline
-    assert stage is not None
     at = {depth: prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
     last = at[12] - at[11]
     assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)

@@ -29,12 +29,10 @@ def images(folder: Path, *classes: str, number: int = 3) -> Path:
 def test_images_are_recognised_by_class(tmp_path: Path) -> None:
     images(tmp_path / "flat", "cat", "dog")
     found = recognise(tmp_path / "flat")
-    assert found is not None
     assert (found.kind, found.is_validated, found.classes, found.samples) == ("images", False, 2, 6)
     images(tmp_path / "split" / "train", "cat", "dog", "fox")
     images(tmp_path / "split" / "val", "cat", "dog", "fox", number=1)
     found = recognise(tmp_path / "split")
-    assert found is not None
     assert (found.kind, found.is_validated, found.classes, found.samples) == ("images", True, 3, 9)
     assert "(cat, dog, fox)" in found.description
     assert recognise(images(tmp_path / "one", "cat")) is None
@@ -63,7 +61,6 @@ def test_tables_and_texts_are_recognised(
     (tmp_path / name).write_text(text)
     for place in (tmp_path, tmp_path / name):
         found = recognise(place)
-        assert found is not None
         assert (found.kind, found.classes) == (kind, classes)
         assert words in found.description
 
@@ -75,7 +72,6 @@ def test_parquet_tables_are_recognised(tmp_path: Path) -> None:
     rows = [{"sentence": "a", "label": 3}, {"sentence": "b", "label": 4}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.kind, found.classes, found.samples) == ("sentences", 2, 2)
 
 
@@ -98,15 +94,11 @@ def test_train_names_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
 def test_data_has_its_own_recipe(tmp_path: Path) -> None:
     value = default_recipe.find_recipe(images(tmp_path / "pics", "cat", "dog", number=500))
     assert value.model.override["num_classes"] == 2
-    assert value.data is not None
-    assert value.schedule is not None
     assert (value.data.path, value.data.holdout, value.schedule.epochs) == (str(tmp_path / "pics"), 0.2, 30)
     usual = training.resolve("vit_tiny", [f"data.path={tmp_path / 'pics'}"])
-    assert usual.data is not None
     assert (usual.model.override, usual.data.holdout) == ({"num_classes": 2}, 0.1)
     (tmp_path / "train.csv").write_text("text,score\na,1.5\nb,2\n")
     value = default_recipe.find_recipe(tmp_path / "train.csv")
-    assert value.data is not None
     assert value.data.task == "text-regression"
     assert json.dumps(recipes.from_dict(value.to_dict()).to_dict()) == json.dumps(value.to_dict())
 
@@ -125,5 +117,4 @@ def test_recipe_refuses_other_kinds(tmp_path: Path) -> None:
         ):
             default_recipe.find_recipe(name, str(tmp_path / file))
     recipe = default_recipe.find_recipe("own-text", str(tmp_path / "labelled.csv"))
-    assert recipe.data is not None
     assert recipe.data.task == "causal-lm"

@@ -54,7 +54,6 @@ def test_paper_lean_rows_are_planned(source: str, pins: dict[str, Any], params: 
 
 def test_paper_vit_control() -> None:
     plan = leanify.redesign("vit_base", depth=7, heads=16, mlp=1536)
-    assert plan.control is not None
     assert (plan.control.heads, plan.control.depth, plan.control.mlp) == (12, 7, 2048)
     assert plan.control.params == 40_111_080
 
@@ -102,7 +101,6 @@ def test_control_has_old_heads(source: str) -> None:
     """The control has lean's parameters and the old heads."""
     overrides = {"num_hidden_layers": 16} if source == "llama" else {}
     plan = leanify.redesign(source, target_params=0.7, overrides=overrides)
-    assert plan.control is not None
     assert plan.control.params == pytest.approx(plan.chosen.params, rel=0.001)
     assert (plan.control.depth, plan.control.head_dim) == (plan.chosen.depth, plan.baseline.head_dim)
     assert plan.control.heads == plan.baseline.heads
@@ -257,7 +255,6 @@ def test_narrower_mlps_pay_for_heads(source: str) -> None:
     for before, after in zip(plan.baseline.architecture.layers(), plan.chosen.architecture.layers(), strict=True):
         assert (after.heads > before.heads, after.mlp < before.mlp) == (True, True)
     assert any("narrower MLPs alone pay" in remark for remark in plan.remarks)
-    assert plan.control is not None
     assert plan.control.heads == plan.baseline.heads
     assert counting.parameters(plan.build()) == plan.chosen.params
 

@@ -250,8 +250,6 @@ def test_page_commands_can_be_typed(page: str, line: str, monkeypatch: pytest.Mo
 def load_script(path: Path) -> ModuleType:
     """A script that is called by its path, as a module."""
     spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -119,13 +119,11 @@ def test_lower_loss_is_better(tmp_path: Path) -> None:
     pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("lean", "baseline"))
     assert pair.difference > 0
     baseline = found.result("baseline").quality.mean
-    assert baseline is not None
     assert found.margin == pytest.approx(0.05 * baseline)
     assert "5%" in found.margin_words
     assert "loss" in found.margin_words
     perfect = folder_of(tmp_path / "p", ("baseline", "lean"), 3, sign=-1, best=3.0)  # clipped from below
     for result in read_study(perfect).results:
-        assert result.quality.low is not None
         assert result.quality.low >= 0.8
 
 
@@ -134,8 +132,6 @@ def test_interval_ends_at_perfection(best: float, sign: int, tmp_path: Path) -> 
     found = (
         read_study(folder_of(tmp_path / "s", ("baseline", "lean"), 3, sign=sign, best=best)).result("baseline").quality
     )
-    assert found.low is not None
-    assert found.high is not None
     assert (found.high if sign > 0 else found.low) == best
     assert found.low < found.high
 
@@ -196,7 +192,6 @@ def test_questions_with_and_without_margin(tmp_path: Path) -> None:
         assert against in verdict.question
         assert verdict.answer == decision.answer
         assert verdict.p == pytest.approx(decision.p)
-        assert decision.needed is not None
         assert verdict.seeds_needed == decision.needed.seeds
         assert verdict.seeds_range == (decision.needed.low, decision.needed.high)
         assert verdict.samples_needed == decision.needed.samples
@@ -252,7 +247,6 @@ def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) ->
     found = read_study(folder)
     assert found.learnt is learnt
     assert "a straight line" in found.learnt_why
-    assert found.reference is not None
     assert found.reference.value == pytest.approx(right / 4)
     if not learnt:
         assert "by more than the noise" in found.learnt_why

@@ -33,7 +33,6 @@ def test_run_reports_its_progress(done: Path) -> None:
     assert found.source == RunDirectory.open(done).recipe.model.source
     assert found.metric == "top1"
     best = RunDirectory.open(done).best()
-    assert best is not None
     assert found.best == best.metrics["top1"]
 
 

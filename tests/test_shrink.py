@@ -234,7 +234,6 @@ def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     whole = load_splits(data_section(recipe), model_on_meta(recipe.model))
     found = limit_samples(whole, recipe, 10, 1e12)
     assert whole.test is not None
-    assert found.test is not None
     assert (len(found.validation), len(found.test)) == (SAMPLE_LIMITS[1], SAMPLE_LIMITS[1])
     assert len(whole.test) > SAMPLE_LIMITS[1]
     assert len(limit_samples(whole, recipe, 10, 1.0).validation) == SAMPLE_LIMITS[0]
@@ -248,7 +247,6 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     run = leanify.train("digits", tmp_path / "run", settings=short)
     report = leanify.shrink(run, minutes=0, target_params=0.7, output=tmp_path / "small").report
     own = start.recorded_recipe(RunDirectory.open(run))
-    assert own.data is not None
     # the minutes limit healing, not the length of the run
     steps = [shrink_recipe(str(run), None, settings).schedule.steps for settings in ([], ["schedule.steps=7"])]
     assert (own.schedule.steps, *steps) == (40, None, 7)

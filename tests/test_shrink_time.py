@@ -85,14 +85,12 @@ def test_memory_follows_lengths_of_data(here: Path) -> None:
     assert longest is not None
     assert longest == max(splits.train.lengths) < 128
     whole, need = split_batch(recipe, splits)
-    assert need is not None
     assert whole.run.accumulate == recipe.run.accumulate
     batch = recipe.schedule.batch_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leanify.core.machine.available_memory", lambda device: int(need.of(batch // 2) / 0.8))
         split, split_need = split_batch(recipe, splits)
     assert split.run.accumulate > 1
-    assert split_need is not None
     assert split_need.of(-(-batch // split.run.accumulate)) <= need.of(batch // 2)
 
 
@@ -252,7 +250,6 @@ def test_plain_shapes_open_anywhere(here: Path) -> None:
     _, shapes = plan_shapes(source, 0.7, "all", kind="plain")
     assert shapes
     for shape in shapes:
-        assert shape.design is not None
         model = leanify.write(leanify.load(source), shape.design.architecture)
         assert describe(model).architecture is None
     with pytest.raises(LeanifyError, match="plain"):
@@ -272,7 +269,6 @@ def test_larger_machine_is_extrapolated(tmp_path: Path, capsys: pytest.CaptureFi
     architecture = leanify.read(model)
     passes, need = larger_machine._healing_memory(model, architecture, 32, 8, 1e12)
     exact = memory.need(model, 32, keeps_gradients=True)
-    assert exact is not None
     assert passes == 1
     assert need["step"] == pytest.approx(exact.of(8), rel=0.02)
     macs = larger_machine._extrapolate(model, architecture, lambda part: counting.count(part, 32).macs)

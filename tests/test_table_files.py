@@ -34,7 +34,6 @@ def test_encodings_and_delimiters(tmp_path: Path, encoding: str, mark: str) -> N
     rows, faults = read_all(file)
     assert (len(rows), rows[1], faults) == (60, {"text": "sentence number 1", "label": "pos"}, [])
     data = recognise(tmp_path)
-    assert data is not None
     assert (data.kind, data.classes, data.samples) == ("sentences", 2, 60)
 
 
@@ -159,7 +158,6 @@ def test_fasttext_lines_are_rows(tmp_path: Path, name: str, encoding: str, line:
     ]
     (tmp_path / name).write_text("".join(lines), encoding)
     data = recognise(tmp_path)
-    assert data is not None
     assert (data.kind, data.classes, data.samples, data.columns) == ("sentences", 2, 60, None)
     rows, faults = read_all(tmp_path / name)
     assert (rows[1], faults) == ({"text": "sentence  number 1", "label": "pos"}, [])
@@ -172,7 +170,6 @@ def test_fasttext_lines_are_rows(tmp_path: Path, name: str, encoding: str, line:
 def test_texts_about_fasttext_are_texts(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("A line begins with __label__ and a name.\n" * 60)
     data = recognise(tmp_path)
-    assert data is not None
     assert data.kind == "text"
 
 
@@ -189,7 +186,6 @@ def test_hidden_labels_validate_nothing(tmp_path: Path, split: str, hidden: str,
     (tmp_path / "train.csv").write_text(ROWS)
     (tmp_path / f"{split}.csv").write_text("text,label\n" + f"a sentence,{hidden}\n" * 20)
     data = recognise(tmp_path)
-    assert data is not None
     assert data.is_validated is is_validated
     assert (f"{split}.csv are" in data.description) is not is_validated
 
@@ -201,7 +197,6 @@ def test_sorted_classes_are_all_seen(tmp_path: Path, header: str) -> None:
     (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
     (tmp_path / "test.csv").write_text("\n".join([header, *reversed(rows)]))
     data = recognise(tmp_path)
-    assert data is not None
     assert (data.kind, data.classes, data.samples, data.is_validated) == ("sentences", 2, 2000, True)
 
 
@@ -213,7 +208,6 @@ def test_labels_of_numbers_are_numbers(tmp_path: Path, labels: tuple[str, str], 
     rows = [line.format(i, labels[i % 2]) for i in range(60)]
     (tmp_path / "train.csv").write_text("\n".join([f"text{mark}score", *rows]))
     data = recognise(tmp_path)
-    assert data is not None
     assert data.task == "text-regression"
     is_missing = labels[1].isalpha()
     assert ("30 rows without a label" in data.description) is is_missing
@@ -228,7 +222,6 @@ def test_other_commas_are_no_decimals(tmp_path: Path, labels: tuple[str, str]) -
     rows = [f'sentence number {i},"{labels[i % 2]}"' for i in range(60)]
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
     data = recognise(tmp_path)
-    assert data is not None
     assert (data.task, data.classes) == ("text-classification", 2)
 
 
@@ -238,7 +231,6 @@ def test_first_object_may_lack_keys(tmp_path: Path, name: str) -> None:
     del objects[0]["label"]
     (tmp_path / name).write_text("\n".join(map(json.dumps, objects)))
     data = recognise(tmp_path)
-    assert data is not None
     assert (data.kind, data.classes) == ("sentences", 2)
     assert "1 row without a label" in data.description
 
@@ -305,7 +297,6 @@ def test_labels_of_each_row_are_refused(tmp_path: Path, label: str) -> None:
         resolve("own-sentences", [f"data.path={tmp_path}"])
     if label == "{}":  # the line that helps works
         recipe = resolve("own-sentences", [f"data.path={tmp_path}", "data.task=text-regression"])
-        assert recipe.data is not None
         assert recipe.data.task == "text-regression"
 
 

@@ -127,7 +127,6 @@ def test_shards_split_exactly(place: Path, world: int, workers: int, resumed: in
 
 def test_shard_run_resumes_identically(place: Path, tmp_path: Path) -> None:
     found = recognise(place)
-    assert found is not None
     assert found.kind == "images"
     assert "3 tar shards" in found.description
     sizes = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -148,7 +147,6 @@ def test_archive_beside_folders_is_ignored(tmp_path: Path) -> None:
         (tmp_path / "train" / name / "0.png").write_bytes(picture(1))
     write(tmp_path / "train.tar", range(12))
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.classes, found.samples) == (3, 3)
     assert read(section(tmp_path, holdout=0.3))[1] == [*NAMES]
 

@@ -51,7 +51,6 @@ def test_lean_encoders_keep_shape(bert: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="carried over"):
         new = text_classifier.add_head(ModelSection(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
     layer = leanify.read(new).stages[0].primary
-    assert layer is not None
     assert (layer.heads, layer.head_dim, layer.width) == (3, 16, 32)
     ids = torch.randint(5, 60, (2, 9))
     with torch.no_grad():

@@ -216,7 +216,6 @@ def test_row_has_its_steps_rate(whole: Path, tmp_path: Path) -> None:
 def test_run_is_a_source(whole: Path) -> None:
     model = leanify.load(whole)
     best = RunDirectory.open(whole).best()
-    assert best is not None
     weights = best.weights()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert leanify.read(model).stages[0].depth == 2

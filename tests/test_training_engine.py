@@ -127,11 +127,9 @@ def test_memory_estimate_matches_allocator(batch: int) -> None:
     """By the same loss; computed again in the backward pass, the same step takes less."""
     model = loop.Trainer(tiny()).unwrapped_model
     needed = memory.need(model, None)
-    assert needed is not None
     measured = allocated.training_peak(copy.deepcopy(model).to("meta"), batch, None, peak.cross_entropy)
     assert needed.of(batch) == pytest.approx(measured, rel=0.02)
     again = memory.need(loop.Trainer(tiny("run.gradient_checkpointing=true")).unwrapped_model, None)
-    assert again is not None
     assert again.of(40) < needed.of(40)
 
 
@@ -169,7 +167,6 @@ def test_large_batch_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     need = loop.Trainer(tiny("schedule.batch_size=64")).need
     assert need is not None
     kept = memory.need(preparation.build_model(tiny()), None, keeps_gradients=True)
-    assert kept is not None
     monkeypatch.setattr(machine, "available_memory", lambda device: kept.of(20))
     monkeypatch.setattr(profiling, "weights_bytes", lambda model: 0)
     split = training.train(tiny("schedule.batch_size=64"), tmp_path / "split", callback=listener)
@@ -229,8 +226,6 @@ def test_container_limits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     part = machine.available_memory(torch.device("cpu"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     whole = machine.available_memory(torch.device("cpu"))
-    assert part is not None
-    assert whole is not None
     assert part < whole
 
 

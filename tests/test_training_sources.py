@@ -38,7 +38,6 @@ def test_run_brings_its_recipe(tmp_path: Path) -> None:
 )
 def test_recipe_defaults_follow_model_kind(source: str, task: str, cls: str | None) -> None:
     value = training.resolve(source, ["data.path=somewhere"])
-    assert value.data is not None
     assert (value.model.source, value.model.cls, value.data.task) == (source, cls, task)
     assert recipes.parse(value.to_toml()) == value
     with pytest.raises(RecipeError, match=rf"leanify train {source} --set data.path=DIR \(compare takes"):

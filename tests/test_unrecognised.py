@@ -124,7 +124,6 @@ def test_proposed_columns_work(tmp_path: Path) -> None:
     CASES["columns"][0](tmp_path)
     named = default_recipe.parse_columns(['data.text=["story"]', "data.label=stars"])
     found = recognise(tmp_path, named)
-    assert found is not None
     assert (found.task, found.classes) == ("text-classification", 2)
 
 
@@ -132,15 +131,12 @@ def test_unlabelled_test_table_does_not_validate(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     csv(tmp_path / "test.csv", "id,text", lambda i: f"{i},{TEXTS[i]}")
     found = recognise(tmp_path)
-    assert found is not None
     assert not found.is_validated
     assert f"{tmp_path / 'test.csv'} has no column label and is left out" in found.description
     data = default_recipe.data_recipe(found, str(tmp_path)).data
-    assert data is not None
     assert data.holdout == 0.2
     labelled(tmp_path / "test.csv")
     found = recognise(tmp_path)
-    assert found is not None
     assert found.is_validated
     assert f"validated on {tmp_path / 'test.csv'}" in found.description
 
@@ -149,7 +145,6 @@ def test_other_format_split_validates(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"text": "a b", "label": "x"}) + "\n")
     found = recognise(tmp_path)
-    assert found is not None
     assert found.is_validated
 
 
@@ -157,7 +152,6 @@ def test_unlabelled_rows_are_counted(tmp_path: Path) -> None:
     """They are no class of their own."""
     csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},{['x', 'y', ''][i % 3]}", 39)
     found = recognise(tmp_path)
-    assert found is not None
     assert found.classes == 2
     assert "2 classes: x, y" in found.description
     assert "13 rows without a label" in found.description
@@ -168,7 +162,6 @@ def test_unlabelled_rows_are_counted(tmp_path: Path) -> None:
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:
     csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},x{',more' * (i == 3)}")
     found = recognise(tmp_path)
-    assert found is not None
     assert "39 rows of texts" in found.description
     assert "1 row cannot be read, the first: " in found.description
 
@@ -182,7 +175,6 @@ def test_parquet_shards_are_one_table(tmp_path: Path) -> None:
         rows = [{"text": TEXTS[i], "label": i % 2} for i in range(10 * start, 10 * start + 10)]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.kind, found.is_validated, found.samples, found.classes) == ("sentences", True, 30, 2)
     assert "(of 3 shards)" in found.description
     data = DataSection("data", "text-classification", path=str(tmp_path))
@@ -197,7 +189,6 @@ def test_image_column_takes_any_name(tmp_path: Path) -> None:
     pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
     csv(tmp_path / "list.csv", "photo,breed", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
     found = recognise(tmp_path)
-    assert found is not None
     assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
     assert found.settings == ['data.image="photo"', 'data.label="breed"']
     for recipe in (default_recipe.find_recipe(str(tmp_path)), default_recipe.find_recipe("vit_tiny", str(tmp_path))):

@@ -220,7 +220,6 @@ def test_layer_keeps_by_moments_or_heads(name: str) -> None:
     """What stays follows the moments, or the heads that the caller names."""
     layer = layer_of(name)
     mlp = layer.mlp
-    assert mlp is not None
     wanted = replace(layer.read(), mlp=mlp.sizes["m"] // 2)
     wanted = replace(wanted, heads=wanted.heads // 2, kv_heads=wanted.kv_heads // 2)
     count = wanted.kv_heads if layer.attention.sizes.get("g", 1) > 1 else wanted.heads

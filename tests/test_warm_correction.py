@@ -66,7 +66,6 @@ def site_of(name: str, width: int = 0) -> tuple[Site, nn.Module]:
     site = next(iter(locate(randomise(model)).layers)).mlp
     assert site is not None
     _, module = output_projection(site, "m")
-    assert module is not None
     if width:
         weight: Any = torch.randn(width, weight_matrix(module).shape[1], dtype=torch.float64)
         module.weight, module.bias = nn.Parameter(weight), nn.Parameter(torch.randn(width, dtype=torch.float64))
@@ -108,7 +107,6 @@ def test_correction_strength_is_cross_validated(name: str, alike: float, tokens:
     if isinstance(module.bias, Tensor):
         whole = np.concatenate([weight, module.bias.detach().double().numpy()[:, None]], 1)
         halves = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
-        assert bias is not None
         solved = np.concatenate([new.double().numpy(), bias.double().numpy()[:, None]], 1)
         wanted = oracle(whole, halves, np.append(kept, width))
     else:
@@ -128,8 +126,6 @@ def test_some_outputs_suffice_to_compare(width: int) -> None:
     found = correct_output(
         site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
     )
-    assert found is not None
-    assert found[1] is not None
     with_ones = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
     wanted = oracle(weight, with_ones, np.append(kept, weight.shape[1] - 1))
     np.testing.assert_allclose(torch.cat([found[0], found[1][:, None]], 1).numpy(), wanted, rtol=1e-4, atol=1e-6)

@@ -245,7 +245,6 @@ def test_dead_block_pairs_to_other(stage: int, fewer: int) -> None:
         if path.startswith(f"{blocks.name}.2"):
             module.weight.data.zero_()  # type: ignore[operator, union-attr]
     old = leanify.read(model)
-    assert blocks.primary is not None
     new = blocks.reshape(blocks.depth - 1, blocks.primary.heads - fewer, mlp=blocks.primary.mlp)
     shape = replace(old, stages=tuple(new if i == stage else each for i, each in enumerate(old.stages)))
     teacher = CalibratedTeacher(model, batches[:10], batches[10:])

@@ -96,7 +96,6 @@ def test_pooling_matches_sentence_transformers(mode: str) -> None:
 def test_headless_encoder_learns_embeddings(home: Path, tmp_path: Path) -> None:
     """It learns them by the files beside it."""
     run = train(home, tmp_path / "run")
-    assert run.recipe.data is not None
     assert (run.recipe.data.task, run.recipe.data.length) == ("sentence-embedding", 16)
     assert run.recipe.model.override == {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     cosines = [row["cosine"] for row in run.rows() if row["split"] == "validation"]
@@ -190,8 +189,6 @@ def headed(folder: Path, cls: str) -> Path:
 def test_head_decides_the_task(home: Path, tmp_path: Path, cls: str, task: str) -> None:
     source = headed(tmp_path / "model", cls)
     value = training.resolve(source, [f"data.path={home / 'data'}"], "teacher")
-    assert value.data is not None
-    assert value.distill is not None
     assert (value.data.task, value.distill.teacher) == (task, "teacher")
     assert (value.distill.weight, value.distill.temperature) == usual_settings(task).distill
 
@@ -208,7 +205,6 @@ def test_recipe_keeps_own_distillation(tmp_path: Path) -> None:
     value = training.resolve("digits", ["distill.teacher=a", "distill.weight=0.25"])
     assert default_recipe.add_teacher(value, None) == value
     told = default_recipe.add_teacher(value, "b").distill
-    assert told is not None
     assert (told.teacher, told.weight) == ("b", 0.25)
 
 
@@ -331,7 +327,6 @@ def test_trained_weights_compete_with_originals(home: Path, tmp_path: Path) -> N
     first = next(row for row in run.rows() if row["split"] == "validation")
     assert first["step"] == 0
     best = run.best()
-    assert best is not None
     assert best.step == 0
     assert any("better than the weights" in words and "optim.lr" in words for words in heard.said)
     again, before = leanify.load(run.path).state_dict(), leanify.load(home / "teacher").state_dict()
@@ -342,7 +337,6 @@ def test_rate_minimises_later_loss(home: Path) -> None:
     """A range test from the same weights at every rate; a run without weights has none."""
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
     found = rates.range_test(replace(value, schedule=replace(value.schedule, epochs=20)))
-    assert found is not None
     assert found.steps == rates.MIN_STEPS
     assert found.best in found.after
     assert found.after[found.best] == min(found.after.values())
@@ -355,7 +349,6 @@ def test_longer_run_tests_longer(home: Path) -> None:
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
     longer = replace(value.schedule, epochs=None, steps=300, warmup=0.0)
     found = rates.range_test(replace(value, schedule=longer), (1e-3,))
-    assert found is not None
     assert found.steps == 12
     small = replace(value.schedule, epochs=None, steps=12, warmup=1.2, warmup_lr=0.0, kind="cosine")
     run = replace(value.run, eval_every=None, eval_batches=rates.BATCHES)

@@ -163,12 +163,10 @@ def test_limit_of_data_counts() -> None:
 
     before, free = resource.getrlimit(resource.RLIMIT_DATA), machine.free_memory()
     used = machine.status("VmData")
-    assert used is not None
     assert free is not None
     resource.setrlimit(resource.RLIMIT_DATA, (used + 2**28, before[1]))
     try:
         limited = machine.free_memory()
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-    assert limited is not None
     assert limited <= 2**28

@@ -216,7 +216,6 @@ def test_shape_called_narrow_is_no_rival() -> None:
 
 def test_pinned_width_is_the_budget() -> None:
     plan = leanify.redesign("vit_tiny", width=144)
-    assert plan.narrow is not None
     assert (plan.narrow.width, plan.narrow.heads, plan.narrow.depth) == (144, 2, 12)
     assert plan.chosen.params <= plan.narrow.params
 
@@ -226,12 +225,9 @@ def test_width_is_pinned_per_stage_or_tower() -> None:
     """Numbers and shares alike; depth and head_dim stay, and heads and MLP follow their stage's width."""
     widths = leanify.redesign("davit_base", width=[96, 192, 384, 768]).narrow
     shares = leanify.redesign("davit_base", width="0.75,0.75,0.75,0.75").narrow
-    assert widths is not None
     assert (widths.width, widths.heads, widths.head_dim) == ([96, 192, 384, 768], [3, 6, 12, 24], 32)
-    assert shares is not None
     assert shares.architecture == widths.architecture
     clip = leanify.redesign("clip", width={"text_model": 384})
-    assert clip.narrow is not None
     assert (clip.narrow.width, clip.narrow.heads) == ([384, 768], [6, 12])
 
 
@@ -278,7 +274,6 @@ def test_few_possible_widths_spend_the_budget(width: int, heads: int) -> None:
     overrides = {"img_size": 8, "patch_size": 4, "num_classes": 10, "embed_dim": width}
     overrides |= {"depth": 8, "num_heads": heads}
     plan = leanify.redesign("vit_tiny", target_params=0.5, overrides=overrides)
-    assert plan.narrow is not None
     assert 0.995 <= plan.narrow.params / plan.chosen.params <= 1
 
 
