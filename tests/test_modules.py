@@ -10,11 +10,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import own_modules
 import pytest
 import torch
-from libraries import LIBRARIES, vit_pytorch_cait, vit_pytorch_deep
-from own_modules import (
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import leanify
+from leanify.lens import families
+from leanify.lens.trials import InDouble
+from leanify.upstream import modules
+from leanify.upstream.given import inputs_by_name
+from recipes.research import own_modules
+from recipes.research.libraries import LIBRARIES, vit_pytorch_cait, vit_pytorch_deep
+from recipes.research.own_modules import (
     DEPTH,
     EXAMPLES,
     HEADS,
@@ -29,15 +38,6 @@ from own_modules import (
     torch_encoder,
     tower,
 )
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-
-import leanify
-from leanify.lens import families
-from leanify.lens.trials import InDouble
-from leanify.upstream import modules
-from leanify.upstream.given import inputs_by_name
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": torch.enable_grad,
@@ -348,7 +348,7 @@ def test_same_named_classes_are_separate() -> None:
         class InlineBlock(PlainBlock):
             pass
 
-        InlineBlock.__module__, InlineBlock.__qualname__ = "own_modules", "InlineBlock"
+        InlineBlock.__module__, InlineBlock.__qualname__ = own_modules.__name__, "InlineBlock"
         return InlineBlock
 
     shape = leanify.read(first, inputs=inputs)

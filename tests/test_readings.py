@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import commands
-import further_styles
-import own_styles
 import pytest
 import torch
-from own_modules import Example
 
 import leanify
 from leanify.core import machine
 from leanify.lens.ledger import describe_kept, read_ledger
 from leanify.lens.sites import locate
+from recipes.research import further_styles, own_styles
+from recipes.research.own_modules import Example
 
 
 @pytest.mark.parametrize("style", own_styles.STYLES, ids=lambda style: style[0].__name__)

@@ -19,19 +19,20 @@ from typing import Any
 import torch
 
 import leanify
+from recipes.research.libraries import LIBRARIES
+from recipes.research.own_modules import EXAMPLES, Example
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the modules, and how they are held to the promises
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # how they are held to the promises
 import test_modules as held
-from libraries import LIBRARIES
-from own_modules import EXAMPLES, Example
 
 COLUMNS = ("module", "read", "grown, 4 modes", "parameters", "MACs", "saved, loaded", "profiled", "probed", "trained")
 HEAD = """# Transformers of one's own, module by module
 
-Small modules in the way that people write them (`tests/own_modules.py`), and small models of libraries
-(`tests/libraries.py`), random weights. **grown**: the largest difference of outputs with twice the heads, in float64,
-over train, eval, no_grad and inference_mode. **parameters**, **MACs**: a design of the redesign, recounted by hand and
-by torch's counter. **saved, loaded**: the outputs are the same bit for bit. **trained**: ten steps lower a loss.
+Small modules in the way that people write them (`recipes/research/own_modules.py`), and small models of
+libraries (`libraries.py` there), random weights. **grown**: the largest difference of outputs with twice the heads,
+in float64, over train, eval, no_grad and inference_mode. **parameters**, **MACs**: a design of the redesign, recounted
+by hand and by torch's counter. **saved, loaded**: the outputs are the same bit for bit. **trained**: ten steps lower a
+loss.
 
 Written by `python -m recipes.research.modules`.
 """
@@ -39,7 +40,7 @@ Written by `python -m recipes.research.modules`.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="functions of tests/own_modules.py and libraries.py")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="functions of own_modules.py and libraries.py")
     names = parser.parse_args().names
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -23,14 +23,9 @@ from torch import nn
 
 import leanify
 from leanify.core.errors import LeanifyError
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the modules
-import further_styles
-import own_modules
-import own_styles
-
 from leanify.lens.trials import InDouble
 from leanify.upstream.given import inputs_by_name
+from recipes.research import further_styles, own_modules, own_styles
 from recipes.research.library_models import LIBRARY_MODELS
 
 TOLERANCE = 1e-9
@@ -38,8 +33,8 @@ PAGE = Path(__file__).parents[1] / "results" / "styles.md"
 COLUMNS = ("style", "answer", "read, or what is in the way", "s")
 HEAD = """# Styles of attention and blocks, one by one
 
-Small modules in the ways that papers, libraries and people write them (`tests/own_modules.py`, `tests/own_styles.py`,
-`tests/further_styles.py`) and small models of libraries (`recipes/research/library_models.py`), random weights.
+Small modules in the ways that papers, libraries and people write them (`own_modules.py`, `own_styles.py` and
+`further_styles.py` in `recipes/research`) and small models of libraries (`library_models.py` there), random weights.
 
 - **right**: read as its author would say it, grown in float64 without a change of its outputs, redesigned at 0.7 with
   the parameters that were priced, run forward and backward, and read again as the same shape.

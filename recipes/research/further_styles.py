@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from own_modules import DEPTH, HEADS, LENGTH, UNITS, WIDTH, Example, FeedForward, Tower, tower
-from own_styles import block, heads_first, merge_heads
 from torch import Tensor, nn
+
+from recipes.research.own_modules import DEPTH, HEADS, LENGTH, UNITS, WIDTH, Example, FeedForward, Tower, tower
+from recipes.research.own_styles import block, heads_first, merge_heads
 
 SIZE = WIDTH // HEADS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from own_modules import Example
 
 from leanify.upstream.libraries import import_timm
+from recipes.research.own_modules import Example
 
 WIDTH, HEADS, DEPTH, UNITS = 48, 4, 3, 96
 

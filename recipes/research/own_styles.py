@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from own_modules import DEPTH, HEADS, LENGTH, UNITS, WIDTH, Example, FeedForward, tower
 from torch import Tensor, nn
+
+from recipes.research.own_modules import DEPTH, HEADS, LENGTH, UNITS, WIDTH, Example, FeedForward, tower
 
 
 def block(mixer: Callable[[], nn.Module], feed_forward: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
