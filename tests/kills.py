@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import commands
-from runs import DIGITS, final_state
+from runs import DIGITS, final_state, make_documents
 from studies import NARROW, outcomes, recipe_file
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 CLOCK_KEYS = {"seconds", "latency_s", "latency_range", "directory", "minutes", "samples_per_s"}
 
 
@@ -80,8 +79,7 @@ def tournament_result(out: Path) -> Any:
 
 
 def make_shrink(home: Path) -> Subject:
-    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "old")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=home, check=True, capture_output=True)
+    make_documents(home, sentences="reviews", checkpoint="old")
     words = ("shrink", str(home / "old"), "--data", str(home / "reviews"), "--target-params", "0.7", "--rates", "1e-4")
     words += ("--designs", "control,narrow", "--set", "schedule.steps=40", "--set", "schedule.batch_size=8")
     words += ("-o", "{out}")

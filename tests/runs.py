@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -90,6 +91,19 @@ def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **sp
             for number in range(count):
                 Image.new("RGB", (size, size), (10 * number % 256,) * 3).save(data / split / name / f"{number}.png")
     return data
+
+
+def make_documents(folder: Path, **names: str) -> None:
+    """Data of the documents, by the makers that stand there: ``sentences="reviews"`` for the folder ``reviews``."""
+    import torch
+
+    before = sys.argv
+    with torch.random.fork_rng():
+        torch.manual_seed(torch.Generator().initial_seed())  # that of a new process
+        for kind, name in names.items():
+            sys.argv = ["", str(folder / name)]
+            runpy.run_path(str(Path(__file__).parent / "fixtures" / "documents" / f"make_{kind}.py"))
+    sys.argv = before
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

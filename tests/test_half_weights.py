@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import make_documents
 
 import leanify
 from leanify.shrinking.shrink import shrink_recipe
@@ -18,7 +17,6 @@ from leanify.training.loop import Trainer
 from leanify.training.master_weights import weights_dtype
 from leanify.upstream.libraries import import_transformers
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -27,8 +25,7 @@ TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents' sentence encoder in three types, with sentences."""
     folder = tmp_path_factory.mktemp("half")
-    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "words")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, sentences="reviews", checkpoint="words")
     library: Any = import_transformers()
     for name, dtype in TYPES.items():
         library.AutoModel.from_pretrained(folder / "words", dtype=dtype).save_pretrained(folder / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from runs import make_documents
 
 import leanify
 from leanify.cli import main
 from leanify.sources import find
 from leanify.upstream.libraries import import_timm, import_transformers
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
 
 
@@ -103,8 +102,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
-    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "words")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, images="pets", sentences="reviews", checkpoint="words")
     return folder
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import make_documents
 
 from leanify.cli import main
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = (
     "--override img_size=16 --override patch_size=4 --override embed_dim=32 --override depth=8 --override num_heads=2 "
     "--target-params 0.5"
@@ -36,8 +35,7 @@ def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pictures in classes, labelled sentences, and a small BERT."""
     folder = tmp_path_factory.mktemp("here")
-    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "old")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, images="pets", sentences="reviews", checkpoint="old")
     shutil.copy(EXAMPLES / "own_gpt.py", folder)
     return folder
 

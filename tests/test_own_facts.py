@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import make_documents
 
 import leanify
 from leanify.shrinking.healing import Evaluator
@@ -22,7 +21,6 @@ from leanify.sources import find
 from leanify.upstream.libraries import import_timm, import_transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 SIDE = 20
 FACTS = {
     "input_size": [1, SIDE, SIDE],
@@ -171,8 +169,7 @@ def test_sentence_embeddings_equal_own_library(tmp_path: Path) -> None:
     import_transformers()
     from sentence_transformers import SentenceTransformer
 
-    subprocess.run([sys.executable, MAKERS / "make_sentences.py", "reviews"], cwd=tmp_path, check=True)
-    subprocess.run([sys.executable, MAKERS / "make_checkpoint.py", "encoder"], cwd=tmp_path, check=True)
+    make_documents(tmp_path, sentences="reviews", checkpoint="encoder")
     folder = tmp_path / "encoder"
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
     modules = [

@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import count
@@ -18,13 +17,12 @@ from pathlib import Path
 
 import commands
 import pytest
-from runs import DIGITS, final_state
+from runs import DIGITS, final_state, make_documents
 from studies import NARROW, recipe_file
 from test_small_disks import needs_root
 
 from leanify.core import recipe as recipes
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 COMMANDS = {
     "train": "train r.toml -o out",
@@ -45,8 +43,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("poor")
     (folder / "r.toml").write_text(TINY.to_toml())
     recipe_file(folder)
-    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "old")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True, capture_output=True)
+    make_documents(folder, sentences="reviews", checkpoint="old")
     assert commands.run("train", "r.toml", "-o", "run", cwd=folder).returncode == 0
     return folder
 

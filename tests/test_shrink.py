@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import make_documents
 from test_layouts import timm, typed
 from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
@@ -33,7 +34,6 @@ from leanify.training import start
 from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import import_transformers
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -41,8 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence encoder, a classifier of pictures and a language model, each with data."""
     folder = tmp_path_factory.mktemp("shrink")
-    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "old")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, images="pets", sentences="reviews", checkpoint="old")
     timm(folder / "pictures")
     library = import_transformers()
     shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from runs import make_documents
 
 import leanify
 from leanify.core.errors import LeanifyError
@@ -23,7 +22,6 @@ from leanify.shrinking.choose import choose_units
 from leanify.training.distillation import Distilled, Learner
 from leanify.upstream.libraries import import_transformers
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -32,8 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints with several heads beside one tokenizer, a table of scores and a text."""
     folder = tmp_path_factory.mktemp("heads")
-    for maker, name in (("make_checkpoint", "bare"), ("make_images", "pets")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, checkpoint="bare", images="pets")
     leanify.save(leanify.load("vit_tiny", overrides={"img_size": 32, "embed_dim": 48, "depth": 3}), folder / "thousand")
     library = import_transformers()
     tokenizer = library.BertTokenizerFast.from_pretrained(folder / "bare")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import make_documents
 from test_layouts import typed
 
 import leanify
@@ -41,7 +40,6 @@ from leanify.training.engine import longest_sample, split_batch
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, model_on_meta
 
-MAKERS = Path(__file__).parent / "fixtures" / "documents"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -49,8 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents' sentence encoder, with sentences."""
     folder = tmp_path_factory.mktemp("time")
-    for maker, name in (("make_sentences", "reviews"), ("make_checkpoint", "old")):
-        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    make_documents(folder, sentences="reviews", checkpoint="old")
     return folder
 
 
