@@ -174,11 +174,12 @@ def audit_rows() -> Iterator[Row]:
 
     Models are built on meta, so an audit counts and allocates nothing.
     """
+    from leanify.profiling.counting import parameters
     from leanify.sources import find
 
     for name, paper in _paper_sections():
         model = find.load(name, device="meta")
-        params = sum(parameter.numel() for parameter in model.parameters())
+        params = parameters(model)
         printed_params, rebuilt, verdict = paper.printed_params, paper.rebuilt_params, paper.verdict
         if rebuilt is not None and abs(params / rebuilt - 1) > TOLERANCE:
             verdict = f"not rebuilt: the model has {params:,} parameters, its recipe says {rebuilt:,}"

@@ -193,7 +193,7 @@ def _about(recipe: Recipe) -> list[str]:
 
 def _model(what: str) -> Page:
     from leanify.core.units import format_count
-    from leanify.lens.ledger import group_blocks, ledger_json
+    from leanify.lens.ledger import group_blocks
 
     source, architecture, params, ledgers = _build(what)
     weights = None if source.weights is None else str(source.weights)
@@ -206,7 +206,7 @@ def _model(what: str) -> Page:
                 sizes = {size: getattr(layer, size) for size in LAYER_SIZES}
                 layers.append({"stage": stage.name, "layer": number, **sizes})
     facts = {"kind": "model", "source": what, "origin": str(source.origin), "params": params, "layers": layers}
-    facts["ledger"] = ledger_json(ledgers)
+    facts["ledger"] = [ledger.to_json() for ledger in ledgers]
     lines = [
         f"{what} · {source.origin}",
         f"model    {architecture} · {format_count(params)} parameters",
@@ -246,13 +246,13 @@ def _build(what: str) -> tuple[ModelSource, Architecture, int, list[BlockLedger]
     """A resolved source, with its architecture, its number of parameters on meta, and the ledger of each block."""
     from leanify.lens.ledger import read_ledger
     from leanify.lens.sites import locate
+    from leanify.profiling.counting import parameters
     from leanify.sources import find
 
     source = find.find(what)
     model = find.build_on_meta(source)
     located_model = locate(model)
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return source, located_model.architecture, params, read_ledger(located_model)
+    return source, located_model.architecture, parameters(model), read_ledger(located_model)
 
 
 def _print(page: Page) -> None:

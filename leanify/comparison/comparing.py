@@ -28,6 +28,7 @@ from leanify.comparison.plan import (
 )
 from leanify.comparison.results import Study, read_study
 from leanify.comparison.runner import Engine, OnEnd
+from leanify.core import machine
 from leanify.core.errors import BudgetError, DirectoryError, RecipeError, ShapeError, TrainingError
 from leanify.core.path_kinds import is_study
 from leanify.core.recipe import Recipe
@@ -198,7 +199,7 @@ def _price_plan(request: Request) -> StudyPlan:
             budget=BUDGET,
             seeds=tuple(range(request.usual_seeds)),
             designs=(),
-            threads=runner.threads_per_job(request.jobs),
+            threads=max(1, machine.cores() // request.jobs),
             tournament=request.tournament is not None,
             rates=(1.0,) if request.recipe is None or request.tournament is not None else learning_rates.USUAL,
         )

@@ -265,11 +265,6 @@ def gpus() -> list[int]:
     return sorted(range(len(free)), key=free.__getitem__, reverse=True)
 
 
-def threads_per_job(jobs: int) -> int:
-    """CPU threads per run when ``jobs`` runs share this machine's cores."""
-    return max(1, machine.cores() // jobs)
-
-
 def check_jobs(plan: StudyPlan, jobs: int) -> None:
     """Raise RecipeError, naming the number that fits, if ``jobs`` runs need more memory than is available."""
     available = machine.free_memory()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.core.errors import DirectoryError
 from leanify.core.files.writing import CARD as CARD
 
 Kind = Literal["study", "run", "recipe", "lean directory", "adapter", "configuration", "checkpoint"]
@@ -44,11 +44,11 @@ def path_kind(path: str | Path) -> Kind | None:
         return None
 
 
-def check_format(card: Mapping[str, Any], folder: Path, error: type[LeanifyError] = DirectoryError) -> None:
-    """Raise ``error`` if a newer leanify wrote a lean directory or a run, as its leanify.json says."""
+def check_format(card: Mapping[str, Any], folder: Path) -> None:
+    """Raise DirectoryError if a newer leanify wrote a lean directory or a run, as its leanify.json says."""
     number = card.get("format", FORMAT)
     if type(number) is not int or number > FORMAT:
-        raise error(f"{folder} was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
+        raise DirectoryError(f"{folder} was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
 
 
 def _has(place: Path, mark: str) -> bool:

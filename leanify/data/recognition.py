@@ -371,7 +371,7 @@ def _describe_labels(
     fault = None
     if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
         fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
-        if columns.are_numbers(names):
+        if all(columns.parse_number(name) is not None for name in names):
             fault += " Numbers are learnt as such with --set data.task=text-regression"
     if kind == "images":
         pictures = [parse_picture(row.get(of[0]), file.parent) for row in rows]

@@ -11,7 +11,7 @@ unread      maps that no row describes: a redesign leaves them unchanged
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -178,7 +178,3 @@ def group_blocks(ledgers: Sequence[BlockLedger]) -> Iterator[tuple[BlockLedger, 
         last, count = ledger, 1
     if last is not None:
         yield last, count
-
-
-def ledger_json(ledgers: Sequence[BlockLedger]) -> list[Mapping[str, Any]]:
-    return [ledger.to_json() for ledger in ledgers]

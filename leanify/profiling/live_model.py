@@ -153,14 +153,9 @@ class LiveModel:
         return sum(sizes.values())
 
 
-def make_price_list(
-    model: nn.Module,
-    tokens: int | None = None,
-    stage_indices: Sequence[int] | None = None,
-    context: int | None = None,
-) -> PriceList:
-    """The price list of a model on meta; ``stage_indices`` are the stages whose shape may change."""
-    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens, context), False)), stage_indices)
+def make_price_list(model: nn.Module, tokens: int | None = None) -> PriceList:
+    """The price list of a model on meta."""
+    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens), False)))
 
 
 def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from leanify.core.architecture import Architecture, Stage, primary_layer
+from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
@@ -75,10 +75,8 @@ class _NarrowSearch:
         self.prices, self.request = prices, request
         self.architecture = prices.architecture
         self.scale = WidthScale.read(self.architecture)
-        self.lead = primary_layer(max(self._changed_stages(), key=lambda stage: stage.depth))
-
-    def _changed_stages(self) -> list[Stage]:
-        return [self.architecture.stages[index] for index in self.prices.stage_indices]
+        changed_stages = [self.architecture.stages[index] for index in prices.stage_indices]
+        self.lead = primary_layer(max(changed_stages, key=lambda stage: stage.depth))
 
     def counted(self, design: Design) -> int:
         """Return the parameters of a design that the budget counts."""
@@ -190,7 +188,7 @@ class _NarrowSearch:
         """Yield units, starting with those whose heads and MLP would deviate least from the proportion."""
         full = self.params(self.architecture)
         # fit params(r) = b·r + c·r², with r the share of the width, to the model and a narrower one
-        share = _root(0.0, float(full), target)
+        share = math.sqrt(target / full)
         counted_unit = min(units, key=lambda unit: abs(unit / self.scale.unit - share))
         counted_share = counted_unit / self.scale.unit
         slope, curve = 0.0, float(full)
@@ -242,11 +240,6 @@ class _NarrowSearch:
             if best_params >= target * (1 - CLOSE):
                 break
         return best, best_params or at_ratio
-
-
-def _root(slope: float, curve: float, target: float) -> float:
-    """Solve slope·r + curve·r² = target for the share r."""
-    return (-slope + math.sqrt(slope**2 + 4 * curve * target)) / (2 * curve)
 
 
 def narrow_warnings(narrow: Narrow, lean: Design, request: Request) -> Iterator[str]:

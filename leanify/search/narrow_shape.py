@@ -48,9 +48,9 @@ class WidthScale:
         lead = lead_width(architecture)
         return cls(architecture, lead, math.gcd(CHANNELS, lead), True)
 
-    def units_below(self, share: float = 1.0) -> list[int]:
-        """Return the units of narrower shapes, widest first: multiples of the step below ``share`` of the unit."""
-        steps = math.ceil(self.unit * share / self.step) - 1
+    def units_below(self) -> list[int]:
+        """Return the units of narrower shapes, widest first: multiples of the step below the unit."""
+        steps = math.ceil(self.unit / self.step) - 1
         return [self.step * count for count in range(steps, 0, -1)]
 
     def width(self, unit: int) -> int:

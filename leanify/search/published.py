@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from leanify.core.architecture import Architecture, Layer, primary_layer
+from leanify.core.architecture import Layer, primary_layer
 from leanify.profiling.price_list import PriceList
 from leanify.profiling.shapes import Facts
 from leanify.search.towers import Tower, tower_stages
@@ -97,11 +97,7 @@ def tower_kind(facts: Facts, tower: Tower) -> str | None:
     reads_text = "token ids" in facts.inputs
     if "vision" in lead.name or "visual" in lead.name or ("image" in facts.inputs and not reads_text):
         return "vision"
-    if reads_text and "image" not in facts.inputs and _has_one_tower(facts.architecture):
+    has_one_tower = sum(not stage.is_fixed for stage in facts.architecture.stages) == 1
+    if reads_text and "image" not in facts.inputs and has_one_tower:
         return "decoder" if facts.causal[tower.lead] else "encoder"
     return None
-
-
-def _has_one_tower(architecture: Architecture) -> bool:
-    """Whether the model is not an encoder-decoder: one list of blocks, perhaps with a pooling head."""
-    return sum(not stage.is_fixed for stage in architecture.stages) == 1

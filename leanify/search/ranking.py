@@ -40,7 +40,6 @@ HEADS_WEIGHT = 0.8  # heads give way first if the budget does not allow a row's 
 ODD_HEADS = 0.01  # penalty for a number of heads not divisible by four: a tie-break
 DEEPEST = "the deepest with a quarter more heads"
 MOST_ATTENTION = "most attention, the best rule of sweeps up to 128 wide"
-FEWER_LAYERS = "old heads and MLP, fewer layers"
 
 
 @dataclass(frozen=True)

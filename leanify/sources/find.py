@@ -119,7 +119,7 @@ def find(
         cls = str(options.pop("class"))
     # objects: a live module, a resolved source, a recipe
     if isinstance(source, nn.Module):
-        return ModelSource(modules.live_origin(source))
+        return ModelSource(Origin(modules.LIVE, type(source).__name__, {}, "", source))
     if isinstance(source, ModelSource):
         return override_source(source, options, cls)
     if isinstance(source, recipe.Recipe):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
-from leanify.core.files.reading import read_json
+from leanify.core.files.reading import is_file, read_json
 from leanify.core.files.tensor_files import check_header
 from leanify.lens import surgery
 from leanify.sources import hub
@@ -188,7 +188,7 @@ def _check_files(directory: Path) -> None:
         if shards is None or not all(isinstance(shard, str) for shard in shards.values()):
             raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensor names to files")
         for shard in shards.values():  # a link is followed: the hub's cache consists of links
-            if Path(shard).name != shard or Path(shard).suffix not in CHECKPOINTS or not _is_file(directory / shard):
+            if Path(shard).name != shard or Path(shard).suffix not in CHECKPOINTS or not is_file(directory / shard):
                 raise SourceError(f"{directory / name} names {shard[:80]!r}, which is not a file of weights beside it")
         files = [directory / shard for shard in sorted(set(shards.values()))]
     # checksums of safetensors, and no pickle that would run code
@@ -198,14 +198,6 @@ def _check_files(directory: Path) -> None:
             check_sum(file)
         else:
             read_tensors(file)  # refuses a pickle that would run code, with leanify's own message
-
-
-def _is_file(path: Path) -> bool:
-    """Whether this is a file; a name from an index may be too long for one, or hold a NUL."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 # -- upstream -------------

@@ -105,11 +105,11 @@ def is_default(recipe: str | Path | Recipe) -> bool:
     return not places.is_run(str(recipe)) and recipes.find(str(recipe)) is None and Path(recipe).suffix != ".toml"
 
 
-def is_data(source: str, columns: NamedColumns = NO_COLUMNS) -> bool:
+def is_data(source: str) -> bool:
     """Whether a SOURCE is the user's data, of which `find_recipe` makes a recipe."""
     if recipes.find(source) is not None or Path(source).suffix == ".toml" or places.path_kind(source) is not None:
         return False
-    return recognition.recognise(source, columns) is not None
+    return recognition.recognise(source, NO_COLUMNS) is not None
 
 
 def check_data(source: str | Path, recipe: Recipe) -> None:
@@ -178,9 +178,9 @@ def data_recipe(data: OwnData, path: str) -> Recipe:
     return recipes.apply_settings(recipes.load(f"own-{data.kind}"), settings)
 
 
-def count_epochs(samples: int | None, seen: int = SAMPLES, shortest: int = 3) -> int:
+def count_epochs(samples: int | None, seen: int = SAMPLES) -> int:
     """The epochs of a run on own data, by the samples of its training split (None if there are many)."""
-    return min(100, max(shortest, seen // (samples or seen)))
+    return min(100, max(3, seen // (samples or seen)))
 
 
 def data_settings(data: OwnData, path: str) -> list[str]:

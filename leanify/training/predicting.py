@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError, RecipeError
-from leanify.core.files.reading import open_file, read_lines
+from leanify.core.files.reading import is_file, open_file, read_lines
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import current_data, is_code
 from leanify.core.task_names import IMAGES, TASKS, can_be_applied
@@ -131,7 +131,7 @@ def _texts(
 def _rows(text: str, data: DataSection) -> Rows:
     """Yield (where, texts) for each row of a table, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
-    if columns.lower_suffix(path) in columns.TABLES or (_is_file(path) and columns.is_fasttext(path)):
+    if columns.lower_suffix(path) in columns.TABLES or (is_file(path) and columns.is_fasttext(path)):
         if not path.is_file():
             raise DataError(f"{path} does not exist")
         faults, texts = Faults(), data.text
@@ -141,7 +141,7 @@ def _rows(text: str, data: DataSection) -> Rows:
             yield f"{path}, {place}", tuple(cell for cell in cells if cell is not None)
 
     # a file with a text per line
-    elif _is_file(path):
+    elif is_file(path):
         for number, line in enumerate(read_lines(path, DataError), 1):
             if line.strip():
                 yield f"{path}, line {number}", (line.rstrip("\n"),)
@@ -151,11 +151,3 @@ def _rows(text: str, data: DataSection) -> Rows:
         yield "text", (text,)
     else:
         raise DataError(f"{text} is no file here, and no sentence: name a table, a text file, or quote a text")
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a path is a file. A sentence may be too long to be a path."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

@@ -18,6 +18,7 @@ from leanify.data.samples import Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts, vocabulary
 from leanify.lens import surgery
+from leanify.profiling.counting import parameters
 from leanify.sources import find, lean_directory, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import check_fit
@@ -133,7 +134,7 @@ def describe_model(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()
         "format": FORMAT,
         "origin": origin.to_json(),
         "architecture": surgery.read(model).to_json(),
-        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "params": parameters(model),
         "tied": lean_directory.untie_tensors(model)[1],
         "requires": lean_directory.requirements(origin),
         "recipe": recipe.to_dict(),

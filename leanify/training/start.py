@@ -21,6 +21,7 @@ from leanify.core.terminal import note
 from leanify.data.look import look_at
 from leanify.data.samples import Splits
 from leanify.data.texts import vocabulary
+from leanify.profiling.counting import parameters
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import default_recipe, rates
 from leanify.training.callbacks import Callback, ProgressBar
@@ -195,7 +196,7 @@ def rehearse(
     available = machine.available_memory(trainer.accelerator.device)
     return {
         "model": recipe.model.source,
-        "parameters": sum(p.numel() for p in trainer.unwrapped_model.parameters()),
+        "parameters": parameters(trainer.unwrapped_model),
         "data": trainer.splits.description,
         "validated": len(trainer.splits.validation),
         "steps": trainer.steps,

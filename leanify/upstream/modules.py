@@ -14,7 +14,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from leanify.core import recipe_code as code
 from leanify.core.errors import LeanifyError, SourceError
-from leanify.core.files import writing
+from leanify.core.files import cache, writing
 from leanify.core.files.reading import read_bytes
 from leanify.upstream.given import give
 from leanify.upstream.libraries import format_error
@@ -115,11 +114,6 @@ def _find_spec(place: str) -> ModuleSpec | None:
     except (ImportError, KeyError, ValueError):  # KeyError: of a namespace inside a namespace
         return None
     return spec
-
-
-def live_origin(model: nn.Module) -> Origin:
-    """The origin of an existing module, which can be copied but not written down."""
-    return Origin(LIVE, type(model).__name__, {}, "", model)
 
 
 def build(origin: Origin, device: str) -> nn.Module:
@@ -239,8 +233,7 @@ def _key(origin: Origin) -> str:
 
 
 def _record(origin: Origin) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "leanify" / "named-code" / f"{_key(origin)}.json"
+    return cache.home() / "named-code" / f"{_key(origin)}.json"
 
 
 def copy_to_meta(model: nn.Module) -> nn.Module:

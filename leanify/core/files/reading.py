@@ -183,21 +183,21 @@ def read_text(path: Path, error: type[LeanifyError] = SourceError, max_bytes: in
         raise error(f"{path} is not text in UTF-8: {caught.reason} at byte {caught.start}") from caught
 
 
-def check_size(path: Path, error: type[LeanifyError] = SourceError, max_bytes: int = MAX_BYTES) -> None:
-    """Raise ``error`` unless a path is a regular file of at most ``max_bytes`` bytes."""
-    open_file(path, error, max_bytes).close()
+def check_size(path: Path, error: type[LeanifyError]) -> None:
+    """Raise ``error`` unless a path is a regular file of at most MAX_BYTES bytes."""
+    open_file(path, error, MAX_BYTES).close()
 
 
-def resolve_inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> Path:
-    """The path that a file of a folder names. Raises ``error`` if it leads out, also through links."""
+def resolve_inside(folder: Path, name: str) -> Path:
+    """The path that a file of a folder names. Raises SourceError if it leads out, also through links."""
     path, home = folder / name, folder.resolve()
     try:
         target = path.resolve()
     except (OSError, RuntimeError, ValueError) as caught:  # links in a circle, a NUL
-        raise error(f"{folder} names {name!r}, which cannot be followed: {caught}") from caught
+        raise SourceError(f"{folder} names {name!r}, which cannot be followed: {caught}") from caught
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts or home not in target.parents:
-        raise error(f"{folder} names {name!r}, which leads out of it, to {target}; put that file into the folder")
+        raise SourceError(f"{folder} names {name!r}, which leads out of it, to {target}; put it into the folder")
     return path
 
 
@@ -263,9 +263,17 @@ def preview(names: Sequence[str], count: int = 3) -> str:
     return ", ".join(names[:count]) + (", …" if len(names) > count else "")
 
 
-def list_folder(folder: Path, count: int = 5) -> str:
+def is_file(path: Path) -> bool:
+    """Whether a path is a file; a text may be too long for a path, or hold a NUL."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def list_folder(folder: Path) -> str:
     """The names of the first things in a folder, for an error message."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:count]) or "nothing"
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
 
 
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:

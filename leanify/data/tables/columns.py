@@ -250,11 +250,6 @@ def parse_number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def are_numbers(labels: Iterable[str]) -> bool:
-    """Whether all labels are finite numbers."""
-    return all(parse_number(label) is not None for label in labels)
-
-
 def are_scores(labels: Iterable[str]) -> bool:
     """Whether all labels are numbers, and one has a fraction; a word for a missing number may be among them."""
     numbers = [parse_number(label) for label in labels if label.lower() not in MISSING_NUMBERS]
