@@ -66,6 +66,8 @@ MISTAKES = [
         "show vit_tiny_patch16_224",
         "vit_tiny_patch16_224",
     ),
+    Mistake("redesign resnet18 --target-params 0.5", "no attention"),
+    Mistake("redesign llama --heads 33 --override num_key_value_heads=8", "multiple of 4"),
     Mistake("redesign vit_tiny --heads 3.5", "--heads must be an integer", "redesign vit_tiny --heads 4", "4"),
     Mistake(
         "redesign vit_tiny --depth 7 --count bdy",

@@ -146,21 +146,6 @@ def test_listing_matches_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed == {name: (one.model.source, one.data and one.data.name) for name, one in values.items()}
 
 
-@pytest.mark.parametrize(
-    "arguments", ["recipes", "recipes digits", "recipes --keys", "train --list", "zoo --json", "redesign --help"]
-)
-def test_lists_and_help_import_no_torch(arguments: str) -> None:
-    script = (
-        "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
-        "try: main()\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", script, *arguments.split()]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert run.stdout
-    assert run.stderr.splitlines()[-1] == "False"
-
-
 def test_key_covers_price_inputs(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key holds all that prices depend on."""
     config = tmp_path / "config.json"

@@ -6,8 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,20 +104,6 @@ def test_long_model_name_is_shortened(
     assert len(line) <= 100
     assert line.split()[1].startswith(source[:5])
     assert line.split()[1].endswith("x224")
-
-
-@pytest.mark.parametrize("command", ["runs", "show"])
-def test_runs_list_without_torch(done: Path, command: str) -> None:
-    script = (
-        "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
-        "try: main()\n"
-        "finally: print(sorted({'numpy', 'scipy', 'timm', 'torch'} & set(sys.modules)), file=sys.stderr)"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", script, command, str(done)], capture_output=True, text=True, check=True
-    )
-    assert "top1" in told.stdout
-    assert told.stderr.splitlines()[-1] == "[]"
 
 
 def test_resume_command_can_be_typed(
