@@ -62,8 +62,8 @@ def test_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("redesign vit_tiny --depth 7 --weights nowhere", "nowhere"),
-        ("redesign vit_tiny --depth 7 --weights bert", "has no weights"),
+        ("redesign vit_tiny --override img_size=32 --depth 7 --weights nowhere", "nowhere"),
+        ("redesign vit_tiny --override img_size=32 --depth 7 --weights bert", "has no weights"),
         ("condition bert --tokens 0", "--tokens"),
     ],
 )

@@ -96,7 +96,7 @@ WORDS = st.text(max_size=30) | st.sampled_from([str(value) for value in fuzz_fil
 KEYS = st.sampled_from(
     [f"{section}.{key}" for section, table in recipes.parse(DIGITS).to_dict().items() for key in table]
 )
-PLAIN = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+PLAIN = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def refused_or(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -187,7 +187,7 @@ def test_warnings_are_not_cached(home: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for _ in range(2):
         with pytest.warns(UserWarning, match="is quantised"):
-            leanify.redesign(tmp_path, target_params=0.7)
+            leanify.redesign(tmp_path, depth=4)
     assert not home.exists()
 
 

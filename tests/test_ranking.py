@@ -157,10 +157,9 @@ def test_attention_share_counts_projections() -> None:
         assert found == pytest.approx(attention / (attention + 3 * 48 * mlp))
 
 
-def test_extra_blocks_cost_the_last() -> None:
+def test_extra_blocks_cost_the_last(vit_prices: PriceList) -> None:
     """Blocks beyond the last one cost what it costs."""
-    prices = priced("vit_small")
-    (stage,) = prices.baseline
-    at = {depth: prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
+    (stage,) = vit_prices.baseline
+    at = {depth: vit_prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
     last = at[12] - at[11]
     assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)

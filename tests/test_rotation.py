@@ -133,11 +133,10 @@ def test_forgotten_axis_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_width_fits_the_budget(tmp_path: Path) -> None:
-    """The widest that fits, its head counted once more where it was the embeddings; by name only."""
+    """The widest that fits, its head counted once more where it was the embeddings."""
     library: Any = import_transformers()
     config = library.LlamaConfig(**GROUPED, tie_word_embeddings=True)
     library.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    assert "rotated" not in [shape.name for shape in plan_shapes(str(tmp_path), 0.8, "all")[1]]
     plan, [shape] = plan_shapes(str(tmp_path), 0.8, "all", ["rotated"])
     model = leanify.load(tmp_path)
     rotation.untie_head(model)
@@ -148,11 +147,13 @@ def test_width_fits_the_budget(tmp_path: Path) -> None:
     assert shape.design.width == max(width for width, size in sizes.items() if size <= 0.8 * plan.baseline.params)
 
 
+@pytest.mark.slow
 def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
     """Nine heads on three groups divide few widths: the widest that upstream builds within the budget is taken."""
     library: Any = import_transformers()
     sizes = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
     library.LlamaForCausalLM(library.LlamaConfig(**{**GROUPED, **sizes})).save_pretrained(tmp_path)
+    assert "rotated" not in [shape.name for shape in plan_shapes(str(tmp_path), 0.8, "body")[1]], "by name only"
     _, [shape] = plan_shapes(str(tmp_path), 0.8, "body", ["rotated"])
     assert 0 < shape.design.width < 144
     assert (shape.design.heads, shape.design.head_dim, shape.design.mlp) == (9, 16, 64)

@@ -26,10 +26,11 @@ class Long(Tabular):
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Tabular]:
-    tiny = leanify.load("vit_tiny", overrides={"img_size": 32, "embed_dim": 60, "depth": 2, "num_heads": 3})
+    small = {"img_size": 32, "embed_dim": 60, "num_heads": 3}
+    tiny = leanify.load("vit_tiny", overrides={**small, "depth": 2})
     return {
-        "plan": leanify.redesign("vit_tiny", target_params=0.6),
-        "profile": leanify.profile("vit_tiny", measure=False),
+        "plan": leanify.redesign("vit_tiny", target_params=0.6, overrides={**small, "depth": 6}),
+        "profile": leanify.profile("vit_tiny", measure=False, overrides=small),
         "probe": leanify.condition(tiny, torch.randn(2, 3, 32, 32)),
         "long": Long(),
     }

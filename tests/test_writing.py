@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,22 @@ NAMES = {
 }
 
 
+@cache
+def file_calls(path: Path) -> list[tuple[ast.Call, str, str]]:
+    """Calls of a module that may concern a file: each with the function's owner and name."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if name in (*NAMES, "open", "remove", "replace", "read_text", "read_bytes"):
+                owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+                found.append((node, owner, name))
+    return found
+
+
 def calls(path: Path) -> Iterator[str]:
     """Calls of a module that may write, rename or remove a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        owner, _, name = ast.unparse(node.func).rpartition(".")
+    for node, owner, name in file_calls(path):
         given = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         if name == "open" and owner == "os" and "O_RDONLY" not in ast.unparse(node):
             yield "os.open"
@@ -108,8 +119,7 @@ def test_one_module_opens_foreign_files() -> None:
     """It refuses pipes and devices, and checks what it opened."""
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            owner, _, name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+        for _, owner, name in file_calls(path):
             reads = name == "open" and not re.search("Directory|Folder|Image|tarfile|picture|fs|is_open|os", owner)
             named = name in ("read_text", "read_bytes") and owner and "resources" not in owner
             if reads or named:
