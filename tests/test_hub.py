@@ -28,10 +28,10 @@ huggingface_hub.upload_folder(repo_id="me/uploaded", folder_path={swin!r})
 
 words = transformers.AutoTokenizer.from_pretrained("me/bert")
 assert words("the cat sat")["input_ids"] == [2, 5, 6, 8, 3]
-flows.same(bert, transformers.BertForSequenceClassification.from_pretrained("me/bert"))
-flows.same(bert, leanify.load("me/bert"))
-flows.same(swin, timm.create_model("hf-hub:me/swin", pretrained=True))
-flows.same(swin, leanify.load(huggingface_hub.snapshot_download("me/uploaded")))
+flows.assert_same_model(bert, transformers.BertForSequenceClassification.from_pretrained("me/bert"))
+flows.assert_same_model(bert, leanify.load("me/bert"))
+flows.assert_same_model(swin, timm.create_model("hf-hub:me/swin", pretrained=True))
+flows.assert_same_model(swin, leanify.load(huggingface_hub.snapshot_download("me/uploaded")))
 print(leanify.read(leanify.load("me/bert")))
 """
 

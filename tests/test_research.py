@@ -54,6 +54,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "runs --repetitions 1 --table",
     ),
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
+    "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),
     "learning": (
         "log.jsonl text imdb --set schedule.steps=4 --set schedule.warmup=1",
