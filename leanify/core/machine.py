@@ -19,6 +19,7 @@ import torch
 from leanify.core.errors import LeanifyError
 
 CGROUPS = Path("/sys/fs/cgroup")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the options' numbers in glibc's malloc.h
 LIBRARIES = ("leanify", "torch", "timm", "transformers", "accelerate", "numpy")
 
 
@@ -38,6 +39,21 @@ def _figure(file: Path, key: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
+
+
+def set_malloc_thresholds(mmap: int, trim: int) -> None:
+    """Set the sizes in bytes from which glibc maps a block of its own, and returns the end of its heap to the system.
+
+    What lies free at the end of the heap is returned at once if that is allowed (``trim`` -1: never). Does nothing
+    under other C libraries.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(M_MMAP_THRESHOLD, mmap)
+    libc.mallopt(M_TRIM_THRESHOLD, trim)
+    if trim >= 0:
+        libc.malloc_trim(0)
 
 
 def cores() -> int:

@@ -17,6 +17,7 @@ from leanify.lens.resize import linear_features
 from leanify.profiling.counting import call
 from leanify.shrinking.blocks import disable_cache
 from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.on_disk import place
 
 Batch = Mapping[str, Tensor]
 MAX_ROWS = 4096  # rows of outputs to compare; more rows change at most the second digit of the damage
@@ -147,11 +148,15 @@ def gather_outputs(outputs: Iterable[Any], batches: Sequence[Batch]) -> TeacherO
     parts, logits = [], False
     for batch, output in zip(batches, outputs, strict=True):
         rows, logits = _output_rows(output, batch)
-        parts.append(rows)
-    rows = torch.cat(parts)
-    max_rows = max(1, min(MAX_ROWS, MAX_NUMBERS // rows.shape[-1]))
-    step = -(-len(rows) // max_rows)
-    return TeacherOutputs(rows[::step], logits and rows.shape[-1] > 1, step)
+        parts.append(place(rows))
+    # every ``step``-th row of all batches, counted over their borders; the others are not kept
+    width, row_count = parts[0].shape[-1], sum(map(len, parts))
+    max_rows = max(1, min(MAX_ROWS, MAX_NUMBERS // width))
+    step, start, chosen_rows = -(-row_count // max_rows), 0, []
+    for rows in parts:
+        chosen_rows.append(rows[-start % step :: step])
+        start += len(rows)
+    return TeacherOutputs(place(torch.cat(chosen_rows)), logits and width > 1, step)
 
 
 def _output_rows(output: Any, batch: Batch) -> tuple[Tensor, bool]:

@@ -41,7 +41,7 @@ def correct_output(site: Site, symbol: str, picks: Picks, moments: Mapping[str, 
     else:
         halves = [part[:-1, :-1] for part in halves]
     solution = _cross_validate(matrix, halves, kept_inputs).to(weight_matrix(module).dtype)
-    return (solution[:, :-1], solution[:, -1]) if isinstance(bias, Tensor) else (solution, None)
+    return (solution[:, :-1], solution[:, -1].clone()) if isinstance(bias, Tensor) else (solution, None)
 
 
 def _cross_validate(matrix: Tensor, halves: list[Tensor], kept_inputs: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +26,6 @@ from leanify.training.preparation import model_on_meta
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers what mallopt sets
 
 
 def build_accelerator(recipe: Recipe) -> Any:
@@ -182,17 +179,11 @@ def disable_malloc_trim() -> Iterator[None]:
     peak does not rise: 32 and 64 MiB are the upper ends of glibc's adaptive thresholds. Does nothing under
     other C libraries.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(MMAP_THRESHOLD, 32 << 20)
-    libc.mallopt(TRIM_THRESHOLD, -1)
+    machine.set_malloc_thresholds(mmap=32 << 20, trim=-1)
     try:
         yield
     finally:
-        libc.mallopt(TRIM_THRESHOLD, 64 << 20)
-        libc.malloc_trim(0)
+        machine.set_malloc_thresholds(mmap=32 << 20, trim=64 << 20)
 
 
 @contextmanager
