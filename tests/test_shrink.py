@@ -119,8 +119,8 @@ def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
     assert sentence.endswith(f"leanify show {report['directory']}")
 
 
-def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a sentence-transformers folder, what says how tokens are pooled stays beside the weights, healed or not."""
+def sentence_encoder(here: Path, tmp_path: Path) -> Path:
+    """A folder as sentence-transformers writes it."""
     source = tmp_path / "encoder"
     shutil.copytree(here / "old", source)
     (source / "1_Pooling").mkdir()
@@ -133,6 +133,12 @@ def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.C
         for i, (path, kind) in enumerate(modules)
     ]
     (source / "modules.json").write_text(json.dumps(listed))
+    return source
+
+
+def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a sentence-transformers folder, what says how tokens are pooled stays beside the weights, healed or not."""
+    source = sentence_encoder(here, tmp_path)
     settings = ["schedule.batch_size=32", "schedule.steps=3"]
     out = tmp_path / "small"
     found = leanify.shrink(
@@ -150,6 +156,28 @@ def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.C
     assert [one["name"] for one in found.report["candidates"]] == ["narrow", "dropped"]
     healed = [one["healed"] for one in found.report["candidates"] if one["healed"] is not None]
     assert all(0 < one["steps"] <= 3 for one in healed)
+
+
+@pytest.mark.slow
+def test_seeds_show_what_chance_does(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first of two seeds is the run that one seed makes; one of the two is written, and the screen shows both."""
+    source, settings = sentence_encoder(here, tmp_path), ["schedule.batch_size=32", "schedule.steps=3"]
+    healed = {}
+    for seeds in (1, 2):
+        options: dict[str, Any] = {"designs": ["dropped"], "rates": [1e-4], "seeds": seeds, "settings": settings}
+        found = leanify.shrink(source, here / "reviews", 0.8, 1, tmp_path / str(seeds), **options)
+        check(found.report, tmp_path / str(seeds), source, 0.8)
+        healed[seeds] = found.report["candidates"][0]["healed"]
+    ends = [healed[2]["low"], healed[2]["high"]]
+    assert healed[2]["seeds"] == 2
+    assert ends[0] < ends[1]
+    assert healed[1]["quality"] in ends
+    assert healed[2]["quality"] in ends
+    assert typed(f"shrink {tmp_path / '2'} --report") == 0
+    low, high = (format_metric_value("cosine", end) for end in ends)
+    assert f"{low}–{high}" in capsys.readouterr().out
+    with pytest.raises(LeanifyError, match="seeds: 2 → 3"):
+        leanify.shrink(source, here / "reviews", 0.8, 1, tmp_path / "2", **{**options, "seeds": 3})
 
 
 STAGES = ("original", "control: narrow", "range test", "step 0")  # narrow is carried before control

@@ -56,6 +56,9 @@ def shrink(
     rates: Annotated[
         str | None, healing_option(metavar="X,…", help="learning rates to choose from (default: by the task)")
     ] = None,
+    seeds: Annotated[
+        int, healing_option(metavar="N", help="heal the best candidate N times, and show what chance does")
+    ] = 1,
     settings: Annotated[
         Words, purpose_option("--set", metavar="KEY=VALUE", help="change the recipe: data.length=256")
     ] = None,
@@ -108,6 +111,7 @@ def shrink(
             shape=shape,
             designs=names,
             rates=rate_list,
+            seeds=seeds,
             settings=settings or [],
             dry_run=dry_run,
             device_memory=device_memory,
@@ -149,6 +153,8 @@ def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             row |= {"latency_s": one["latency_s"], "latency_range": one.get("latency_range")}
         for how in ("carried", "healed"):
             row[how] = (one.get(how) or {}).get("quality")
+        if (one.get("healed") or {}).get("seeds"):
+            row |= {key: one["healed"][key] for key in ("seeds", "low", "high")}
         final = one.get("healed") or one.get("carried") or {}
         if final.get("neighbours") is not None:
             row["neighbours"] = final["neighbours"]
@@ -169,6 +175,10 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
     def quality(value: float | None) -> str:
         return "–" if value is None or name is None else format_metric_value(name, value)
+
+    def healed_quality(row: Mapping[str, Any]) -> str:
+        """The quality, or the range of several seeds."""
+        return quality(row["healed"]) if "low" not in row else f"{quality(row['low'])}–{quality(row['high'])}"
 
     def latency(of: Mapping[str, Any]) -> str:
         """The middle half of the rounds: two ranges that overlap are not told apart."""
@@ -196,7 +206,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         shape = "a shape a block" if row["name"] == "free" else _shape(row)
         chosen = " *" if row["name"] == report.get("chosen") else ""
         ends = neighbours(row.get("neighbours"))
-        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"]), *ends))
+        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), healed_quality(row), *ends))
     if report.get("reference"):
         reference = report["reference"]
         reference_title = (

@@ -66,6 +66,7 @@ class ShrinkFolder:
             isinstance(findings, dict) and isinstance(before, dict) and all(map(_is_sound, findings, findings.values()))
         ):
             raise DirectoryError(f"{path / STATE} is damaged; remove {path} to start again")
+        before = {"seeds": 1, **before}  # folders of earlier versions lack it
         now = json.loads(json.dumps(request))
         changes = [f"{key}: {before.get(key)} → {now.get(key)}" for key in now if before.get(key) != now.get(key)]
         if changes:

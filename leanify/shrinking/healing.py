@@ -168,16 +168,18 @@ def _select_samples(samples: Any, max_samples: int, recipe: TrainingRecipe) -> A
 
 
 def heal_candidates(
-    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float]
+    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float], seeds: int = 1
 ) -> dict[str, dict[str, Any]]:
     """Heal some candidates and return the results, best first: all train for a third of the schedule, the best to the
     end.
 
-    Candidates that no step improved are left out: their transferred weights are the result.
+    With several ``seeds`` the best is trained as often, each time on the samples in another order; the best run is the
+    result, and the lowest and highest quality are what chance does. Candidates that no step improved are left out:
+    their transferred weights are the result.
     """
     if not folder.clock.minutes or not names:
         return {}
-    plan = folder.once(f"plan {names[0]}", partial(_plan_healing, folder, bench, names, rates))
+    plan = folder.once(f"plan {names[0]}", partial(_plan_healing, folder, bench, names, rates, seeds))
     if plan["steps"] < FIRST:
         note("--minutes leave no time to heal: the result has the transferred weights")
         return {}
@@ -188,11 +190,17 @@ def heal_candidates(
         for name in healed:
             folder.once(f"third {name}", partial(_train_candidate, folder, bench, name, plan, plan["steps"] // FIRST))
     leader = max(healed, key=lambda name: bench.score(folder.findings.get(f"third {name}", {})))
-    folder.once(f"healed {leader}", lambda: _train_candidate(folder, bench, leader, plan, None))
+    runs = []
+    for seed in range(seeds):
+        name = f"healed {leader}" if seed == 0 else f"healed {leader} seed {seed}"
+        runs.append(folder.once(name, partial(_train_candidate, folder, bench, leader, plan, None, seed)))
 
     # candidates that healing improved
     results = {name: folder.findings[f"third {name}"] | {"stopped": True} for name in healed if name != leader}
-    results[leader] = folder.findings[f"healed {leader}"] | {"stopped": False}
+    results[leader] = max(runs, key=bench.score) | {"stopped": False}
+    if seeds > 1:
+        qualities = [run["quality"] for run in runs]
+        results[leader] |= {"seeds": seeds, "low": min(qualities), "high": max(qualities)}
     for name in healed:
         if results[name]["steps"] == 0:
             note(f"{name}: no healing step improved on the transferred weights, which are kept")
@@ -201,7 +209,7 @@ def heal_candidates(
 
 
 def _plan_healing(
-    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float]
+    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float], seeds: int
 ) -> dict[str, Any]:
     """Plan the steps that fit into the remaining time, or the user's number; the candidates; and the learning rate."""
     schedule, clock = bench.recipe.schedule, folder.clock
@@ -218,10 +226,10 @@ def _plan_healing(
 
     def affordable(candidates: int) -> int:
         """Return the number of steps of a schedule if all but one candidate train for a third of it."""
-        runs = candidates + (candidates > 1)  # the leader continues in a second run
+        runs = candidates + (candidates > 1) + seeds - 1  # the leader continues in a second run
         left = clock.left - runs * (building + 2 * half) - RESERVED_SHARE * 60 * clock.minutes
         left *= 1 - EVALUATION_SHARE
-        return min(max_steps, max(0, int(left / seconds / (1 + (candidates - 1) / FIRST))))
+        return min(max_steps, max(0, int(left / seconds / (seeds + (candidates - 1) / FIRST))))
 
     candidates = min(len(names), 2)
     if schedule.steps is None and affordable(2) < MIN_STEPS_OF_TWO and candidates > 1:
@@ -302,13 +310,17 @@ def interruptible() -> Iterator[None]:
 
 
 def _train_candidate(
-    folder: ShrinkFolder, bench: Evaluator, name: str, plan: Mapping[str, Any], stop: int | None
+    folder: ShrinkFolder, bench: Evaluator, name: str, plan: Mapping[str, Any], stop: int | None, seed: int = 0
 ) -> dict[str, Any]:
-    """Train a candidate up to a step or to the end, continuing an earlier run; measure the best checkpoint."""
+    """Train a candidate up to a step or to the end, continuing an earlier run; measure the best checkpoint.
+
+    ``seed`` is added to the recipe's: it draws the order of the samples.
+    """
     # continue an interrupted run; rename any other content at its path
-    place = folder.place(f"{name}-run")
+    run_name = f"{name}-run" if seed == 0 else f"{name}-run-{seed}"
+    place = folder.place(run_name)
     if place.exists() and not is_run(place):
-        place = folder.fresh(f"{name}-run")
+        place = folder.fresh(run_name)
     with progress(f"healing {name}", stop or plan["steps"]) as advance:
         callback = StopAtStep(name, stop, bench.metric, advance)
         try:
@@ -318,6 +330,7 @@ def _train_candidate(
             else:
                 candidate = bench.with_model(str(folder.place(name))).recipe
                 recipe = _schedule_recipe(candidate, plan["steps"], plan["rate"], plan.get("evaluations", 3))
+                recipe = replace(recipe, run=replace(recipe.run, seed=recipe.run.seed + seed))
                 trainer = Trainer(recipe, callback, bench.splits)
                 run = trainer.new_run(place)
             newest = max((checkpoint.step for checkpoint in run.checkpoints()), default=0)

@@ -59,7 +59,16 @@ from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
-HEALED_KEYS = ("quality", "neighbours", "steps", "rate", "stopped")  # keys of a healed candidate in the report
+HEALED_KEYS = (
+    "quality",
+    "neighbours",
+    "steps",
+    "rate",
+    "stopped",
+    "seeds",
+    "low",
+    "high",
+)  # keys of a healed candidate in the report
 MEASURING = 4  # every fourth batch measures the damage
 
 
@@ -91,6 +100,7 @@ def shrink(
     shape: str = "uniform",
     designs: Sequence[str] = (),
     rates: Sequence[float] = (),
+    seeds: int = 1,
     settings: Sequence[str] = (),
     dry_run: bool = False,
     device_memory: str | None = None,
@@ -101,7 +111,8 @@ def shrink(
     ``data`` is a folder or a file; a run may leave it out, and is shrunk on the data that it was trained on.
     ``count="body"`` excludes embeddings and classifier from the budget. ``shape="free"`` adds a candidate whose blocks
     differ; ``"plain"`` allows only shapes that the model's own library can build. ``minutes`` is the total time; 0
-    disables healing and the limit. ``designs`` are some of `designs.MEANING`, ``rates`` learning rates to choose from,
+    disables healing and the limit. ``designs`` are some of `designs.MEANING`, ``rates`` learning rates to choose from.
+    With several ``seeds``, the best candidate is healed as often, and the range of its quality is reported.
     ``settings`` change the recipe (``data.length=256``). ``device_memory`` ("80GB"), with ``dry_run``, forecasts the
     requirements on a machine with this memory; then the checkpoint may lack its weights, and the data is not read.
 
@@ -113,6 +124,8 @@ def shrink(
         raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
     if shape not in ("uniform", "free", "plain"):
         raise LeanifyError(f"--shape {shape!r} is not one of uniform, free, plain")
+    if seeds < 1:
+        raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
     if device_memory is not None:
         if not dry_run:
             raise LeanifyError("--device-memory asks what a larger machine needs: add --dry-run")
@@ -135,6 +148,7 @@ def shrink(
         "shape": shape,
         "designs": list(designs),
         "rates": list(rates),
+        "seeds": seeds,
         "settings": list(settings),
     }
     folder = ShrinkFolder.open(place, request)
@@ -147,7 +161,7 @@ def shrink(
         # refuse models that cannot be trained before anything is written
         bench, time_plan = _prepare(recipe, plan, shapes, requested, folder.clock, folder.findings)
         folder.keep()
-        return _shrink_in(folder, bench, plan, time_plan.shapes, rates, explain)
+        return _shrink_in(folder, bench, plan, time_plan.shapes, rates, seeds, explain)
 
 
 def _prepare(
@@ -308,6 +322,7 @@ def _shrink_in(
     plan: Plan,
     shapes: Sequence[Shape],
     rates: Sequence[float],
+    seeds: int,
     explain: bool,
 ) -> Shrunk:
     source = bench.recipe.model.source
@@ -330,10 +345,10 @@ def _shrink_in(
     order = sorted(candidates, key=lambda name: -bench.score(candidates[name]))
     for name in order:
         note(f"{name}: carried, {bench.format_quality(candidates[name])}")
-    healed_candidates = healing.heal_candidates(folder, bench, order[:HEALED_CANDIDATES], rates)
+    healed_candidates = healing.heal_candidates(folder, bench, order[:HEALED_CANDIDATES], rates, seeds)
     # the best of all, transferred or healed, on the samples for selection
     best, found = max([*candidates.items(), *healed_candidates.items()], key=lambda pair: bench.score(pair[1]))
-    model = folder.place(best) if "run" not in found else _write_healed(folder, bench, best)
+    model = folder.place(best) if "run" not in found else _write_healed(folder, bench, best, Path(found["run"]).name)
     report = {
         "source": source,
         "task": bench.recipe.data.task,
@@ -503,12 +518,12 @@ def _latencies(folder: ShrinkFolder, bench: Evaluator, names: Iterable[str]) -> 
     }
 
 
-def _write_healed(folder: ShrinkFolder, bench: Evaluator, name: str) -> Path:
+def _write_healed(folder: ShrinkFolder, bench: Evaluator, name: str, run_name: str) -> Path:
     """Write a run's best model as a lean directory, with the files that accompany the transferred one."""
     if MOVING in folder.findings:  # an earlier start already moved some of its files
         return folder.place(f"{name}-best")
     place = folder.fresh(f"{name}-best")
-    model: Any = find.load(folder.place(f"{name}-run"))
+    model: Any = find.load(folder.place(run_name))
     if hasattr(model, "config"):  # a run stores a tokenizer, but not pooling or processors
         model.config._name_or_path = str(folder.place(name))
     restore_dropout(model, folder, bench.recipe)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-
 def build_accelerator(recipe: Recipe) -> Any:
     """The Accelerator for this device, in the recipe's precision or the best one that the device has."""
     import accelerate
