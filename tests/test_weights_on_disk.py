@@ -52,6 +52,17 @@ with on_disk(Path(*folder)) if folder else contextlib.nullcontext():
     result = transfer_weights(CalibratedTeacher(model, batches[:1], batches[1:]), shorter, moves=("drop",))
     lean_directory.save(result.model, out)
 """
+SHRINK = """
+import resource, sys
+from leanify.cli import main
+from leanify.core import machine
+from leanify.shrinking import shrink
+from leanify.upstream.libraries import import_transformers
+import_transformers().LlamaForCausalLM  # the libraries are in memory
+limit = int(sys.argv.pop(1)) + machine.status("VmData")
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+main()
+"""
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -141,6 +152,31 @@ def test_limit_that_whole_exceeds(tmp_path: Path) -> None:
     by_parts = carry(str(tmp_path))
     assert by_parts.returncode == 0, by_parts.stderr[-2000:]
     assert leanify.read(leanify.load(tmp_path / "lean")).depth == 14
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
+def test_command_keeps_below_limit(tmp_path: Path) -> None:
+    """The whole command, from the plan to the saved folder, in less than the original's weights of 32 bits twice."""
+    library = import_transformers()
+    text = "a warm film about a dog and a cold town in the war . "
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text.split()))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "text.txt").write_text(text * 160)
+    library.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    config = library.LlamaConfig(
+        vocab_size=len(words), hidden_size=512, num_hidden_layers=20, num_attention_heads=8, intermediate_size=1024
+    )
+    model = library.LlamaForCausalLM(config).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    limit = 2 * 4 * sum(p.numel() for p in model.parameters())
+    options = ["--data", "text.txt", "--designs", "narrow", "--minutes", "0", "--set", "data.length=16", "-o", "small"]
+    command = [sys.executable, "-c", SHRINK, str(limit), "shrink", "model", *options]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "the weights lie in files" in result.stderr
+    assert "latencies are not measured" in result.stderr
+    assert leanify.read(leanify.load(tmp_path / "small")).depth == 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of files")

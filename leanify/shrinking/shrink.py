@@ -54,7 +54,7 @@ from leanify.training.master_weights import to_master_weights, to_stored_weights
 from leanify.training.memory import is_out_of_memory
 from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import first_line
-from leanify.upstream.on_disk import on_disk
+from leanify.upstream.on_disk import is_on_disk, on_disk
 from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
@@ -507,6 +507,9 @@ def _costs(recipe: TrainingRecipe) -> dict[str, Any]:
 
 def _latencies(folder: ShrinkFolder, bench: Evaluator, names: Iterable[str]) -> dict[str, Any]:
     """Return the latency of one sample on this machine: the median of the rounds, and their middle half."""
+    if is_on_disk():
+        note("latencies are not measured: the models do not fit into memory together")
+        return {}
     places = {name: folder.place(name) for name in names}
     models = {"original": bench.recipe.model}
     models |= {name: bench.with_model(str(place)).recipe.model for name, place in places.items() if place.is_dir()}
