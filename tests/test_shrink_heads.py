@@ -48,6 +48,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "seq2seq": library.T5ForConditionalGeneration(
             library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=64, num_layers=3, num_heads=2)
         ),
+        "encoder": library.T5EncoderModel(
+            library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=128, num_layers=4, num_heads=2)
+        ),
     }
     for name, model in models.items():
         model.save_pretrained(folder / name)
@@ -68,13 +71,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "data"), [("masked", "text.txt"), ("experts", "text.txt"), ("number", "scores.csv")]
+    ("source", "data"),
+    [("masked", "text.txt"), ("experts", "text.txt"), ("number", "scores.csv"), ("encoder", "scores.csv")],
 )
 def test_every_head_is_carried_and_healed(source: str, data: str, here: Path, tmp_path: Path) -> None:
     settings = ["data.holdout=0.2", "schedule.steps=6", "schedule.batch_size=8"]
-    settings += ["data.length=16"] if data == "text.txt" else []
+    settings += ["data.length=16"] if source != "number" else []
     shrunk = leanify.shrink(here / source, here / data, 0.8, 2, tmp_path / "small", settings=settings, rates=[1e-4])
     small = leanify.load(tmp_path / "small")
+    assert type(small) is type(leanify.load(here / source))
     assert sum(p.numel() for p in small.parameters()) <= 0.8 * shrunk.report["original"]["params"]
     assert {"carried", "healed"} <= set(shrunk.report["candidates"][0])
 

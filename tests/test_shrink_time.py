@@ -239,6 +239,9 @@ def test_neighbours_equal_brute_force() -> None:
     assert share == pytest.approx(kept / 900)
     assert cosine == pytest.approx(float(torch.cosine_similarity(student, teacher).mean()))
     assert not nearest_neighbours(teacher, 10).diagonal().any()
+    # 49 unrelated sentences would share a fifth of their neighbours
+    assert compare_embeddings(Constant(student[:49]), Rows(teacher[:49]), ["mean"])[1] is None
+    assert compare_embeddings(Constant(student[:50]), Rows(teacher[:50]), ["mean"])[1] is not None
 
 
 def test_plain_shapes_open_anywhere(here: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from leanify.tasks.sentence_embedding import embed
 
 NEAREST = 10
+MIN_SENTENCES = 5 * NEAREST  # with fewer, chance keeps more than a fifth of the neighbours
 BATCH = 64
 
 
@@ -23,7 +24,7 @@ BATCH = 64
 def compare_embeddings(model: nn.Module, samples: Any, pooling: Sequence[str]) -> tuple[float, float | None]:
     """Return the mean cosine to the teacher's embeddings, and the share of the nearest neighbours in them that stay.
 
-    ``samples`` contain the teacher's embeddings as targets. Fewer than three sentences have no share.
+    ``samples`` contain the teacher's embeddings as targets. Fewer than `MIN_SENTENCES` have no share.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -44,11 +45,10 @@ def compare_embeddings(model: nn.Module, samples: Any, pooling: Sequence[str]) -
     cosine = float((student * teacher).sum(-1).double().mean())
 
     # neighbours that are near in both
-    nearest = min(NEAREST, len(samples) - 2)
-    if nearest < 1:
+    if len(samples) < MIN_SENTENCES:
         return cosine, None
-    kept = nearest_neighbours(student, nearest) & nearest_neighbours(teacher, nearest)
-    return cosine, float(kept.sum()) / (len(samples) * nearest)
+    kept = nearest_neighbours(student, NEAREST) & nearest_neighbours(teacher, NEAREST)
+    return cosine, float(kept.sum()) / (len(samples) * NEAREST)
 
 
 def nearest_neighbours(embeddings: Tensor, nearest: int) -> Tensor:

@@ -48,7 +48,9 @@ def encoder_class(source: ModelSource) -> str:
     """The Auto class that sentence-transformers would use for a transformers model."""
     config = full_config(source.origin.name, source.origin.options)
     with suppress(SourceError):
-        if getattr(config, "is_encoder_decoder", False) and class_name("AutoModelForTextEncoding", config):
+        encoder = class_name("AutoModelForTextEncoding", config)
+        is_encoder = encoder == source.origin.cls != class_name("AutoModel", config)  # T5's config does not say so
+        if is_encoder or getattr(config, "is_encoder_decoder", False):
             return "AutoModelForTextEncoding"
     return "AutoModel"
 

@@ -390,9 +390,11 @@ def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | Non
 
 def _is_encoder(source: ModelSource) -> bool:
     """Whether a model of transformers has no head, or its folder is a sentence-transformers model."""
+    if source.origin.library != "hf":
+        return False
     folder = Path(str(source.origin.options.get("_name_or_path") or ""))
-    has_no_head = _auto_class(source, "AutoModel") == source.origin.cls
-    return source.origin.library == "hf" and (has_no_head or pooling.is_encoder(folder))
+    headless = {_auto_class(source, "AutoModel"), _auto_class(source, heads.encoder_class(source))}  # T5 has both
+    return source.origin.cls in headless or pooling.is_encoder(folder)
 
 
 def _auto_if_supported(source: ModelSource, auto: str) -> str | None:
