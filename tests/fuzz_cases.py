@@ -111,18 +111,11 @@ FOLDERS: dict[str, Kind] = {
     "model": Kind(
         ("hf", "bin", "lean-timm", "lean-hf"),
         (
-            "condition {} --samples 2",
-            "condition {} --samples 2 --data rows.csv --json",
-            "condition {} --samples 2 --plot plot.svg",
-            "profile {} --no-measure",
-            "redesign {} --depth 1 -o out",
-            "redesign {} --depth 1 -o out --weights {}",
-            "redesign lean-hf --depth 1 -o lean-hf/out --weights {}",
-            "train {} --dry-run --set data.path=rows.jsonl --set data.holdout=0.2",
-            "export {} --format hf -o out",
-            "export {} --format timm -o out",
-            "show {}",
-            load_and_save,
+            "condition {} --samples 2", "condition {} --samples 2 --data rows.csv --json",
+            "condition {} --samples 2 --plot plot.svg", "profile {} --no-measure", "redesign {} --depth 1 -o out",
+            "redesign {} --depth 1 -o out --weights {}", "redesign lean-hf --depth 1 -o lean-hf/out --weights {}",
+            "train {} --dry-run --set data.path=rows.jsonl --set data.holdout=0.2", "export {} --format hf -o out",
+            "export {} --format timm -o out", "show {}", load_and_save,
         ),
         ("lean-hf", "rows.csv", "rows.jsonl"),
     ),
@@ -206,7 +199,7 @@ FOLDERS: dict[str, Kind] = {
         (read_tensors, "redesign lean-timm --depth 1 -o out --weights {}"),
         ("loose", "lean-timm"),
     ),
-}
+}  # fmt: skip
 
 
 ODD_NAMES = (

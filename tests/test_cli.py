@@ -14,15 +14,8 @@ from commands import run
 import leanify
 
 SMALL = [
-    "--override",
-    "img_size=32",
-    "--override",
-    "embed_dim=60",
-    "--override",
-    "depth=6",
-    "--override",
-    "num_heads=3",
-]
+    "--override", "img_size=32", "--override", "embed_dim=60", "--override", "depth=6", "--override", "num_heads=3",
+]  # fmt: skip
 
 
 def test_redesign_writes_directory_and_table(tmp_path: Path) -> None:
@@ -89,14 +82,8 @@ for line in sys.argv[1:]:
 def test_light_commands_import_no_torch(trained: Path) -> None:
     """One process for all of them; completion and the package itself import it neither."""
     lines = [
-        "--help",
-        "redesign --help",
-        "profile --help",
-        "train --help",
-        "recipes",
-        "recipes digits",
-        "recipes --keys",
-    ]
+        "--help", "redesign --help", "profile --help", "train --help", "recipes", "recipes digits", "recipes --keys",
+    ]  # fmt: skip
     lines += ["train --list", "zoo --json", f"runs {trained.parent}", f"show {trained}"]
     done = subprocess.run([sys.executable, "-c", LIGHT, *lines], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -23,13 +23,9 @@ from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
 _BERT = {
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 99,
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99,
     "max_position_embeddings": 40,
-}
+}  # fmt: skip
 _LLAMA = {**_BERT, "num_key_value_heads": 2, "head_dim": 12}
 _GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 99}
 _IMAGES = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 4}
@@ -140,11 +136,8 @@ def test_head_weights_give_head_values(model):
         x = xs[maker]
         weights, layer = head_weights(place.attention), place.read()
         assert {role: w.shape[0] for role, w in weights.items()} == {
-            "q": layer.heads,
-            "k": layer.kv_heads,
-            "v": layer.kv_heads,
-            "o": layer.heads,
-        }
+            "q": layer.heads, "k": layer.kv_heads, "v": layer.kv_heads, "o": layer.heads,
+        }  # fmt: skip
         if OBJECTS.get(place.attention.reading.name) == CHANNELS:
             v = v.mT
         for i, w in enumerate(weights["v"]):

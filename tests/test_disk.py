@@ -108,17 +108,12 @@ def test_timm_builds_with_leanify_imported(order: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("short", "full"),
     [
-        ("vit_base", "vit_base_patch16_224"),
-        ("timm/vit_large", "vit_large_patch16_224"),
-        ("vit_huge", "vit_huge_patch14_224"),
-        ("deit_base", "deit_base_patch16_224"),
-        ("xcit_medium_24", "xcit_medium_24_p16_224"),
-        ("tnt_b", "tnt_b_patch16_224"),
-        ("volo_d3", "volo_d3_224"),
-        ("davit_base", "davit_base"),
-        ("vit_tiny_patch16_384", "vit_tiny_patch16_384"),
+        ("vit_base", "vit_base_patch16_224"), ("timm/vit_large", "vit_large_patch16_224"),
+        ("vit_huge", "vit_huge_patch14_224"), ("deit_base", "deit_base_patch16_224"),
+        ("xcit_medium_24", "xcit_medium_24_p16_224"), ("tnt_b", "tnt_b_patch16_224"), ("volo_d3", "volo_d3_224"),
+        ("davit_base", "davit_base"), ("vit_tiny_patch16_384", "vit_tiny_patch16_384"),
     ],
-)
+)  # fmt: skip
 def test_short_names_complete(short: str, full: str) -> None:
     assert str(find.find(short).origin) == f"timm/{full}"
 
@@ -133,13 +128,8 @@ def test_model_types_take_overrides() -> None:
     wider = find.find("llama", overrides={"hidden_size": 8192, "num_attention_heads": 64})
     assert wider.origin.options["head_dim"] == 128
     assert overrides.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
-        "a": 1,
-        "b": "x",
-        "c": [1, 2],
-        "d": True,
-        "e": None,
-        "f": 1e-3,
-    }
+        "a": 1, "b": "x", "c": [1, 2], "d": True, "e": None, "f": 1e-3,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,8 @@ def test_mixture_price_covers_experts() -> None:
 
 SHAPE: dict[str, object] = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 80}
 DEEP: dict[str, object] = {
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "head_dim": 4,
-}
+    "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "head_dim": 4,
+}  # fmt: skip
 SOURCES: dict[str, dict[str, object]] = {
     "mixtral": {**SHAPE, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 64, "num_local_experts": 8},
     "qwen3_moe": {

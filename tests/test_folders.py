@@ -29,12 +29,8 @@ pytestmark = [
 ]
 QUICK = {("BERT", flow) for flow in flows.applicable_flows("BERT")} | {("Swin (timm)", flow) for flow in flows.TIMM}
 QUICK |= {
-    ("ViT (timm)", "save"),
-    ("GPT-2", "new head"),
-    ("GPT-2", "tokenizer, pipeline"),
-    ("Llama", "save"),
-    ("T5", "save"),
-}
+    ("ViT (timm)", "save"), ("GPT-2", "new head"), ("GPT-2", "tokenizer, pipeline"), ("Llama", "save"), ("T5", "save"),
+}  # fmt: skip
 EVERY = [(name, flow) for name in FAMILIES for flow in flows.applicable_flows(name)]
 
 

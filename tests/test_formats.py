@@ -89,17 +89,13 @@ def test_amounts_are_not_shares() -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("learning_rate=1", "it is optim.lr: --set optim.lr=1"),
-        ("epochs=3", "--set schedule.epochs=3"),
-        ("optim.learning_rate=1", "it is optim.lr"),
-        ("optim.epochs=1", "it is schedule.epochs"),
-        ("optim.lrr=1", "nearest: lr"),
-        ("train.lr=1", "it is optim.lr"),
-        ("optim.dropout=0.1", "model.override.drop_rate"),
-        ("schedule.epochs=abc", "it must be a number"),
+        ("learning_rate=1", "it is optim.lr: --set optim.lr=1"), ("epochs=3", "--set schedule.epochs=3"),
+        ("optim.learning_rate=1", "it is optim.lr"), ("optim.epochs=1", "it is schedule.epochs"),
+        ("optim.lrr=1", "nearest: lr"), ("train.lr=1", "it is optim.lr"),
+        ("optim.dropout=0.1", "model.override.drop_rate"), ("schedule.epochs=abc", "it must be a number"),
         ("nonsense.nonsense=1", "there are model, data"),
     ],
-)
+)  # fmt: skip
 def test_wrong_setting_names_right_one(setting: str, words: str) -> None:
     with pytest.raises(leanify.RecipeError, match=words):
         recipes.apply_settings(recipes.load("digits"), [setting])

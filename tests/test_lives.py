@@ -17,20 +17,11 @@ from zoo import running, table, tiny
 import leanify
 
 SAMPLE = [
-    ("timm", "vit_base_patch16_224"),
-    ("timm", "xcit_nano_12_p16_224"),
-    ("timm", "swin_tiny_patch4_window7_224"),
-    ("timm", "davit_tiny"),
-    ("timm", "volo_d1_224"),
-    ("timm", "tnt_s_patch16_224"),
-    ("timm", "cait_xxs24_224"),
-    ("timm", "eva02_tiny_patch14_224"),
-    ("hf", "bert"),
-    ("hf", "gpt2"),
-    ("hf", "llama"),
-    ("hf", "t5"),
+    ("timm", "vit_base_patch16_224"), ("timm", "xcit_nano_12_p16_224"), ("timm", "swin_tiny_patch4_window7_224"),
+    ("timm", "davit_tiny"), ("timm", "volo_d1_224"), ("timm", "tnt_s_patch16_224"), ("timm", "cait_xxs24_224"),
+    ("timm", "eva02_tiny_patch14_224"), ("hf", "bert"), ("hf", "gpt2"), ("hf", "llama"), ("hf", "t5"),
     ("hf", "nystromformer"),
-]
+]  # fmt: skip
 
 
 def everything() -> list[tuple[str, str]]:

@@ -231,12 +231,9 @@ def test_tokenizer_has_huggingface_layout(stories: Path, tmp_path: Path) -> None
 def test_paper_recipes_run(name: str, stories: Path) -> None:
     """Wordpiece, batch ramp, token budget and all; the model is narrow and the arithmetic fp32, for the CPU's sake."""
     narrow = [
-        "model.override.width=24",
-        "model.override.mlp=16",
-        "model.override.vocab=400",
-        "run.precision=fp32",
+        "model.override.width=24", "model.override.mlp=16", "model.override.vocab=400", "run.precision=fp32",
         "data.length=32",
-    ]
+    ]  # fmt: skip
     value = recipes.apply_settings(recipes.load(name), [f"data.path={stories}", *narrow])
     facts = training.rehearse(value)
     assert facts["steps"] > 5_000_000_000 / 32 / 8192

@@ -40,11 +40,8 @@ from recipes.research.own_modules import (
 )
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "train": torch.enable_grad,
-    "eval": torch.enable_grad,
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
+    "train": torch.enable_grad, "eval": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode,
+}  # fmt: skip
 
 
 def made(make: Callable[[], Example]) -> tuple[nn.Module, dict[str, Any]]:

@@ -28,12 +28,9 @@ def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
-        "pyproject.toml",
-        "leanify/lens/zoo.json",
-        "recipes/digits.toml",
-        "recipes/results/evidence.md",
+        "pyproject.toml", "leanify/lens/zoo.json", "recipes/digits.toml", "recipes/results/evidence.md",
         "docs/start.md",
-    } <= names
+    } <= names  # fmt: skip
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     home = Path(documents.shell(f"{python} -c 'import site; print(site.getsitepackages()[0])'", tmp_path).strip())

@@ -32,13 +32,9 @@ from leanify.upstream.initialise import initialise_model
 ROOT = Path(__file__).parents[1]
 LEAN_ROWS = sorted((ROOT / "recipes" / "leaner-transformers").glob("*-lean.toml"))
 LLAMA = {
-    "num_hidden_layers": 16,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
+    "num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
 
 
 def mains(plan: Plan, design: Design) -> list[Any]:

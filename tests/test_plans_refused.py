@@ -19,13 +19,9 @@ from leanify.sources import find, hub
 from leanify.upstream.inputs import describe_inputs
 
 SMALL_LLAMA = {
-    "num_hidden_layers": 16,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
+    "num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
 
 
 class Typed:

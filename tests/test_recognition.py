@@ -45,16 +45,13 @@ def test_images_are_recognised_by_class(tmp_path: Path) -> None:
         ("train.csv", "text,label\na b,1\nc d,0\n", "sentences", 2, "(text) with labels (label, 2 classes: 0, 1)"),
         ("train.tsv", "review\tstars\na\t1.5\nb\t2\n", "sentences", None, "(review) with labels (stars, a number)"),
         (
-            "train.jsonl",
-            '{"Premise": "a", "hypothesis": "b", "label": "x"}\n',
-            "sentences",
-            1,
+            "train.jsonl", '{"Premise": "a", "hypothesis": "b", "label": "x"}\n', "sentences", 1,
             "Premise and hypothesis",
         ),
         ("train.csv", "text,id\na b,1\n", "text", None, "column text"),
         ("train.txt", "all of it", "text", None, "9 bytes"),
     ],
-)
+)  # fmt: skip
 def test_tables_and_texts_are_recognised(
     tmp_path: Path, name: str, text: str, kind: str, classes: int | None, words: str
 ) -> None:

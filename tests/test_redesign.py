@@ -156,16 +156,10 @@ def test_remarks_are_no_warnings(request_: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [
-        (0.5, 50),
-        ("0.5", 50),
-        ("50%", 50),
-        (1, 100),
-        ("43M", 43e6),
-        (43_000_000, 43e6),
-        ("43_000_000", 43e6),
+        (0.5, 50), ("0.5", 50), ("50%", 50), (1, 100), ("43M", 43e6), (43_000_000, 43e6), ("43_000_000", 43e6),
         ("1.5b", 1.5e9),
     ],
-)
+)  # fmt: skip
 def test_budget_forms_parse(budget: Any, limit: float) -> None:
     assert amounts.parse_budget("--x", budget, 100, amounts.COUNTS) == limit
 

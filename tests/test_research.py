@@ -170,12 +170,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "validation"):
         (place / "text" / f"{split}.txt").write_text(" ".join(sentence() for _ in range(1500)))
     settings = [
-        "schedule.steps=6",
-        "schedule.batch_size=2",
-        "run.log_every=2",
-        "run.eval_every=6",
-        "run.eval_batches=1",
-    ]
+        "schedule.steps=6", "schedule.batch_size=2", "run.log_every=2", "run.eval_every=6", "run.eval_batches=1",
+    ]  # fmt: skip
     settings += ["schedule.kind=cosine", "schedule.warmup=2"]
     words = [word for setting in settings for word in ("--set", setting)]
     assert commands.run("train", "chars", "-o", "run", *words, cwd=place).returncode == 0

@@ -78,12 +78,8 @@ def test_forecasts_have_two_digits() -> None:
         "about 2.4 hours", "about 280 hours",
     ]  # fmt: skip
     assert [format_share(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)] == [
-        "50%",
-        "88.3%",
-        "4.6%",
-        "100%",
-        "-7.1%",
-    ]
+        "50%", "88.3%", "4.6%", "100%", "-7.1%",
+    ]  # fmt: skip
 
 
 def test_counts_have_readable_units() -> None:
@@ -258,18 +254,10 @@ def test_refusal_reason_heads_its_models() -> None:
 def test_number_columns_share_precision() -> None:
     assert [format_metric_value("top1", value) for value in (9.4444, 60.0, 100.0)] == ["9.44%", "60.00%", "100.00%"]
     assert [format_digits(value) for value in (0.229, 2.2931, 12.0, 999.97, 9838.2)] == [
-        "0.2290",
-        "2.293",
-        "12.00",
-        "1,000",
-        "9,838",
-    ]
+        "0.2290", "2.293", "12.00", "1,000", "9,838",
+    ]  # fmt: skip
     assert [figures(value) for value in (1.0, 9.6, 99.97, 2115.0, 337000.0)] == [
-        "1.00",
-        "9.60",
-        "100",
-        "2,120",
-        "337,000",
-    ]
+        "1.00", "9.60", "100", "2,120", "337,000",
+    ]  # fmt: skip
     sizes = (947_720_000, 2_006_000_000)
     assert [format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]

@@ -26,21 +26,13 @@ from leanify.cli import COMMANDS
 from leanify.core import recipe as recipes
 
 TYPED = {
-    "redesign": "redesign lean --depth 1",
-    "train": "train run --dry-run",
+    "redesign": "redesign lean --depth 1", "train": "train run --dry-run",
     "compare": "compare run --dry-run --designs baseline,x=depth:1,heads:2,mlp:16",
-    "profile": "profile lean --no-measure",
-    "condition": "condition lean --samples 2",
-    "export": "export lean --format timm -o out",
-    "shrink": "shrink --help",
-    "recipes": "recipes digits",
-    "runs": "runs .",
-    "show": "show run",
-    "predict": "predict --help",
-    "zoo": "zoo --library timm",
-    "all": "--help",
+    "profile": "profile lean --no-measure", "condition": "condition lean --samples 2",
+    "export": "export lean --format timm -o out", "shrink": "shrink --help", "recipes": "recipes digits",
+    "runs": "runs .", "show": "show run", "predict": "predict --help", "zoo": "zoo --library timm", "all": "--help",
     "list": "train --list",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

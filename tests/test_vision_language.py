@@ -17,13 +17,9 @@ from leanify.upstream.inputs import example_inputs
 pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run:UserWarning")
 
 TEXT = {
-    "vocab_size": 99,
-    "hidden_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
+    "vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3,
     "intermediate_size": 96,
-}
+}  # fmt: skip
 CLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
 LLAVA = {
     "text_config": {"model_type": "llama", **TEXT},
