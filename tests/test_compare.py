@@ -255,21 +255,6 @@ def test_refused_jobs_leave_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "study").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seeds", "1"], "at least --seeds 2"),
-        (["--designs", "leaner"], "'leaner' is not a design"),
-    ],
-)
-def test_bad_input_exits_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run(str(recipe_file(tmp_path)), *arguments, where=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
-
-
 @pytest.mark.parametrize("text", ["", "fast", "0,1", "-1", "nan", "inf", "0.5;2"])
 def test_invalid_rates_are_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--rates takes multiples .* such as 0\.5,1,2"):

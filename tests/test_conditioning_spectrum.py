@@ -93,17 +93,6 @@ def test_bounds_contain_unrounded_kappa(rows, columns, shape, dtype):
         assert found.low.item() <= found.kappa.item() <= found.high.item()
 
 
-def test_large_float32_kappa_has_bounds():
-    """A κ of float32 values above a million is given with its bounds."""
-    a = with_kappa(197, 768, "log", 3e6).float()
-    reference = torch.linalg.svdvals(a.double())
-    found = spectra(a[None])
-    assert found.kappa.item() == pytest.approx((reference[0] / reference[-1]).item(), rel=1e-6)
-    assert 1e6 < found.low.item() < found.kappa.item() < found.high.item() < 1e7
-    flat = spectra(with_kappa(197, 768, "flat", 3e6).float()[None])  # here rounding leaves no upper bound
-    assert 5e5 < flat.low.item() < flat.kappa.item() < flat.high.item() == math.inf
-
-
 @pytest.mark.parametrize("rank", [0, 1, 7, 31])
 @pytest.mark.parametrize(("rows", "columns"), [(32, 80), (80, 32), (32, 32)])
 def test_rank_deficiency_has_no_upper_bound(rows, columns, rank):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from zoo import laws
 
 import leanify
 from crammed_bert import ScaledSinusoidal
@@ -75,40 +76,14 @@ def turned(architecture: Architecture, **shape: Any) -> Architecture:
     return Architecture(architecture.source, (stage.reshape(**shape),))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "millions"),
-    [
-        ("crammed-bert", {}, 119.590),
-        ("crammed-bert", {"depth": 10, "heads": 24, "head_dim": 32}, 84.182),
-        ("gpt2-tinystories", {}, 89.161),
-        ("gpt2-tinystories", {"depth": 4, "heads": 16, "head_dim": 32}, 64.151),
-        ("nystromformer", {"vocab": 32, "length": 2048}, 0.209802),
-        ("nystromformer", {"vocab": 32, "length": 2048, "depth": 1, "heads": 4}, 0.192906),
-        ("nystromformer", {"length": 4096, "classes": 2}, 0.370562),
-        ("nystromformer", {"length": 4096, "classes": 2, "pair": True}, 0.395138),
-        ("nystromformer", {"depth": 1, "heads": 8}, 0.191242),
-        ("nystromformer", {"classes": 2}, 0.173954),
-    ],
-)
-def test_paper_parameter_counts(name: str, options: dict[str, Any], millions: float) -> None:
-    model = build_model(origin(name, **options), "meta")
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    assert counted == pytest.approx(millions * 1e6, rel=0, abs=500 if millions > 1 else 0)
-
-
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", SMALL)
-def test_grow_keeps_outputs(case: str) -> None:
-    """The new heads get gradients."""
+def test_models_obey_every_law(case: str) -> None:
     model = built(case)
     inputs = drawn(model)
-    grown = leanify.grow(model, factor=2)
-    assert [layer.heads for layer in leanify.read(grown).layers()] == [6, 6, 6]
-    before, after = run(model, inputs), run(grown, inputs)
-    assert (before - after).abs().max() < 1e-10 * before.abs().max()
-    with torch.no_grad():
-        for block in grown.blocks:
-            block.attention.proj.weight[:, 15:].normal_()
-    assert not torch.allclose(before, run(grown, inputs))
+    applied = laws.hold(model, lambda one: one(**inputs))
+    laws.check_saving(model, lambda one: one(**inputs))
+    assert {law for law, applies in applied.items() if not applies} == {"cached", "split"}  # heads of 5 channels
 
 
 @pytest.mark.parametrize("case", SMALL)
@@ -121,17 +96,7 @@ def test_written_shapes_equal_constructed(case: str) -> None:
     assert leanify.read(lean) == wanted
     direct = built(case, depth=2, heads=4, head_dim=6, mlp=7)
     direct.load_state_dict(lean.state_dict())
-    assert torch.equal(run(lean, inputs), run(direct, inputs))
-
-
-@pytest.mark.parametrize("case", SMALL)
-def test_saved_models_load_equal(case: str, tmp_path: Any) -> None:
-    model = built(case)
-    lean = leanify.write(model, turned(leanify.read(model), depth=2, heads=4))
-    again = leanify.load(leanify.save(lean, tmp_path / "lean"))
-    inputs = drawn(model)
-    assert torch.equal(run(lean, inputs), run(again.double(), inputs))
-    for twin in (copy.deepcopy(lean), pickle.loads(pickle.dumps(lean))):
+    for twin in (direct, copy.deepcopy(lean), pickle.loads(pickle.dumps(lean))):
         assert torch.equal(run(lean, inputs), run(twin, inputs))
 
 

@@ -127,16 +127,6 @@ def test_controls_match_lean_and_baseline(audited: dict[str, dict[str, Any]]) ->
         assert row["params"] == pytest.approx(other["params"], rel=5e-4)
 
 
-def test_vit_control_is_nearest() -> None:
-    lean, control = (
-        sum(p.numel() for p in leanify.load(name, device="meta").parameters())
-        for name in ("vit-base-lean", "vit-base-control")
-    )
-    assert (lean, control) == (40_112_872, 40_111_080)
-    unit = 7 * (2 * 768 + 1)  # one hidden unit in every layer
-    assert abs(control - lean) < unit / 2
-
-
 def test_audit_names_unbuildable_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     params = sum(parameter.numel() for parameter in leanify.load("lra-image-lean").parameters())
     for rebuilt, verdict in ((params, "match"), (1000, f"not rebuilt: the model has {params:,} parameters")):
@@ -178,10 +168,6 @@ def test_quality_and_memory_match_print(system: str) -> None:
 
 
 # -- what the recipes hold ----------------------------------------------------------------------------------------
-
-
-def test_built_in_recipes_match_paper() -> None:
-    assert sorted(name for name in recipe.built_in_recipes() if name.startswith("leaner-")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", sorted(recipe.built_in_recipes()))

@@ -35,23 +35,6 @@ def vit_base() -> PriceList:
     return make_price_list(leanify.load("vit_base", device="meta"))
 
 
-@pytest.mark.parametrize(
-    ("source", "pins", "params"),
-    [
-        ("vit_base", {"depth": 7, "heads": 16, "mlp": 1536}, 40_112_872),
-        ("vit_large", {"depth": 8, "heads": 30, "mlp": 2048}, 98_597_864),
-        ("vit_base", {"depth": 8, "heads": 14}, 61_364_968),
-        ("vit_base", {"depth": 8, "heads": 18}, 67_662_568),
-        ("xcit_medium_24", {"depth": 12, "heads": 16}, 59_003_000),
-        ("xcit_large_24", {"depth": 12, "heads": 24, "heads_mode": "split"}, 103_793_000),
-    ],
-)
-def test_paper_lean_rows_are_planned(source: str, pins: dict[str, Any], params: int) -> None:
-    """Tables 1-3 of Leaner Transformers as rebuilt: exact where the count is known exactly."""
-    plan = leanify.redesign(source, **pins)
-    assert plan.chosen.params == pytest.approx(params, abs=0 if params % 1000 else 5_000)
-
-
 def test_paper_vit_control() -> None:
     plan = leanify.redesign("vit_base", depth=7, heads=16, mlp=1536)
     assert (plan.control.heads, plan.control.depth, plan.control.mlp) == (12, 7, 2048)

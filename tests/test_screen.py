@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-import leanify
-from leanify.cli import app, predict, recipes, screen
+from leanify.cli import predict, recipes, screen
 from leanify.core.errors import RecipeError
 from leanify.core.terminal import progress, track
 from leanify.training.curves import Curves, curves_figure
@@ -113,14 +112,6 @@ def test_prints_keep_bar_lines_apart(monkeypatch: Any, capsys: Any) -> None:
         "step 50 · epoch 1 · validation loss 1.250",
     ):
         assert re.search(rf"(\n|\x1b\[2K|\r|^){re.escape(words)}", drawn), words
-
-
-def test_run_folder_is_resumed(tmp_path: Path) -> None:
-    """It is not emptied."""
-    (tmp_path / "recipe.toml").touch()
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(leanify.LeanifyError, match=f"leanify train --resume {tmp_path}"):
-        app("train")(args=["digits", "-o", str(tmp_path)], prog_name="leanify", standalone_mode=False)
 
 
 @pytest.mark.parametrize(

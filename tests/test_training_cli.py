@@ -61,25 +61,6 @@ def test_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["digist"], "nearest: digits"),
-        (["--set", "optim.lrr=1"], "nearest: lr"),
-        (["--resume", "nowhere"], "nowhere is not a run"),
-        (["--resume", "nowhere", "--dry-run"], "cannot be combined with --dry-run"),
-        (["vit_tiny"], "leanify train vit_tiny --set data.path=DIR"),
-        (["fashion-mnist"], "no data.path for fashion-mnist; name it with --set data.path=PATH"),
-    ],
-)
-def test_bad_input_exits_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run(*arguments, where=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_list_has_smoke_recipes() -> None:
     done = run("--list", "--json")
     names = [entry["recipe"] for entry in json.loads(done.stdout)["recipes"]]

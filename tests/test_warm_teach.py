@@ -119,11 +119,6 @@ def test_text_files_become_sentences(home: Path, tmp_path: Path) -> None:
     assert (len(found.train), len(found.validation)) == (18, 2)
 
 
-def test_self_distillation_loss_is_zero(home: Path, tmp_path: Path) -> None:
-    run = train(home, tmp_path / "run", "optim.lr=1e-9", source="teacher")
-    assert all(row["cosine"] > 1 - 1e-5 for row in run.rows() if row["split"] == "validation")
-
-
 def test_teacher_runs_once_and_resumes(home: Path, tmp_path: Path) -> None:
     """The resumed run ends with the same bits."""
     run = train(home, tmp_path / "run", "run.keep=0")
