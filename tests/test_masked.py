@@ -270,11 +270,6 @@ def test_bad_input_is_one_message(
     assert not (tmp_path / "run").exists()
 
 
-def test_mask_needs_masked_model(stories: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"data\.mask"):
-        training.train(recipes.apply_settings(recipes.load("chars"), ["data.mask=0.2"]), tmp_path / "run")
-
-
 def test_step_lowers_mean_target_loss(stories: Path) -> None:
     """Of two passes with unlike numbers of targets: the gradient is that of all losses by all targets, by hand."""
     trainer = loop.Trainer(at(stories, "run.accumulate=2", "optim.clip=1e9"))
