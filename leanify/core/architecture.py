@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from leanify.core.errors import ShapeError
@@ -96,7 +96,7 @@ class Stage:
     @cached_property
     def primaries(self) -> Block:
         """The primary layers of all blocks, which change in proportion to :attr:`primary`."""
-        return tuple(layer for block in self.blocks for layer in widest(block))
+        return tuple(chain(*map(widest, self.blocks)))
 
     @cached_property
     def mixture(self) -> Layer | None:
@@ -180,7 +180,9 @@ class Stage:
         for block in self.blocks:
             layers: list[Layer] = []
             for layer in block:
-                layers.append(replace(layer, experts=expert_count, active=active_count) if layer.experts else layer)
+                if layer.experts:
+                    layer = replace(layer, experts=expert_count, active=active_count)
+                layers.append(layer)
             blocks.append(tuple(layers))
         return replace(self, blocks=tuple(blocks))
 
@@ -243,7 +245,7 @@ class Architecture:
         """Return the architecture with ``change`` applied to every layer."""
         stages = []
         for stage in self.stages:
-            blocks = [tuple(change(layer) for layer in block) for block in stage.blocks]
+            blocks = [tuple(map(change, block)) for block in stage.blocks]
             stages.append(replace(stage, blocks=tuple(blocks)))
         return replace(self, stages=tuple(stages))
 
@@ -348,7 +350,7 @@ def _layer_to_json(layer: Layer) -> dict[str, int]:
 
 def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     """Group equal consecutive blocks: (block, count)."""
-    return [(block, sum(1 for _ in run)) for block, run in groupby(blocks)]
+    return [(block, len([*run])) for block, run in groupby(blocks)]
 
 
 def _describe(blocks: tuple[Block, ...]) -> str:

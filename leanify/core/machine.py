@@ -209,7 +209,8 @@ def parse_device(text: str | None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         devices = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
-        devices += ["mps"] if torch.backends.mps.is_available() else []
+        if torch.backends.mps.is_available():
+            devices.append("mps")
         raise LeanifyError(f"the device {text!r} is not available; available: {', '.join(devices)}") from error
     if device.type == "meta":
         raise LeanifyError("the device 'meta' cannot compute; use cpu or cuda")

@@ -44,6 +44,15 @@ def path_kind(path: str | Path) -> Kind | None:
         return None
 
 
+def unused_path(path: Path) -> Path:
+    """Return the path itself, or the first of NAME-2, NAME-3, … that does not exist."""
+    number, unused = 1, path
+    while unused.exists():
+        number += 1
+        unused = path.with_name(f"{path.name}-{number}")
+    return unused
+
+
 def check_format(card: Mapping[str, Any], folder: Path) -> None:
     """Raise DirectoryError if a newer leanify wrote a lean directory or a run, as its leanify.json says."""
     number = card.get("format", FORMAT)

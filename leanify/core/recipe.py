@@ -165,6 +165,11 @@ class DataSection:
     workers: Annotated[int | None, "data-loading processes; default: chosen for the data and the cores"] = None
     prefetch: Annotated[int, "batches that each data-loading process keeps ready"] = 2
 
+    def needed_splits(self) -> list[str]:
+        """The names of the splits to read: train, train again or validation, and test if there is one."""
+        splits = [self.train, self.train if self.holdout else self.validation]
+        return [*splits, self.test] if self.test else splits
+
     def evaluated_side(self, default_side: float) -> float:
         """The share of an image's side that evaluation keeps: ``default_side``, or training's minimum if larger.
 
@@ -398,7 +403,10 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 @cache
 def all_keys() -> Sequence[str]:
     """Every ``section.key`` that a recipe can have."""
-    return [f"{section}.{key.name}" for section, cls in SECTIONS.items() for key in describe_keys(cls)]
+    keys: list[str] = []
+    for section, cls in SECTIONS.items():
+        keys += [f"{section}.{key.name}" for key in describe_keys(cls)]
+    return keys
 
 
 def nearest_key(name: str, section: str = "") -> str | None:
@@ -438,7 +446,9 @@ def split_setting(setting: str) -> tuple[str, str]:
         suggestion = nearest_key(path)
         hint = "a setting has the form section.key=value (optim.lr=1e-3)"
         if suggestion is not None:
-            hint = f"it is {suggestion}" + (f": --set {suggestion}={text}" if suggestion in all_keys() else "")
+            hint = f"it is {suggestion}"
+            if suggestion in all_keys():
+                hint += f": --set {suggestion}={text}"
         raise RecipeError(f"--set {setting} has no section; {hint}")
     suggestion = nearest_key(key, section)
     # a section that does not exist

@@ -45,7 +45,7 @@ class Tabular:
         if cells:
             names = list(cells[0])
             # the header and the first rows, each column as wide as its longest cell
-            rows = [names, *([row[name] for name in names] for row in cells[:MAX_ROWS])]
+            rows = [names, *(list(row.values()) for row in cells[:MAX_ROWS])]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines.append("")
             for first, *others in rows:
@@ -62,7 +62,7 @@ class Tabular:
         table = ""
         if cells:
             head = _row("th", list(cells[0]))
-            body = "".join(_row("td", [row[name] for name in cells[0]]) for row in cells)
+            body = "".join(_row("td", [*row.values()]) for row in cells)
             table = f'<table style="{STYLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
         return f'<div class="leanify"><p><b>{escape(self.headline())}</b></p>{table}{notes}</div>'

@@ -123,7 +123,9 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     def print_line() -> None:
         nonlocal last_line
         last_line = time.monotonic()
-        state = f"{count:,} of {total:,}" if total else f"{count:,}" if count else f"{last_line - began:.0f} s"
+        state = f"{count:,}" if count else f"{last_line - began:.0f} s"
+        if total:
+            state = f"{count:,} of {total:,}"
         console(stderr=True).print(f"{what}: {state}", soft_wrap=True)
 
     def advance_to(new_count: int) -> None:

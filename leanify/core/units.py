@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 SMALL_MACS = 10**8  # below it, a column in units of 10⁹ has at most one digit that tells designs apart
 
@@ -96,6 +96,19 @@ def format_metric_value(name: str, value: float) -> str:
 def format_metric_cell(name: str, value: float | None) -> str:
     """The value of a metric in a column with `metric_heading`: "95.28", "0.3433"."""
     return "–" if value is None else format_metric_value(name, value).removesuffix("%")
+
+
+def format_sizes(size: int | Sequence[int] | None, separator: str = "/") -> str:
+    """One number, or one for each stage: 4/4/8/2."""
+    if size is None:
+        return "–"
+    return str(size) if isinstance(size, int) else separator.join(map(str, size))
+
+
+def format_names(names: Sequence[str], count: int = 3) -> str:
+    """The first names: a, b, c and 5 more."""
+    rest = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + rest
 
 
 def format_damage(value: float) -> str:

@@ -232,7 +232,8 @@ def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below:
     for pattern in below:
         places += folder.glob(pattern)
     for place in places:
-        for path in place.iterdir() if place.is_dir() else ():
+        entries = place.iterdir() if place.is_dir() else ()
+        for path in entries:
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
             if path.is_symlink() and os.path.realpath(path).startswith(KERNEL):
@@ -260,7 +261,8 @@ def check_links(folder: Path, error: type[LeanifyError] = SourceError) -> None:
 
 def preview(names: Sequence[str], count: int = 3) -> str:
     """The first names, joined, for an error message."""
-    return ", ".join(names[:count]) + (", …" if len(names) > count else "")
+    rest = ", …" if len(names) > count else ""
+    return ", ".join(names[:count]) + rest
 
 
 def is_file(path: Path) -> bool:
@@ -290,6 +292,12 @@ def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
         raise error(f"{path} is not JSON: {caught}") from caught
     except RecursionError as caught:
         raise error(f"{path} cannot be read: its JSON is nested too deeply") from caught
+
+
+def read_object(path: Path, error: type[LeanifyError] = SourceError) -> dict[str, Any]:
+    """The object in a JSON file, as `read_json` reads it; {} if there is no file or something else in it."""
+    content = read_json(path, error) if path.is_file() else None
+    return content if isinstance(content, dict) else {}
 
 
 def parse_json(text: str, **options: Any) -> Any:

@@ -38,7 +38,9 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 def write(path: Path, content: str | bytes, sync: bool = True) -> None:
     """Write a file atomically; text as UTF-8. ``sync`` waits until it is on the disk. Raises OSError."""
     with open_atomic(path, sync) as file:
-        file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+        if isinstance(content, str):
+            content = content.encode(errors="replace")
+        file.write(content)
 
 
 def copy(source: BinaryIO, path: Path) -> None:
@@ -243,10 +245,8 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
         raise DirectoryError(f"the output directory {target} is a file; name a directory that does not exist yet")
     if target.is_dir() and any(target.iterdir()) and not (force and _is_replaceable(target)):
         why = "was not written by leanify" if force else "is not empty"
-        raise DirectoryError(
-            f"the output directory {target} {why}; name a new one, or empty it first"
-            + (" (in Python force=True replaces it: leanify wrote it)" if not force and _is_replaceable(target) else "")
-        )
+        hint = " (in Python force=True replaces it: leanify wrote it)" if _is_replaceable(target) else ""
+        raise DirectoryError(f"the output directory {target} {why}; name a new one, or empty it first{hint}")
     # the nearest folder that exists can be written to
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
