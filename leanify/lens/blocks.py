@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from leanify.core.errors import ShapeError
-from leanify.upstream.record import get_record, note_fact
+from leanify.upstream.record import get_record
 
 _PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)(:(?P<step>\d+))?\]")
 NUMBERED_PATTERN = re.compile(r"(?:(?P<path>.*)\.)?(?P<stem>[A-Za-z_]\w*)\*")
@@ -72,12 +73,12 @@ class Part(Run):
     def __delitem__(self, which: slice) -> None:
         groups = self._groups()
         del groups[which]
-        self._replace([module for group in groups for module in group])
+        self._replace([*chain(*groups)])
 
     def append(self, block: nn.Module) -> None:
         groups = self._groups()
         between = [copy.deepcopy(module) for module in groups[-1][:-1]]
-        self._replace([*(module for group in groups for module in group), *between, block])
+        self._replace([*chain(*groups), *between, block])
 
     def _replace(self, blocks: list[nn.Module]) -> None:
         # the new entries: those before the part, the blocks, those after it
@@ -164,11 +165,6 @@ def why_fixed(model: nn.Module, name: str) -> str | None:
     """Return why the depth of a stage cannot change; None if it can."""
     reason: str | None = vars(model.get_submodule(container_prefix(name))).get(FIXED_KEY, {}).get(name)
     return reason
-
-
-def remember(model: nn.Module, names: list[str]) -> None:
-    """Record the names of the stages in the model: after a cut to one block, a list no longer looks like a stage."""
-    note_fact(model, stages=tuple(names))
 
 
 def is_remembered(model: nn.Module, place: str) -> bool:

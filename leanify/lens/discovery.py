@@ -26,8 +26,8 @@ from leanify.lens import families
 from leanify.lens.blocks import container_prefix, fix, get_container
 from leanify.lens.families import Row, toml
 from leanify.lens.flow import Candidate, follow
-from leanify.lens.guesses import SYMBOL_NAMES, attention_guesses, head_sizes, iterate_integers, mlp_guesses
-from leanify.lens.located import LocatedModel, LocatedStage, is_inside
+from leanify.lens.guesses import SYMBOL_NAMES, attention_guesses, head_axes, head_sizes, iterate_integers, mlp_guesses
+from leanify.lens.located import LocatedModel, LocatedStage, is_inside, relative_path
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
 from leanify.lens.resize import get_attribute, linear_features, set_number, solve_sizes
 from leanify.lens.rewrites import INSTANCE, rewrites
@@ -75,7 +75,7 @@ def discover(model: nn.Module) -> dict[str, str]:
             _attach_row(model, candidate.owner.path, row)
             _attach_tables(model, candidate, row)
     # a softmax outside every known attention belongs to one that was missed
-    covered_paths = {path for found in flow.attentions for path in found.came.inner}
+    covered_paths = set().union(*(attention.came.inner for attention in flow.attentions))
     known_paths = [*covered_paths, *rows]
     for path in dict.fromkeys(flow.softmax):
         # "" is the model itself, which covers no softmax but its own
@@ -123,7 +123,7 @@ def inherit_rows(built: nn.Module, model: nn.Module) -> None:
 def _is_read(candidate: Candidate, rows: Mapping[str, Row]) -> bool:
     """Whether a row already reads this MLP: a row from `families`, or one with the same down projection."""
     for path, row in rows.items():
-        name = candidate.last.name.removeprefix(f"{path}." if path else "")
+        name = relative_path(candidate.last.name, path)
         is_same = path != candidate.owner.path or any(is_inside(name, part) for part in row.columns)
         if row.is_mlp and is_inside(candidate.last.name, path) and is_same:
             return True
@@ -155,12 +155,9 @@ def _attach_tables(model: nn.Module, candidate: Candidate, row: Row) -> None:
         if is_inside(name, path) or not isinstance(value, Tensor) or value.shape.count(heads) != 1:
             continue
         if value.dim() > 1 and families.attached_row(owner) is None:
-            axes = tuple("h" if length == heads else "1" for length in value.shape)
-            names = {
-                name: "h"
-                for name, how in iterate_integers(owner, recurses=False)
-                if SYMBOL_NAMES["h"].search(name) and how == heads
-            }
+            axes = head_axes(value, heads)
+            counts = [name for name, number in iterate_integers(owner, recurses=False) if number == heads]
+            names = {name: "h" for name in counts if SYMBOL_NAMES["h"].search(name)}
             if isinstance(owner, nn.Embedding):
                 names = {"embedding_dim": "h"}
             kind = families.full_name(families.upstream_class(owner))
@@ -188,7 +185,9 @@ def _attach_row(model: nn.Module, path: str, row: Row) -> None:
     """Attach a row to the module at ``path``, merged with its existing row if it has one (a parallel block)."""
     module = model.get_submodule(path)
     attached_row = families.attached_row(module)
-    families.attach(module, row if attached_row is None else merge_rows(attached_row, row))
+    if attached_row is not None:
+        row = merge_rows(attached_row, row)
+    families.attach(module, row)
 
 
 def merge_rows(one: Row, other: Row) -> Row:
@@ -228,7 +227,8 @@ def run(model: nn.Module) -> Any:
     """
     parameter = next(model.parameters(), torch.empty(0))
     try:
-        inputs = example_inputs(model, None, None if get_example(model) else TOKENS, parameter.device)
+        tokens = None if get_example(model) else TOKENS
+        inputs = example_inputs(model, None, tokens, parameter.device)
         inputs = {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
         compiles = "torch._dynamo" in sys.modules
         eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
@@ -320,9 +320,9 @@ def _find_row(
         f" in the {SECONDS} seconds of the processor that it may take" if time.process_time() > deadline else ""
     )
     obstacle = f"; the likeliest failed: {bench.obstacle}" if bench.obstacle else ""
-    proposal = "".join(
-        f"; leanify.read(model, rows=…) accepts a corrected row, such as\n{toml(row)}" for row in readings[:1]
-    )
+    proposal = ""
+    if readings:
+        proposal = f"; leanify.read(model, rows=…) accepts a corrected row, such as\n{toml(readings[0])}"
     return None, (
         f"{count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the projections "
         f"{maps} and the output projection {last}{heads}{proposal}"
@@ -454,8 +454,10 @@ def _runs(model: nn.Module, stages: list[LocatedStage], numbers: Mapping[str, Ma
             for name in names:
                 set_number(twin.get_submodule(holder), name, len(stage.blocks) - 1)
     called_blocks: set[int] = set()  # indices of the blocks of which any submodule ran
-    parts = [(index, part) for index, block in enumerate(blocks) for part in block.modules()]
-    handles = [part.register_forward_hook(lambda *_, index=index: called_blocks.add(index)) for index, part in parts]
+    handles = []
+    for index, block in enumerate(blocks):
+        for part in block.modules():
+            handles.append(part.register_forward_hook(lambda *_, index=index: called_blocks.add(index)))
     with remove_on_exit(handles):
         try:
             run(twin)

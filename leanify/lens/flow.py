@@ -367,7 +367,9 @@ def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, A
         for axis, letter in enumerate(weight_term.replace("...", "")):
             axes[letter in input_term, letter in result].append(axis)
         both, outs, ins = axes[True, True], axes[False, True], axes[True, False]
-        return tuple(both + outs) if len(ins) == 1 else tuple(outs), tuple(ins)
+        if len(ins) == 1:
+            outs = both + outs
+        return tuple(outs), tuple(ins)
     if weight_first:
         return (*range(last - 1), last - 1), (last,)
     return (*range(last - 1), last), (last - 1,)

@@ -44,13 +44,15 @@ def multihead(
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     weights = self.in_proj_weight.chunk(3)
     biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
-    q, k, v = (
-        F.linear(x, w, b).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
-        for x, w, b in zip((query, key, value), weights, biases, strict=True)
-    )
+    projections = []
+    for x, w, b in zip((query, key, value), weights, biases, strict=True):
+        projections.append(F.linear(x, w, b).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2))
+    q, k, v = projections
     # masks: booleans exclude positions, numbers are added to the logits
     logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # B, h, N, M
-    for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask[:, None, None]
+    for mask in (attn_mask, key_padding_mask):
         if mask is not None:
             mask = mask.view(-1, self.num_heads, *mask.shape[1:]) if mask.dim() == 3 else mask
             logits = logits.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
@@ -60,7 +62,7 @@ def multihead(
         out = out.transpose(0, 1)
     if not need_weights:
         return out, None
-    return out, attention.mean(1) if average_attn_weights else attention
+    return out, (attention.mean(1) if average_attn_weights else attention)
 
 
 def gated_attention(
@@ -85,10 +87,9 @@ def gated_attention(
     a, b = self.gru_rel_pos_linear(own).view(batch, heads, tokens, 2, 4).sum(-1).sigmoid().chunk(2, -1)  # B, h, N, 1
     gate = a * (b * self.gru_rel_pos_const - 1) + 2
     # attention with the gated bias
-    q, k, v = (
-        project(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
-        for project in (self.q_proj, self.k_proj, self.v_proj)
-    )
+    q = self.q_proj(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
+    k = self.k_proj(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
+    v = self.v_proj(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
     logits = q @ k.transpose(-2, -1) * self.scaling + gate * position_bias.view(batch, heads, tokens, tokens)
     if attention_mask is not None:
         logits = logits.masked_fill(attention_mask.ne(1)[:, None, None], -torch.inf)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.families import Row, full_name, upstream_class
 from leanify.lens.flow import Candidate, Use
+from leanify.lens.located import relative_path
 from leanify.lens.notation import evaluate, symbols
 from leanify.lens.resize import get_attribute, linear_features, solve_sizes
 
@@ -98,15 +99,19 @@ def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pa
         layouts = {g * d: ("g d",), 2 * g * d: ("2 g d", "g 2 d"), (h + 2 * g) * d: grouped_layouts, h * d: ("h d",)}
         gated_layouts = ("2 h d | g d | g d", "h d | g d | g d | h d", "h 2 d | g d | g d")
         layouts |= {2 * (h + g) * d: gated_layouts, (h + 2 * g) * d + h: ("h d | g d | g d | h",)}
-    narrow_layouts = [f"h {letter}"] if length % h == 0 and length > h else []
-    narrow_pairs = [f"2 h {letter}", f"h 2 {letter}"] if length % (2 * h) == 0 and length > 2 * h else []
     if length in layouts:
         return list(layouts[length])
     if length == h:
         return ["h"]
     if length == g:
         return ["g"]
-    return [*narrow_layouts, *(narrow_pairs if is_pair else [])]
+    # heads of another size
+    narrow_layouts = []
+    if length % h == 0 and length > h:
+        narrow_layouts.append(f"h {letter}")
+    if is_pair and length % (2 * h) == 0 and length > 2 * h:
+        narrow_layouts += [f"2 h {letter}", f"h 2 {letter}"]
+    return narrow_layouts
 
 
 def attention_guesses(
@@ -119,12 +124,16 @@ def attention_guesses(
 ) -> Iterator[Row]:
     """Yield possible rows of an attention, most likely first; ``mlp`` takes its hidden units from the same map."""
     uses = candidate.projections
-    shared = [use.out_length for use in uses if mlp is not None and use in mlp.came.maps]
-    for units in [{}] if mlp is None else [{shared[0]: mlp.last.input_size}, {shared[0]: 2 * mlp.last.input_size}]:
+    # the hidden units in the length of a shared map: once, or twice if gated
+    unit_choices: list[dict[int, int]] = [{}]
+    if mlp is not None:
+        shared = next(use.out_length for use in uses if use in mlp.came.maps)
+        unit_choices = [{shared: mlp.last.input_size}, {shared: 2 * mlp.last.input_size}]
+    for units in unit_choices:
         # each choice of sizes, with the layouts that each projection may have under it
         for sizes in head_sizes(candidate, moved, units):
             lists = _head_lists(module, path, uses, sizes)
-            direct_uses = [use for use in uses if not _lies_below(_relative(use.name, path), lists)]
+            direct_uses = [use for use in uses if not _belongs_to(relative_path(use.name, path), lists)]
             lengths = sorted({use.out_length for use in direct_uses})
             ways = []
             for letter, length in zip(itertools.cycle(NARROW_LETTERS), lengths, strict=False):
@@ -132,7 +141,8 @@ def attention_guesses(
                 layouts = head_layouts(length_of_heads, sizes, letter, is_pair=len(direct_uses) == 2) or [""]
                 if length in units and mlp is not None:
                     how = "m" if units[length] == mlp.last.input_size else "2 m"
-                    layouts = [joint for one in layouts if one for joint in (f"{one} | {how}", f"{how} | {one}")]
+                    pairs = [(f"{one} | {how}", f"{how} | {one}") for one in layouts if one]
+                    layouts = [*itertools.chain(*pairs)]
                 ways.append(layouts)
             # each choice of numbers that follow the heads, with each combination of layouts
             for attributes in _number_choices(numbers, sizes):
@@ -179,9 +189,15 @@ SYMBOL_NAMES = {
 }
 
 
+def head_axes(tensor: Tensor, heads: int) -> tuple[str, ...]:
+    """The layouts of the axes of a table that has one entry per head along one of them."""
+    return tuple("h" if length == heads else "1" for length in tensor.shape)
+
+
 def iterate_integers(module: nn.Module, recurses: bool = True) -> Iterator[tuple[str, int]]:
     """Yield (path, value) of every integer in a module, its submodules and their configurations."""
-    for path, part in module.named_modules() if recurses else [("", module)]:
+    parts = module.named_modules() if recurses else [("", module)]
+    for path, part in parts:
         for name, value in vars(part).items():
             content: Mapping[str, Any] = {}
             if isinstance(value, Mapping):
@@ -198,7 +214,7 @@ def _head_lists(module: nn.Module, path: str, uses: list[Use], sizes: Mapping[st
     lists: dict[str, str] = {}
     for name, part in module.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == sizes["h"] > 1:
-            list_uses = [use for use in uses if _lies_below(_relative(use.name, path), (name,))]
+            list_uses = [use for use in uses if _belongs_to(relative_path(use.name, path), (name,))]
             if list_uses and len(list_uses) % len(part) == 0 and all(use.out_length == sizes["d"] for use in list_uses):
                 lists[name] = "h"
     return lists
@@ -243,7 +259,7 @@ class _Guess:
     def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Row:
         """Return the guess as a row, without the numbers of maps and norms that are resized anyway."""
         resized_paths = (*self.rows, *self.columns, *self.lists)
-        row_attributes = {name: how for name, how in attributes.items() if not _lies_below(name, resized_paths)}
+        row_attributes = {name: how for name, how in attributes.items() if not _belongs_to(name, resized_paths)}
         row_attributes |= self.numbers
         return Row(
             full_name(upstream_class(self.module)),
@@ -270,8 +286,8 @@ class _Guess:
             if use.out_length == use.input_size == self.sizes.get("h"):
                 self._add_use(use, "h", "h")
         for name in sorted(candidate.came.along - {candidate.last.name, *(use.name for use in uses)}):
-            short = _relative(name, self.path)
-            if _lies_below(short, (*self.rows, *self.lists)):
+            short = relative_path(name, self.path)
+            if _belongs_to(short, (*self.rows, *self.lists)):
                 continue
             if self._is_table(short):
                 self._put_table(short, with_tables)
@@ -313,7 +329,7 @@ class _Guess:
         is_statistic = hasattr(get_attribute(self.module, part), "running_mean")
         if not with_tables or "h" not in self.sizes or not isinstance(value, Tensor) or is_statistic:
             return
-        axes = tuple("h" if length == self.sizes["h"] else "1" for length in value.shape)
+        axes = head_axes(value, self.sizes["h"])
         if axes.count("h") != 1:
             return
         self.tensors[name] = axes
@@ -322,7 +338,7 @@ class _Guess:
 
     def _add_use(self, use: Use, how: str, back: str) -> None:
         """Add one map: as a module with a weight if it is one, otherwise as a bare parameter."""
-        name = _relative(use.name, self.path)
+        name = relative_path(use.name, self.path)
         part, _, leaf = name.rpartition(".")
         if part in self.rows or part in self.columns:  # a low-rank addition to a map follows it
             return
@@ -392,11 +408,7 @@ def _is_linear(part: nn.Module, use: Use) -> bool:
     return use.outs == (features.output_axis,) and features.input_axis in use.ins
 
 
-def _relative(name: str, path: str) -> str:
-    return name.removeprefix(f"{path}.") if path else name
-
-
-def _lies_below(name: str, parts: Any) -> bool:
+def _belongs_to(name: str, parts: Any) -> bool:
     """Whether a path is inside one of these modules."""
     return name.startswith(tuple(f"{part}." for part in parts))
 

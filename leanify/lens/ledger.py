@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from leanify.core.units import format_share
+from leanify.core.units import format_names, format_share
 from leanify.lens.located import LocatedLayer, LocatedModel, Site, is_inside
 from leanify.lens.resize import map_parameters
 
@@ -74,23 +74,26 @@ def read_ledger(located_model: LocatedModel) -> list[BlockLedger]:
 def _read_block(block: nn.Module, path: str, layers: Sequence[LocatedLayer], sites: Sequence[Site]) -> BlockLedger:
     owners: dict[int, tuple[str, str, str]] = {}  # parameter → (kind, path in the block, why)
     # parts that a redesign resizes: the attentions, then the MLPs and their twins
+    resized_sites = []
     for layer in layers:
         for site in layer.sites:
             _own(owners, site, _kind(site, layer), _inside(site.path, path), "")
-    layer_paths = {site.path for layer in layers for site in layer.sites}
+            resized_sites.append(site)
+    layer_paths = {site.path for site in resized_sites}
     # other rows: head tables and routers follow the new sizes, narrower MLPs and special attentions keep theirs
     for site in sites:
         if not is_inside(site.path, path):
             continue
         if site.reading.is_table:
-            _own(owners, site, "router" if "x" in site.sizes else "positions", _inside(site.path, path), "")
+            kind = "router" if "x" in site.sizes else "positions"
+            _own(owners, site, kind, _inside(site.path, path), "")
         elif site.reading.kept:
             for parameter in site.module.parameters():
                 owners.setdefault(id(parameter), ("kept", _inside(site.path, path), site.reading.kept))
         elif site.reading.is_mlp and site.path not in layer_paths:
             why = f"an MLP of {site.sizes.get('m', 0)} units next to the leading one"
             _own(owners, site, "kept", _inside(site.path, path), why)
-    experts = {site.sizes["x"] for layer in layers for site in layer.sites if "x" in site.sizes}
+    experts = {site.sizes["x"] for site in resized_sites if "x" in site.sizes}
     # remaining parameters, classified by shape, module and name
     parts: dict[tuple[str, str, str], int] = {}
     for name, parameter in block.named_parameters():
@@ -161,8 +164,7 @@ def _list_parts(parts: Sequence[Part], params: int) -> str:
     for part in parts:
         sizes[part.path] = sizes.get(part.path, 0) + part.params
     names = sorted(sizes, key=lambda name: -sizes[name])
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"{name} ({format_share(sizes[name] / params)})" for name in names[:4]) + more
+    return format_names([f"{name} ({format_share(sizes[name] / params)})" for name in names], 4)
 
 
 def group_blocks(ledgers: Sequence[BlockLedger]) -> Iterator[tuple[BlockLedger, int]]:

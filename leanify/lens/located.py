@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -110,7 +111,8 @@ class LocatedLayer:
         return self.width
 
     def read(self) -> Layer:
-        sizes, units = self.attention.sizes, self.mlp.sizes if self.mlp else {"m": 0}
+        sizes = self.attention.sizes
+        units = self.mlp.sizes if self.mlp else {"m": 0}
         return Layer(
             width=self.width,
             heads=sizes["h"],
@@ -153,7 +155,7 @@ class LocatedStage:
 
     @property
     def layers(self) -> Iterator[LocatedLayer]:
-        return (layer for block in self.blocks for layer in block)
+        return chain.from_iterable(self.blocks)
 
     @cached_property
     def min_blocks(self) -> int:
@@ -192,7 +194,7 @@ class LocatedModel:
 
     @property
     def layers(self) -> Iterator[LocatedLayer]:
-        return (layer for stage in self.stages for layer in stage.layers)
+        return chain.from_iterable(stage.layers for stage in self.stages)
 
     @cached_property
     def sites_by_path(self) -> dict[str, Site]:
@@ -241,8 +243,10 @@ class LocatedModel:
 
 def _common_path(layers: Sequence[LocatedLayer]) -> str:
     """Return the path of the smallest module around the attentions and MLPs of these layers."""
-    sites = [site.path for layer in layers for site in layer.sites]
-    return next(path for path in ancestors(sites[0]) if all(is_inside(site, path) for site in sites))
+    paths: list[str] = []
+    for layer in layers:
+        paths += [site.path for site in layer.sites]
+    return next(place for place in ancestors(paths[0]) if all(is_inside(path, place) for path in paths))
 
 
 def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
@@ -278,7 +282,8 @@ def _relink_stage(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Sit
             twins = tuple(sites[_moved(twin.path, old, new)] for twin in layer.twins)
             layers.append(LocatedLayer(attention, mlp, twins))
         blocks.append(layers)
-    return LocatedStage(stage.name, None if stage.container is None else get_container(model, stage.name), blocks)
+    container = None if stage.container is None else get_container(model, stage.name)
+    return LocatedStage(stage.name, container, blocks)
 
 
 def model_name(model: nn.Module) -> str:
@@ -306,14 +311,16 @@ def ancestors(path: str) -> Iterator[str]:
     yield ""
 
 
+def relative_path(path: str, parent: str) -> str:
+    """Return a path inside a module as seen from there."""
+    return path.removeprefix(f"{parent}.") if parent else path
+
+
 def find_routers(mixture: str, sites: Iterable[Site]) -> list[Site]:
     """Return the sites with sizes that depend on the experts of this mixture: its siblings and its parent."""
     parent_path = mixture.rpartition(".")[0]
-    return [
-        site
-        for site in sites
-        if site.reading.is_table and site.sizes.keys() & {"x", "a"} and is_inside(site.path, parent_path)
-    ]
+    tables = [site for site in sites if site.reading.is_table and site.sizes.keys() & {"x", "a"}]
+    return [table for table in tables if is_inside(table.path, parent_path)]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def expert_lists(model: nn.Module, attentions: Sequence[str], mlps: Mapping[str,
     # lists with exactly one MLP per entry, all of them equal
     experts = {}
     for container, entries in lists.items():
-        paths = [path for entry in entries.values() for path in entry]
+        paths = [*chain(*entries.values())]
         complete = len(entries) == len(paths) == len(list(model.get_submodule(container).children()))
         equal = all(mlps[path] == mlps[paths[0]] for path in paths)
         # parallel lists of attentions and MLPs are several blocks, not experts
@@ -207,7 +208,10 @@ def _convolves(mlp: Site) -> bool:
 
 
 def _parameters(sites: Sequence[Site]) -> int:
-    return sum(parameter.numel() for site in sites for parameter in map_parameters(site.module, site.reading))
+    count = 0
+    for site in sites:
+        count += sum(parameter.numel() for parameter in map_parameters(site.module, site.reading))
+    return count
 
 
 def _width(mlp: Site) -> int:

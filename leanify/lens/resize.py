@@ -136,8 +136,8 @@ def solve_sizes(path: str, module: nn.Module, reading: Row) -> dict[str, int]:
             f"{path} is not as the row of {reading.name} describes it: {error}. The row is wrong, or written for "
             "another version of the library"
         ) from error
-    missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
-    if missing:
+    missing = {"h", "d"} - sizes.keys()
+    if reading.is_attention and missing:
         raise UnsupportedModel(
             f"{path}: the row of {reading.name} leaves {' and '.join(sorted(missing))} open: no axis and no attribute "
             "that it names gives them (h is the number of heads, d their size)"
@@ -288,7 +288,8 @@ def _resize_maps(
             if any(old[one] != new[one] for one in notation.symbols(how)):
                 axes[axis] = how
         inputs = reading.columns.get(name)
-        _copy_positions(tensor, get_attribute(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
+        input_axis = layouts.index(inputs) if inputs else -1
+        _copy_positions(tensor, get_attribute(site, name).data, axes, input_axis, old, new)
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
@@ -302,17 +303,13 @@ def _like(tensor: Tensor, shape: list[int]) -> Tensor:
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter or buffer by a tensor."""
     value = getattr(module, name)
-    parameter = isinstance(value, nn.Parameter)
-    setattr(module, name, nn.Parameter(tensor, requires_grad=value.requires_grad) if parameter else tensor)
+    if isinstance(value, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=value.requires_grad)
+    setattr(module, name, tensor)
 
 
 def _copy_positions(
-    source: Tensor,
-    target: Tensor,
-    axes: Mapping[int, str],
-    zero_axis: int,
-    old: notation.Sizes,
-    new: notation.Sizes,
+    source: Tensor, target: Tensor, axes: Mapping[int, str], zero_axis: int, old: notation.Sizes, new: notation.Sizes
 ) -> None:
     """Copy existing positions from ``source`` to ``target``; new positions along ``zero_axis`` become zero."""
     values = source

@@ -51,7 +51,7 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewri
         yield Rewrite(short, ("forward",))
     # uses of all names that hold lengths, then of each name alone
     uses_by_method = {name: list(_uses(ast.parse(text), text)) for name, text in sources.items()}
-    names = list(dict.fromkeys(use.word for uses in uses_by_method.values() for use in uses))
+    names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
     for words in (names, *([name] for name in names if len(names) > 1)):
         chosen: list[tuple[str, ShapeUse]] = []
         for method, uses in uses_by_method.items():
@@ -126,7 +126,8 @@ def _edit_function(text: str, size: int) -> dict[str, str]:
         divisions = re.findall(rf"\b{name} // \w*heads?\b", text)
         if divisions:
             edits |= dict.fromkeys(divisions, str(size))
-            edits |= {f", {name})": ", -1)"} if f", {name})" in text else {}
+            if f", {name})" in text:
+                edits[f", {name})"] = ", -1)"
     return edits
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import discovery, families
-from leanify.lens.blocks import block_paths, get_container, is_remembered, numbered_place, remember, why_fixed
+from leanify.lens.blocks import block_paths, get_container, is_remembered, numbered_place, why_fixed
 from leanify.lens.families import expand_experts, find_row, upstream_class
 from leanify.lens.located import (
     LocatedLayer,
@@ -32,7 +32,7 @@ from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.given import get_example, give
 from leanify.upstream.inputs import knows_input
-from leanify.upstream.record import get_record
+from leanify.upstream.record import get_record, note_fact
 from leanify.upstream.spelling import experts_per_token
 
 SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks does not count as a block
@@ -59,10 +59,10 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
         check_weights(site.path, site.module)
     attentions = [site for site in sites if site.reading.is_attention]
     if not attentions:
+        hint = "" if knows_input(model) else "; of a module of your own give an example input: inputs=batch"
         raise UnsupportedModel(
             f"{model_name(model)} has no attention layer that leanify knows: a redesign trades layers for attention "
-            "heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …)"
-            + ("" if knows_input(model) else "; of a module of your own give an example input: inputs=batch")
+            f"heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …){hint}"
         )
     mlps = _residual_mlps(sites, attentions)
     # group the attentions by list and block
@@ -77,7 +77,8 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
         if not get_record(model).is_depth_checked and discovery.check_depth(located_model):
             return locate(model)
         remember_leading(located_model.layers)
-        remember(model, [stage.name for stage in located_model.stages if stage.container is not None])
+        # after a cut to one block, a list no longer looks like a stage
+        note_fact(model, stages=tuple(stage.name for stage in located_model.stages if stage.container is not None))
     return located_model
 
 
@@ -104,7 +105,8 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
     paths = block_paths(model, name)
     level = paths[0].count(".") + 1
     by_block: dict[str, list[Site]] = {}
-    for path, mlp in _mlp_paths(model, mlps) if of_user else [(mlp.path, mlp) for mlp in mlps]:
+    mlp_paths = _mlp_paths(model, mlps) if of_user else [(mlp.path, mlp) for mlp in mlps]
+    for path, mlp in mlp_paths:
         by_block.setdefault(".".join(path.split(".")[:level]), []).append(mlp)
     blocks = [pair_layers(attentions.get(path, []), by_block.get(path, []), of_user) for path in paths]
     return LocatedStage(name, get_container(model, name), blocks)
@@ -132,7 +134,7 @@ def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], m
     matching = [i for i, path in enumerate(paths) if upstream_class(model.get_submodule(path)) in kinds]
     before, after = matching[0], len(paths) - 1 - matching[-1]
     trailing_paths = paths[matching[-1] + 1 :]
-    if any(is_inside(mlp.path, path) for mlp in mlps for path in trailing_paths):
+    if _have_mlps(trailing_paths, mlps):
         return name
     step = _step(model, paths, matching, mlps)
     if step > 1:
@@ -140,11 +142,16 @@ def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], m
     return f"{name}[{before}:-{after}]" if before + after else name
 
 
+def _have_mlps(paths: list[str], mlps: list[Site]) -> bool:
+    """Whether an MLP is inside one of these modules."""
+    return any(is_inside(mlp.path, path) for mlp, path in itertools.product(mlps, paths))
+
+
 def _step(model: nn.Module, paths: list[str], matching: list[int], mlps: list[Site]) -> int:
     """Return the distance of the blocks in a list with equally many small entries between them; 1 otherwise."""
     steps = {after - before for before, after in itertools.pairwise(matching)}
     between = [path for i, path in enumerate(paths) if matching[0] < i < matching[-1] and i not in matching]
-    if len(steps) != 1 or not between or any(is_inside(mlp.path, path) for mlp in mlps for path in between):
+    if len(steps) != 1 or not between or _have_mlps(between, mlps):
         return 1
     sizes = {path: sum(p.numel() for p in model.get_submodule(path).parameters()) for path in paths}
     is_small = max(sizes[path] for path in between) < SMALL_ENTRY * min(sizes[paths[i]] for i in matching)
@@ -224,7 +231,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
 def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
     """Return the path of an attention without a row, or None."""
     attention_paths = {site.path for site in sites if site.reading.is_attention or site.reading.kept}
-    parent_paths = {path for site in attention_paths for path in ancestors(site)}
+    parent_paths = set(itertools.chain(*map(ancestors, attention_paths)))
     for path, module in model.named_modules():
         if not _ATTENTION_LIKE.search(type(module).__name__) or path in parent_paths:
             continue
@@ -245,7 +252,7 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
     attention in a block, which takes the block's MLP.
     """
     # the innermost block with an MLP around each attention
-    around_mlps = {path for mlp in mlps for path in ancestors(mlp.path)}
+    around_mlps = set(itertools.chain(*(ancestors(mlp.path) for mlp in mlps)))
     finder = _BlockFinder(model, {a.path for a in attentions}, {mlp.path for mlp in mlps}, around_mlps)
     block_places = [finder.find_block(attention) for attention in attentions]
     last = {block: attention.path for attention, (_, block) in zip(attentions, block_places, strict=True)}

@@ -19,6 +19,7 @@ from torch import nn
 
 from leanify.core.architecture import Architecture, Layer
 from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.core.units import format_names
 from leanify.lens import width
 from leanify.lens.blocks import container_prefix, get_container
 from leanify.lens.discovery import make_twin, run
@@ -260,19 +261,15 @@ def unread_parts(located_model: LocatedModel) -> Iterator[str]:
             unlisted.append(stage.name or "the model")
     if without_mlp:
         yield (
-            f"{_first_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, "
+            f"{format_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, "
             "an activation, a map back), so no hidden units can be traded; leanify.read(…, rows=…) accepts a row that "
             "describes it"
         )
     if unlisted:
         yield (
-            f"{_first_names(unlisted)}: this attention is not in a list of equal blocks whose length could change, so "
+            f"{format_names(unlisted)}: this attention is not in a list of equal blocks whose length could change, so "
             "its depth stays; its heads can change"
         )
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # -- checks -------------
@@ -459,10 +456,8 @@ def _table_sizes(located_model: LocatedModel, layer_sizes: dict[str, Sizes]) -> 
                     f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they "
                     f"were asked to be {', '.join(map(str, sorted(heads)))}"
                 )
-            new_sizes = {
-                name: attention_sizes[0][name]
-                for name in table.sizes.keys() & {"h", "g", "d"} & attention_sizes[0].keys()
-            }
+            shared = table.sizes.keys() & {"h", "g", "d"} & attention_sizes[0].keys()
+            new_sizes = {name: attention_sizes[0][name] for name in shared}
             if "l" in table.sizes:
                 lists = (stage for stage in located_model.stages if stage.container is not None)
                 owner = next(stage for stage in lists if is_inside(container_prefix(stage.name), table.path))

@@ -33,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from leanify.lens.families import Row
 from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
+from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
 from leanify.lens.resize import clear_caches, get_attribute, map_axes, resize, solve_sizes, weighted_part
 from leanify.upstream.libraries import format_error
@@ -160,9 +161,8 @@ class Trial:
             # with new random values in the other heads, the first, the middle and the last head stay the same
             if not any(symbols(how) == {"h"} and "d" not in how for how in reading.columns.values()):
                 for head in sorted({0, sizes["h"] // 2, sizes["h"] - 1}):
-                    one, other = (
-                        self._outputs(isolate_head(self.module_copy, reading, sizes, head, seed)) for seed in (0, 1)
-                    )
+                    twins = (isolate_head(self.module_copy, reading, sizes, head, seed) for seed in (0, 1))
+                    one, other = map(self._outputs, twins)
                     if not _outputs_match(one[:1], other[:1]):
                         return f"head {head} of {sizes['h']} changes with the other heads: something mixes all heads"
                 return ""
@@ -250,7 +250,9 @@ def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed:
     # lists with one module per head
     for part in reading.lists:
         for index, one in enumerate(twin.get_submodule(part).children()):
-            for parameter in one.parameters() if index != head else ():
+            if index == head:
+                continue
+            for parameter in one.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     return twin
 
@@ -365,7 +367,7 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
     One output of the queries moves the channels of its head, one of the keys those of its group, and one of the values
     one channel per head of the group. Returns an empty list if the concatenated heads cannot be observed.
     """
-    last = candidate.last.name.removeprefix(f"{path}." if path else "")
+    last = relative_path(candidate.last.name, path)
     uses = candidate.projections
     parameters = dict(bench.module_copy.named_parameters(remove_duplicate=False))
     counts: list[int] = []
@@ -374,7 +376,7 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
         # change up to 8 outputs of each projection, one at a time
         before = bench.watch(last)
         for use in uses[:MOVED_MAPS]:
-            parameter = parameters[use.name.removeprefix(f"{path}." if path else "")]
+            parameter = parameters[relative_path(use.name, path)]
             outputs = parameter.data.movedim(use.outs, tuple(range(len(use.outs))))
             lengths = outputs.shape[: len(use.outs)]
             tries = 3 if len(uses) > 1 and use.out_length <= candidate.last.input_size else 8
@@ -444,7 +446,9 @@ def isolate(module: nn.Module) -> nn.Module:
     """Return a copy of the module in float64 on the CPU, with random parameters and without hooks of the user."""
     twin = copy.deepcopy(module)
     remove_hooks(twin)
-    module_float64 = (twin.to_empty(device="cpu") if any(p.is_meta for p in twin.parameters()) else twin.cpu()).double()
+    if any(p.is_meta for p in twin.parameters()):
+        twin.to_empty(device="cpu")
+    module_float64 = twin.cpu().double()
     generator = torch.Generator().manual_seed(0)
     for parameter in module_float64.parameters():
         if parameter.is_floating_point() and parameter.numel():
@@ -485,8 +489,8 @@ def record_integers(module: nn.Module) -> Iterator[dict[str, int]]:
         yield integers
         for path, part in module.named_modules():  # einops' layers keep lengths that they read when they are made
             lengths = getattr(part, "axes_lengths", None)
-            for name, value in lengths.items() if isinstance(lengths, dict) else ():
-                integers[f"{path}.axes_lengths.{name}"] = value
+            if isinstance(lengths, dict):
+                integers.update({f"{path}.axes_lengths.{name}": value for name, value in lengths.items()})
     # restore both
     finally:
         for thing, kind in original_classes.values():

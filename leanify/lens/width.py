@@ -269,7 +269,7 @@ def _is_alike(built: Architecture, base: Architecture) -> bool:
     """Whether only the sizes of layers differ, and not the stages, their depths or their layers."""
 
     def frame(architecture: Architecture) -> list[object]:
-        return [(stage.name, [len(block) for block in stage.blocks]) for stage in architecture.stages]
+        return [(stage.name, *map(len, stage.blocks)) for stage in architecture.stages]
 
     return frame(built) == frame(base)
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import cache
@@ -96,24 +96,27 @@ def load_rows(library: str) -> list[Row]:
         rows = tomllib.loads(text)["reading"]
     except tomllib.TOMLDecodeError as error:
         raise LeanifyError(f"leanify/lens/families/{library}.toml is not valid TOML: {error}") from error
-    return [reading for row in rows for reading in _parse_row(row, library)]
+    return list(_parse_tables(rows, library))
 
 
-def _parse_row(row: dict[str, Any], library: str) -> list[Row]:
-    fields: dict[str, Any] = {key: value for key, value in row.items() if key != "classes"}
-    # TOML arrays become tuples
-    for key, value in fields.items():
-        if isinstance(value, list):
-            fields[key] = tuple(value)
-    if "tensors" in fields:
-        fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
-    unknown = fields.keys() - Row.__dataclass_fields__.keys()
-    if unknown:
-        raise LeanifyError(
-            f"the row of {', '.join(row['classes'])} in {library}.toml has no field {', '.join(sorted(unknown))}; "
-            f"a row has classes, {', '.join(list(Row.__dataclass_fields__)[1:])}"
-        )
-    return [Row(_full(name, library), **fields) for name in row["classes"]]
+def _parse_tables(tables: list[dict[str, Any]], library: str) -> Iterator[Row]:
+    """Yield one row for each class of each [[reading]] table."""
+    for table in tables:
+        fields: dict[str, Any] = {key: value for key, value in table.items() if key != "classes"}
+        # TOML arrays become tuples
+        for key, value in fields.items():
+            if isinstance(value, list):
+                fields[key] = tuple(value)
+        if "tensors" in fields:
+            fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
+        unknown = fields.keys() - Row.__dataclass_fields__.keys()
+        if unknown:
+            raise LeanifyError(
+                f"the row of {', '.join(table['classes'])} in {library}.toml has no field "
+                f"{', '.join(sorted(unknown))}; a row has classes, {', '.join(list(Row.__dataclass_fields__)[1:])}"
+            )
+        for name in table["classes"]:
+            yield Row(_full(name, library), **fields)
 
 
 def _full(name: str, library: str) -> str:
@@ -184,7 +187,7 @@ def parse_rows(rows: Rows) -> list[Row]:
             raise LeanifyError(f"rows={str(rows)[:120]!r} is neither a TOML file nor rows as text: {error}") from error
     try:
         tables = strict_toml.parse(text)["reading"]
-        return [reading for row in tables for reading in _parse_row(row, "rows")]
+        return list(_parse_tables(tables, "rows"))
     except (RecipeError, KeyError, TypeError, AttributeError) as error:
         raise LeanifyError(f"rows must be TOML with [[reading]] tables that list classes: {error}") from error
 
