@@ -40,9 +40,9 @@ def choose_indices(dataset: Any, samples: int, how: str) -> np.ndarray:
         return np.sort(order[:samples])
     shuffled_labels = np.asarray(labels)[order]
     classes, counts = np.unique(shuffled_labels, return_counts=True)
-    places = [
-        order[shuffled_labels == kind][:share] for kind, share in zip(classes, apportion(counts, samples), strict=True)
-    ]
+    places = []
+    for kind, share in zip(classes, apportion(counts, samples), strict=True):
+        places.append(order[shuffled_labels == kind][:share])
     return np.sort(np.concatenate(places))
 
 
@@ -74,6 +74,12 @@ def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: 
     if input_shape != shape:
         have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, input_shape))
         raise DataError(f"{what} are {have}, but the model takes {takes}; set {overrides} in [model.override]")
+
+
+def spread_places(count: int, number: int) -> list[int]:
+    """Return at most ``number`` places of ``count`` things, from the first to the last at equal distances."""
+    places: list[int] = np.linspace(0, count - 1, min(count, number)).astype(int).tolist()
+    return places
 
 
 def data_path(data: DataSection) -> Path:
@@ -112,7 +118,8 @@ def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
     for name, table in model.named_modules():  # RoBERTa's family starts after the position reserved for padding
         if longest is not None and name.endswith("position_embeddings"):
             first = getattr(table, "padding_idx", None)
-            longest -= 0 if first is None else first + 1
+            if first is not None:
+                longest -= first + 1
             break
     return config.vocab_size, longest
 

@@ -22,6 +22,7 @@ from leanify.core.files.reading import check_links, open_file
 from leanify.core.path_kinds import is_run
 from leanify.core.recipe import DataSection
 from leanify.data import hub
+from leanify.data.common import spread_places
 from leanify.data.samples import Splits
 from leanify.data.tables.columns import IMAGES, TABLES
 
@@ -43,8 +44,10 @@ def take_fingerprint(data: DataSection, splits: Splits) -> dict[str, Any]:
     files, top = [(root.name, root.stat().st_size)], root.parent
     if root.is_dir():
         files, top = list(_data_files(root)), root
-    places: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
-    contents = {files[place][0]: _file_digest(top / files[place][0], files[place][1]) for place in places}
+    contents = {}
+    for place in spread_places(len(files), FILES):
+        name, size = files[place]
+        contents[name] = _file_digest(top / name, size)
     return facts | {"folders": _summarise_folders(files), "contents": contents}
 
 
@@ -92,9 +95,8 @@ def _data_files(root: Path) -> Iterator[tuple[str, int]]:
     """Yield (relative name, size) of every data file under a folder, sorted; runs in it are skipped."""
     check_links(root, DataError)
     for folder, subfolders, names in os.walk(root, followlinks=True):
-        subfolders[:] = sorted(
-            name for name in subfolders if not name.startswith(".") and not is_run(Path(folder, name))
-        )
+        visible = [name for name in subfolders if not name.startswith(".")]
+        subfolders[:] = sorted(name for name in visible if not is_run(Path(folder, name)))
         for name in sorted(names):
             path = Path(folder, name)
             if path.suffix.lower() in SUFFIXES and path.is_file():
@@ -129,7 +131,8 @@ def _samples_digest(samples: Any) -> str:
     if not hasattr(samples, "batch"):
         return str(len(samples))
     inputs, targets = samples.batch(np.linspace(0, len(samples) - 1, SAMPLES).astype(int))
-    parts = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), targets]
+    inputs = inputs if isinstance(inputs, dict) else {"": inputs}
+    parts = [*inputs.values(), targets]
     digest = hashlib.sha256()
     for part in parts:
         assert isinstance(part, Tensor)

@@ -109,8 +109,9 @@ def read_parquet(path: Path, choose: Choice | None = None) -> Iterator[dict[str,
 
         # what equal cells unpack to is known once they are there: few rows at a time
         unpacked_bytes = 0
-        for batch in file.iter_batches(batch_size=ROWS, columns=columns) if stated_bytes <= max_bytes else ():
-            batch = batch.cast(_without_dictionaries(batch.schema))
+        batches = file.iter_batches(batch_size=ROWS, columns=columns) if stated_bytes <= max_bytes else ()
+        for batch in batches:
+            batch = batch.cast(_expand_dictionaries(batch.schema))
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > max_bytes:
                 break
@@ -122,16 +123,16 @@ def read_parquet(path: Path, choose: Choice | None = None) -> Iterator[dict[str,
             )
 
 
-def _without_dictionaries(kind: Any) -> Any:
+def _expand_dictionaries(kind: Any) -> Any:
     """A schema or a type of pyarrow's whose cells hold their values, not numbers of values in a dictionary."""
     import pyarrow
 
     if isinstance(kind, pyarrow.Schema):
-        return pyarrow.schema([field.with_type(_without_dictionaries(field.type)) for field in kind])
+        return pyarrow.schema([field.with_type(_expand_dictionaries(field.type)) for field in kind])
     if pyarrow.types.is_dictionary(kind):
         return kind.value_type
     if pyarrow.types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_without_dictionaries(field.type)) for field in kind])
+        return pyarrow.struct([field.with_type(_expand_dictionaries(field.type)) for field in kind])
     if pyarrow.types.is_list(kind):
-        return pyarrow.list_(_without_dictionaries(kind.value_type))
+        return pyarrow.list_(_expand_dictionaries(kind.value_type))
     return kind

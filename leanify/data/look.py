@@ -16,7 +16,8 @@ import numpy as np
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
-from leanify.data.images.decoding import MIN_CONTRAST, contrast_of
+from leanify.data.common import spread_places
+from leanify.data.images.decoding import MIN_CONTRAST, measure_contrast
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import parse_number
 
@@ -71,10 +72,8 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     rarest, commonest = int(counts.argmin()), int(counts.argmax())
     sizes = f"{counts[rarest]:,} each"
     if counts[rarest] < counts[commonest]:
-        smallest, largest = (
-            f"{counts[place]:,} ({_class_name(splits, values[place])})" for place in (rarest, commonest)
-        )
-        sizes = f"{smallest} to {largest}"
+        rarest_name, commonest_name = (_class_name(splits, values[place]) for place in (rarest, commonest))
+        sizes = f"{counts[rarest]:,} ({rarest_name}) to {counts[commonest]:,} ({commonest_name})"
     look.facts.append(f"{len(values):,} classes of {sizes}")
     single = [_class_name(splits, value) for value in values[counts == 1]]
     if single:
@@ -84,7 +83,8 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
     names_by_meaning: dict[Any, list[str]] = {}
     for name in splits.names:
         number = parse_number(name)
-        names_by_meaning.setdefault(name.strip().casefold() if number is None else number, []).append(name)
+        meaning = name.strip().casefold() if number is None else number
+        names_by_meaning.setdefault(meaning, []).append(name)
     for alike in names_by_meaning.values():
         if len(alike) > 1:
             look.warnings.append(f"classes that may be one: {preview(alike)}")
@@ -166,7 +166,7 @@ def _look_at_pictures(look: Look, train: Any) -> None:
         except Exception:  # training reports such a picture, or skips it
             continue
         picture_count += 1
-        if contrast_of(picture) < MIN_CONTRAST:
+        if measure_contrast(picture) < MIN_CONTRAST:
             flat.append(name)
             colours.add(picture.getpixel((0, 0)))
         if time.monotonic() > end:
@@ -192,11 +192,10 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
         sizes = [set(_sizes(samples)) for samples in (training, parts[name])]
         shared_sizes = (sizes[0] & sizes[1]) - {-1}
         training_digests = dict(_digests(training, shared_sizes))
-        pairs = [
-            (other, training_digests[digest])
-            for digest, other in _digests(parts[name], shared_sizes)
-            if digest in training_digests
-        ]
+        pairs = []
+        for digest, other in _digests(parts[name], shared_sizes):
+            if digest in training_digests:
+                pairs.append((other, training_digests[digest]))
         if pairs:
             look.warnings.append(
                 f"{len(pairs):,} of {len(parts[name]):,} {name} samples are among the training samples, too: "
@@ -223,7 +222,9 @@ def _digests(samples: Any, sizes: set[int]) -> Iterator[tuple[bytes, str]]:
             tokens = ids[base.starts[place] : base.starts[place] + base.lengths[place]]
             yield hashlib.sha256(tokens.tobytes()).digest(), f"sample {place + 1}"
     files: Any = getattr(base, "files", None)
-    for index in indices.tolist() if hasattr(files, "size") else ():
+    if not hasattr(files, "size"):
+        return
+    for index in indices.tolist():
         if files.size(index) in sizes:
             with files[index][0] as file:
                 yield hashlib.sha256(file.read()).digest(), str(files.filename(index, absolute=True))
@@ -238,7 +239,7 @@ def _look_for_equal_text(look: Look, parts: dict[str, Any]) -> None:
     for name in list(parts)[1:]:
         other, indices = _unwrap(parts[name])
         complete = indices[other.targets[indices] == other.length] if hasattr(other, "ids") else indices[:0]
-        chosen = complete[np.unique(np.linspace(0, len(complete) - 1, MAX_PIECES).astype(int))] if len(complete) else []
+        chosen = complete[spread_places(len(complete), MAX_PIECES)]
         starts = [int(index) * other.length for index in chosen]
         shared_starts = [start for start in starts if other.ids[start : start + other.length].tobytes() in training]
         if shared_starts:

@@ -205,11 +205,10 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], other
     shared_folders = _same_folders([train / name for name in names])
     if shared_folders:
         description += f"; each of these folders has the folders {preview(shared_folders)}: "
-        description += (
-            "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
-            if are_split_names(shared_folders)
-            else "if those are the classes, name one of the outer ones"
-        )
+        if are_split_names(shared_folders):
+            description += "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
+        else:
+            description += "if those are the classes, name one of the outer ones"
     tool_folders = [entry.name for entry in train.iterdir() if entry.is_dir() and is_tool_folder(entry.name)]
     left_out = [name for name in tool_folders if name[0] not in "._@#$" and next(find_images(train / name), None)]
     if left_out:
@@ -228,7 +227,7 @@ def _folders(place: Path) -> Iterator[Path]:
 
 def _images_by_folder(place: Path, others: Counter[str]) -> dict[str, int]:
     """The number of images in each folder of a folder."""
-    return {folder.name: sum(1 for _ in find_images(folder, others)) for folder in _folders(place)}
+    return {folder.name: len([*find_images(folder, others)]) for folder in _folders(place)}
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
@@ -251,10 +250,10 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns)
     if not is_table and columns.lower_suffix(file) in (".txt", ".text", ""):  # enwik8 and text8 have no suffix
         text_encoding(file, DataError)  # a file with zero bytes is not text
         size = file.stat().st_size
-        fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
-        return OwnData(
-            "text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault if size < MIN_TEXT else None
-        )
+        fault = None
+        if size < MIN_TEXT:
+            fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
+        return OwnData("text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault)
     if not is_table:
         return None
     # the first rows, of which the columns are guessed, and the number of all
@@ -301,7 +300,7 @@ def _describe_rows(
         answer = label or guessing.guess_label([*rows, *further_rows], (picture,))
         if answer is not None:
             data = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
-            data = _with_validation(data, validation, answer, [*rows, *further_rows])
+            data = _add_validation(data, validation, answer, [*rows, *further_rows])
             named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
             return data if named_so else replace(data, columns=((picture,), answer))
     # columns of texts and of a label, by their names or by their values
@@ -311,8 +310,9 @@ def _describe_rows(
             label = guessing.guess_label([*rows, *further_rows], texts)
     if texts and label is not None:
         data = _describe_labels(file, rows, further_rows, "sentences", texts, label)
-        data = replace(data, fault=None if selection.task is not None else data.fault)
-        data = _with_validation(data, validation, label, [*rows, *further_rows])
+        if selection.task is not None:
+            data = replace(data, fault=None)
+        data = _add_validation(data, validation, label, [*rows, *further_rows])
         return data if by_name == (texts, label) else replace(data, columns=(texts, label))
     # texts without a label train a language model
     if not by_name[0]:
@@ -321,7 +321,7 @@ def _describe_rows(
     return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
 
 
-def _with_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
+def _add_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
     """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
     if validation is None:
         return data
@@ -376,10 +376,12 @@ def _describe_labels(
     if kind == "images":
         pictures = [parse_picture(row.get(of[0]), file.parent) for row in rows]
         missing, sentence = describe_missing(file, pictures)
-        description += f"; {sentence}" if missing else ""
+        if missing:
+            description += f"; {sentence}"
         fault = "without images there is nothing to learn" if missing == len(pictures) else fault
         fault = NUMBERS if classes is None and what == "a number" else fault
-    data = OwnData(kind, description, False, task, classes, count if count < MAX_COUNTED else None, fault=fault)
+    limited_count = count if count < MAX_COUNTED else None
+    data = OwnData(kind, description, False, task, classes, limited_count, fault=fault)
     if kind == "images":
         return data
     # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary

@@ -71,7 +71,7 @@ def why(path: str | Path) -> str:
     """Describe a path without data of a known kind, and suggest a remedy."""
     place = Path(path).expanduser()
     try:
-        reason = _of_file(place) if place.is_file() else _of_folder(place)
+        reason = _describe_file(place) if place.is_file() else _describe_folder(place)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
     except DataError as error:
@@ -79,14 +79,14 @@ def why(path: str | Path) -> str:
     return f"{path} has nothing that leanify can train on: {reason}"
 
 
-def _of_file(file: Path) -> str:
+def _describe_file(file: Path) -> str:
     suffix = file.suffix.lower()
     if suffix in ARCHIVES:
         return f"{file} is packed: unpack it, and name what was in it"
     if suffix in OTHERWISE:
         return f"{suffix} files are not read: {OTHERWISE[suffix]}"
     if columns.is_table(file):
-        return _of_table(file, file)
+        return _describe_table(file, file)
     if columns.lower_suffix(file) in columns.IMAGES:
         return f"{file} is one picture; it takes two or more classes of them. It looks for {LAYOUTS}"
     if suffix == ".txt":
@@ -95,7 +95,7 @@ def _of_file(file: Path) -> str:
     return f"{reason}. It looks for {LAYOUTS}"
 
 
-def _of_table(file: Path, place: Path) -> str:
+def _describe_table(file: Path, place: Path) -> str:
     """Return why a table cannot be read; ``place`` is the path that the user passed."""
     faults = Faults(skip=True)
     try:
@@ -146,12 +146,15 @@ def _label_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The column with a usual name for labels, or the column with the fewest values, at least two."""
     if (column := columns.match_column(columns.LABELS, list(rows[0]))) is not None:
         return column
-    values = {name: len({str(row.get(name)) for row in rows}) for name in rows[0]}
-    few_values = {name: count for name, count in values.items() if 2 <= count <= len(rows) / 5}
+    few_values = {}
+    for name in rows[0]:
+        count = len({str(row.get(name)) for row in rows})
+        if 2 <= count <= len(rows) / 5:
+            few_values[name] = count
     return min(few_values, key=lambda name: few_values[name]) if few_values else None
 
 
-def _of_folder(place: Path) -> str:
+def _describe_folder(place: Path) -> str:
     entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
     files = [entry for entry in entries if entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir()]
@@ -166,7 +169,7 @@ def _of_folder(place: Path) -> str:
     tables = [file for file in files if columns.is_table(file)]
     table = columns.find_split_file(place, "train", columns.TABLES) or next(iter(tables), None)
     if table is not None and (len(tables) == 1 or columns.split_stem(table) in columns.SPLITS["train"]):
-        return _of_table(table, place)
+        return _describe_table(table, place)
     if tables:
         names = preview([file.name for file in tables])
         rename = "Name one of them, or call them train.csv and validation.csv"
@@ -191,11 +194,11 @@ def _of_folder(place: Path) -> str:
         folder_names = [folder.name for folder in readable]
         beside = " or put their files here as train.csv and validation.csv" * are_split_names(folder_names)
         return f"its folders {preview(folder_names)} are data, each for itself. Name one of them{beside}"
-    with_tables = [folder for folder in folders if any(columns.is_table(file) for file in folder.iterdir())]
+    with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
     if len(with_tables) == 1:
-        return _of_folder(with_tables[0])
+        return _describe_folder(with_tables[0])
     # images, texts in another encoding, archives and other kinds of files
-    pictures = _of_images(place, folders)
+    pictures = _describe_images(place, folders)
     if pictures is not None:
         return pictures
     for text in columns.text_files(place):
@@ -203,13 +206,13 @@ def _of_folder(place: Path) -> str:
     for kind in (ARCHIVES, OTHERWISE):
         for file in files:
             if file.suffix.lower() in kind:
-                return _of_file(file)
+                return _describe_file(file)
     return f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}"
 
 
-def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
+def _describe_images(place: Path, folders: Sequence[Path]) -> str | None:
     others: Counter[str] = Counter()
-    image_counts = {folder.name: sum(1 for _ in find_images(folder, others)) for folder in folders}
+    image_counts = {folder.name: len([*find_images(folder, others)]) for folder in folders}
     if others:
         return f"it has {describe_unread(others)}"
     pictures = [name for name in image_counts if image_counts[name]]

@@ -19,6 +19,7 @@ import numpy as np
 
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
+from leanify.data.common import spread_places
 from leanify.upstream.libraries import first_line
 
 # formats that are opened: among Pillow's others are some that start a program, as Ghostscript for PostScript
@@ -87,7 +88,7 @@ def choose_decoder(
     ``files`` gives (file object, class) by index. ``background`` and ``pixel_range`` are those that the user names.
     """
     # a sample of the pictures, spread over all of them
-    places: Any = np.unique(np.linspace(0, len(files) - 1, MAX_LOOKED_AT).astype(int)) if len(files) else []
+    places = spread_places(len(files), MAX_LOOKED_AT)
     # how many each background would hide, and the range of 16-bit pixels
     hidden = {"white": 0, "black": 0}  # pictures that the background would make flat
     transparent = 0
@@ -99,7 +100,7 @@ def choose_decoder(
 
     # white, unless it hides more pictures than black does
     notes = []
-    chosen_background = background or ("black" if hidden["black"] < hidden["white"] else "white")
+    chosen_background = background or min("white", "black", key=lambda colour: hidden[colour])
     if transparent and background != "stored":
         notes.append(f"transparent pixels on {chosen_background}")
     # the range of the data set's own pixels
@@ -127,7 +128,7 @@ def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, f
                 extremes.append((int(colours.min()), int(colours.max())))
                 image = to_eight_bits(values)
             if has_transparency(image):
-                return {colour: contrast_of(composite(image, colour)) for colour in ("white", "black")}
+                return {colour: measure_contrast(composite(image, colour)) for colour in ("white", "black")}
     except Exception:  # training reports a picture that cannot be read
         return {}
     return {}
@@ -221,7 +222,7 @@ def composite(image: Any, background: str) -> Any:
     return Image.alpha_composite(Image.new("RGBA", rgba.size, background), rgba).convert("RGB")
 
 
-def contrast_of(image: Any) -> int:
+def measure_contrast(image: Any) -> int:
     """The largest difference between two pixels of an 8-bit picture, in its most different channel."""
     extremes = image.getextrema()
     pairs = extremes if isinstance(extremes[0], tuple) else (extremes,)

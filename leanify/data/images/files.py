@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ class ImageFiles:
         from timm.utils.misc import natural_key
 
         self.root = root
-        samples = [(str(file), label) for name, label in classes.items() for file in find_images(root / name)]
+        samples: list[tuple[str, int]] = []
+        for name, label in classes.items():
+            samples += [(str(file), label) for file in find_images(root / name)]
         self.samples = sorted(samples, key=lambda sample: natural_key(sample[0]))
 
     def __len__(self) -> int:
@@ -96,7 +98,8 @@ def find_images(folder: Path, others: Counter[str] | None = None) -> Iterator[Pa
             files = [entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
         names = [name for name in files if name.lower().endswith(IMAGES)]
         if others is not None and len(names) < len(files):
-            others.update(ending for name in files if (ending := Path(name).suffix.lower()) in OTHER_IMAGES)
+            endings = (Path(name).suffix.lower() for name in files)
+            others.update(ending for ending in endings if ending in OTHER_IMAGES)
         yield from (place / name for name in names)
 
 
@@ -152,5 +155,4 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
 
 def are_split_names(names: list[str]) -> bool:
     """Whether folders are all named as splits: then they are not classes."""
-    split_synonyms = {name for synonyms in SYNONYMS for name in synonyms}
-    return all(name.lower() in split_synonyms for name in names)
+    return all(name.lower() in chain(*SYNONYMS) for name in names)

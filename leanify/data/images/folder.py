@@ -184,11 +184,8 @@ def read_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
         raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
     image, label = first["Image"], first["ClassLabel"]
     # a reader for each split
-    splits = [data.train, data.train if data.holdout else data.validation]
-    if data.test is not None:
-        splits.append(data.test)
     readers = []
-    for split in splits:
+    for split in data.needed_splits():
         split_spelling = hub.split_name(data.name, split)
         place = f"hfds/{data.name}"
         readers.append(create_dataset(place, root=None, split=split_spelling, input_key=image, target_key=label).reader)
@@ -250,7 +247,10 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     processor = find_processor(model, shape)
     if processor is not None:
         config |= processor.statistics
-    side = config["crop_pct"] if _has_own_crop(model) else data.evaluated_side(config["crop_pct"])
+    side = config["crop_pct"]
+    origin = get_origin(model)
+    if origin is None or "crop_pct" not in origin.pictures:  # the model does not say how much of a picture it sees
+        side = data.evaluated_side(side)
     # mean and std of each channel; a grey model takes the mean over colours
     statistics = {}
     for name in ("mean", "std"):
@@ -280,12 +280,6 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     crop = {"crop_pct": side, "crop_mode": config.get("crop_mode")}
     plain = processor or create_transform(shape, interpolation=config["interpolation"], **crop, **to_bytes)
     return augmentation, plain, scale, "L" if channels == 1 else "RGB"
-
-
-def _has_own_crop(model: nn.Module) -> bool:
-    """Whether the model's folder says how much of a picture it sees."""
-    origin = get_origin(model)
-    return origin is not None and "crop_pct" in origin.pictures
 
 
 def posterize(image: Any, bits: int, **_: Any) -> Any:

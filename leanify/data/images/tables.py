@@ -126,9 +126,7 @@ def is_image_table(place: Path, split: str) -> bool:
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
     """Readers for training, validation and test, the classes, and a description. Raises DataError."""
-    splits = [data.train, data.train if data.holdout else data.validation]
-    if data.test:
-        splits.append(data.test)
+    splits = data.needed_splits()
     # what `datasets` saved, or tar shards
     if hub.is_saved(place):
         return _read_saved(data, place, splits)

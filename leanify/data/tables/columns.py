@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import chain, product
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -81,7 +82,8 @@ def pick_columns(
     if len(right) == len(wanted):
         return right
     # the others are named in the error, each with a proposal
-    unused_columns = [name for name in spellings.values() if all(name not in names for names in right.values())]
+    used_columns = set(chain(*right.values()))
+    unused_columns = [name for name in spellings.values() if name not in used_columns]
     missing, settings = [], []
     for key, (requested_names, usual) in wanted.items():
         if key in right:
@@ -166,15 +168,15 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
             if f"{stem}{suffix}".lower() in by_name:
                 return by_name[f"{stem}{suffix}".lower()]
     # a table of fastText, train.ft.txt or cooking.train
-    fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem in stems for suffix in FASTTEXT)
+    fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem, suffix in product(stems, FASTTEXT))
     by_ending = [file for file in _visible_files(folder) if lower_suffix(file).removeprefix(".") in stems]
     fasttext_file = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
     if fasttext_file is not None and ".csv" in suffixes:
         return fasttext_file
     # the first of several Parquet shards
     first_shards = {}
-    for path in sorted(folder.glob("*-00000-of-*.parquet")) if ".parquet" in suffixes else ():
-        first_shards[split_stem(path)] = path
+    if ".parquet" in suffixes:
+        first_shards = {split_stem(path): path for path in sorted(folder.glob("*-00000-of-*.parquet"))}
     return next((first_shards[stem] for stem in stems if stem in first_shards), None)
 
 

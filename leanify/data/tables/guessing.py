@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores
 
-USUAL_NAMES = {*LABELS, *PICTURES, *(name for names in TEXTS for name in names)}
+USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 

@@ -58,7 +58,7 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
 def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
     suffix = lower_suffix(path)
     if suffix == ".parquet":
-        yield from number_rows(row for shard in find_shards(path) for row in hub.read_parquet(shard, choose))
+        yield from number_rows(chain.from_iterable(hub.read_parquet(shard, choose) for shard in find_shards(path)))
         return
     limit = csv.field_size_limit(MAX_LINE)  # of a cell; its default is 131,072
     read = _read_cells
@@ -93,7 +93,8 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
             faults.record(f"{where} has no {FASTTEXT_MARK}")
         else:
             text = FASTTEXT_LABEL.sub("", line).strip()
-            yield f"line {number}", {"text": text, "label": names[0] if len(names) == 1 else names}
+            label = names[0] if len(names) == 1 else names
+            yield f"line {number}", {"text": text, "label": label}
 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
@@ -103,9 +104,9 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
     values = number_rows(read_json(path, DataError)) if is_list else _read_json_lines(path, file, faults)
     rows = _only_objects(path, values, faults)
     first_rows = list(islice(rows, HEADER_ROWS))
-    keys = dict.fromkeys(key for _, row in first_rows for key in row)
+    keys = dict.fromkeys(chain(*(row for _, row in first_rows)))
     for number, (place, row) in enumerate(chain(first_rows, rows)):
-        yield place, row if number else keys | row
+        yield place, (row if number else keys | row)
 
 
 def _only_objects(path: Path, values: Iterable[tuple[str, Any]], faults: Faults) -> Iterator[tuple[str, Row]]:
@@ -241,7 +242,7 @@ def _is_one_row(lines: list[str], delimiter: str, width: int) -> bool:
 def _read_unquoted(file: TextIO) -> Iterator[tuple[int, list[str]]]:
     """The number of each line, and its cells between tabs."""
     for number, line in enumerate(file, 1):
-        yield number, line.rstrip("\r\n").split("\t") if line.strip() else []
+        yield number, (line.rstrip("\r\n").split("\t") if line.strip() else [])
 
 
 def _is_text(text: str) -> bool:

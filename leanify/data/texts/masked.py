@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 def text_lines(text: str | Text) -> Iterator[str]:
     """Yield a text line by line: encoding it at once would need about a hundred times its size in memory."""
-    for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
+    pieces = iter([text]) if isinstance(text, str) else text.pieces()
+    for block in tokens.blocks(pieces):
         yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
 
 
@@ -126,7 +128,10 @@ def _lines(text: str) -> list[str]:
     if max(map(len, lines), default=0) <= vocabulary.LONGEST:
         return lines
     size = vocabulary.LONGEST
-    return [line[start : start + size] for line in lines for start in range(0, len(line), size)]
+    parts: list[str] = []
+    for line in lines:
+        parts += [line[start : start + size] for start in range(0, len(line), size)]
+    return parts
 
 
 def encoder(tokenizer: Any) -> Encode:
@@ -137,7 +142,7 @@ def encoder(tokenizer: Any) -> Encode:
     def encode(block: str) -> np.ndarray:
         # all lines at once, which the tokenizer encodes in parallel
         documents = [_lines(part) for part in block.split(tokens.END)]
-        lines = [line for document in documents for line in document]
+        lines = [*chain(*documents)]
         options = {"add_special_tokens": False, "verbose": False}
         ids = iter(vocabulary.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
         # documents behind one another

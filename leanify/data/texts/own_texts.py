@@ -64,7 +64,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         validation_note = f" of {other.file.name}" * (
             split_stem(other.file).lower() == "test"
         )  # otherwise its name marks its split
-        validation = _without_unknown_labels(other, names, faults).encode(names, tokenizer, length, types)
+        validation = _drop_unknown_labels(other, names, faults).encode(names, tokenizer, length, types)
         validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} classes: {preview(names, 6)}" if names else "a number"
     counts = f"{len(train):,} samples to train and {len(validation):,}{validation_note} to validate"
@@ -79,7 +79,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     )
 
 
-def _without_unknown_labels(table: LabelledTable, names: Sequence[str], faults: Faults) -> LabelledTable:
+def _drop_unknown_labels(table: LabelledTable, names: Sequence[str], faults: Faults) -> LabelledTable:
     """The table without rows of labels which training lacks, such as SNLI's "-"; these are a fault."""
     # rows by whether training knows their label
     rows, strange = [], {}

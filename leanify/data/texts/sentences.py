@@ -9,6 +9,7 @@ sentences. Sentences are truncated to ``data.length`` tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     faults = Faults(skip=data.on_error == "skip")
 
     def encoded(*files: Path) -> Any:
-        rows = [((text,), 0) for file in files for text in read_sentences(file, data, faults)]
+        texts = chain.from_iterable(read_sentences(file, data, faults) for file in files)
+        rows = [((text,), 0) for text in texts]
         if not rows:
             raise DataError(f"{_describe_files(files)} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))

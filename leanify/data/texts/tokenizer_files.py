@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files import cache
-from leanify.core.files.reading import open_file, read_json
+from leanify.core.files.reading import open_file, read_object
 
 MAX_GROWTH = 64  # maximum characters per input character; "ﷺ" becomes 18 under NFKC
 MAX_PREFIX = 1000  # characters that rules put before a text
@@ -49,7 +50,8 @@ sys.exit(3 if len(ids) > 64 * len(text) else 0)
 
 def check_tokenizer(folder: Path) -> None:
     """Raise DataError if a folder's tokenizer grows texts without bound, or ends the process that reads it."""
-    files = [path for pattern in PARSED_BY_RUST for path in sorted(folder.glob(pattern)) if path.is_file()]
+    paths = chain.from_iterable(sorted(folder.glob(pattern)) for pattern in PARSED_BY_RUST)
+    files = [path for path in paths if path.is_file()]
     if not files:
         return
     digest = hashlib.sha256()
@@ -70,9 +72,8 @@ def check_tokenizer(folder: Path) -> None:
 
 def _check_growth(file: Path) -> None:
     """Raise DataError where a normalizer's rules make many characters of one, together."""
-    content = read_json(file, DataError)
     growth, prefix = 1.0, 0
-    for rule in _rules(content.get("normalizer") if isinstance(content, Mapping) else None):
+    for rule in _rules(read_object(file, DataError).get("normalizer")):
         growth *= max(1.0, _rule_growth(file, rule))
         prefix += len(str(rule.get("prepend", "")))
         if growth > MAX_GROWTH or prefix > MAX_PREFIX:
