@@ -15,7 +15,7 @@ from test_compare_page import study as study  # a study that is trained by nobod
 
 import leanify
 from leanify.comparison import comparing as studies
-from leanify.comparison import engines, tables, tournament, warm_start, worker
+from leanify.comparison import engines, tournament, warm_start, worker
 from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
@@ -23,6 +23,7 @@ from leanify.comparison.results import Study
 from leanify.comparison.tournament import Round
 from leanify.core import recipe as recipes
 from leanify.core.errors import LeanifyError, RecipeError
+from leanify.core.units import format_sizes
 
 # -- tournaments ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ def test_cut_shows_every_design(study: Study) -> None:
     assert rows["lean"][-1] == "stays"
     assert rows["control"][-3:] == ("–", "–", "dropped")
     for design in found.plan.designs:
-        assert rows[design.name][0] == tables.sizes(design.depth)
+        assert rows[design.name][0] == format_sizes(design.depth)
     assert rows["gone"][0] == "–"
     assert "Tournament after 25% of the schedule" in found.html(study.path / "report.html").read_text()
 

@@ -183,7 +183,7 @@ def _price_plan(request: Request) -> StudyPlan:
     settings = list(request.settings)
     if request.teacher is not None:
         settings.append(f"distill.teacher={find.absolute_source(request.teacher)}")
-    value = start.resolve(request.chosen if old is None else old.recipe, settings)
+    value = start.resolve(old.recipe if old else request.chosen, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
         raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")
@@ -240,8 +240,9 @@ def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[st
     if request.minutes is None:
         return plan, timings, ""
     plan, removed = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
-    limit = f"--minutes {request.minutes:g} leaves out {', '.join(removed)}; no run is shortened"
-    return plan, timings, limit if removed else ""
+    if not removed:
+        return plan, timings, ""
+    return plan, timings, f"--minutes {request.minutes:g} leaves out {', '.join(removed)}; no run is shortened"
 
 
 def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:

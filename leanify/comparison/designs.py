@@ -25,6 +25,7 @@ from leanify.comparison.plan import BASELINE, LEAN, RIVALS, PlannedDesign, check
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.recipe import ModelSection, Recipe
+from leanify.core.units import format_sizes
 from leanify.lens import surgery
 from leanify.lens.width import differs_in_width
 from leanify.profiling import counting
@@ -99,8 +100,10 @@ class Designer:
                 source = find.find(Path(name))
                 if self._is_same_model(source):
                     sizes = _stage_sizes(surgery.read(find.build_on_meta(source)))
-                    pins = {axis: sizes[axis] for axis in AXES}
-                    return {axis: list(size) if isinstance(size, tuple) else size for axis, size in pins.items()}
+                    pins: dict[str, Any] = {}
+                    for axis in AXES:
+                        pins[axis] = list(sizes[axis]) if isinstance(sizes[axis], tuple) else sizes[axis]
+                    return pins
         return {}
 
     def _is_same_model(self, source: ModelSource) -> bool:
@@ -238,9 +241,10 @@ class Designer:
         stage_range = range(len(architecture.stages))
         for stages in (stage_range, architecture.variable_stages, self.baseline_shape.variable_stages):
             stage_layers = [primaries[i] for i in stages]
-            shapes = [
-                (depth, one.heads, one.head_dim, one.mlp, one.width) for depth, one in stage_layers if one is not None
-            ]
+            shapes = []
+            for depth, one in stage_layers:
+                if one is not None:
+                    shapes.append((depth, one.heads, one.head_dim, one.mlp, one.width))
             if not shapes or len(shapes) < len(stage_layers):
                 continue
             sizes: dict[str, Any] = {}
@@ -289,9 +293,7 @@ def design_argument(design: PlannedDesign) -> str:
         return design.name
     parts = []
     for axis in AXES:
-        size = getattr(design, axis)
-        text = str(size) if isinstance(size, int) else "/".join(map(str, size))
-        parts.append(f"{axis}:{text}")
+        parts.append(f"{axis}:{format_sizes(getattr(design, axis))}")
     return f"{design.name}={','.join(parts)}"
 
 

@@ -9,6 +9,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +144,7 @@ def _plot_curves(axes: Axes, study: Findings, folder: StudyFolder, split: str, m
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
         if len(steps) < 2:
             continue
-        values = np.array([[curve[step] for step in steps] for curve in curves])  # (seeds, steps)
+        values = np.array([itemgetter(*steps)(curve) for curve in curves])  # (seeds, steps)
         style = _style(study, result.name) | {"markersize": 3.5, "markevery": math.ceil(len(steps) / MAX_MARKERS)}
         axes.plot(steps, values.mean(0), label=result.name, linewidth=1.4, **style)
         if len(curves) > 1:

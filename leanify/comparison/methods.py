@@ -43,7 +43,7 @@ def methods(study: Findings, folder: StudyFolder) -> list[tuple[str, str]]:
     samples = _dict(_dict(_run_facts(study, folder, "data.json")).get("samples"))
     sizes = ", ".join(f"{split} {count:,}" for split, count in samples.items() if isinstance(count, int))
     sessions = _run_facts(study, folder, "environment.json")
-    environment = _dict(sessions[0] if isinstance(sessions, list) and sessions else None)
+    environment = _dict(sessions[0]) if isinstance(sessions, list) and sessions else {}
     versions = ", ".join(f"{name} {version}" for name, version in _dict(environment.get("versions")).items())
     devices = [result.costs.device for result in study.results if result.costs is not None]
     machine = (devices[0] if devices else environment.get("device", ""), environment.get("platform", ""), versions)
@@ -83,4 +83,6 @@ def about_rates(study: Findings) -> str:
     rates = study.plan.rates
     edge = [result.name for result in study.results if is_edge_rate(result.plan.rate, rates)]
     text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {costs}"
-    return text + (f"; at the edge of the tried rates: {', '.join(edge)}" if edge else "")
+    if edge:
+        text += f"; at the edge of the tried rates: {', '.join(edge)}"
+    return text

@@ -81,7 +81,8 @@ class Key:
     rate: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.design}-{self.seed}" + ("" if self.rate is None else f"-rate{self.rate:g}")
+        rate = "" if self.rate is None else f"-rate{self.rate:g}"
+        return f"{self.design}-{self.seed}{rate}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from leanify.comparison.tournament import rounds
 from leanify.comparison.values import Costs, DesignResult, Findings, Quality, RunResult
 from leanify.core.errors import DirectoryError
 from leanify.core.tabular import Tabular
-from leanify.core.units import format_count, format_digits, metric_heading
+from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
 from leanify.training.overview import data_name
 from leanify.upstream.wall import reraise_as
 
@@ -49,8 +49,7 @@ class Study(Findings, Tabular):
         for result in self.results:
             row = {"design": result.name}
             for axis in ("depth", "heads", "mlp"):
-                size = getattr(result.plan, axis)
-                row[axis] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+                row[axis] = format_sizes(getattr(result.plan, axis), ", ")
             row["params"] = format_count(result.plan.params)
             row[self.metric or "quality"] = _format_quality(result.quality)
             table_cells.append(row)
@@ -65,8 +64,8 @@ class Study(Findings, Tabular):
         """Return the object that ``leanify compare --json`` prints and ``results.json`` stores."""
         return {
             "study": str(self.path),
-            "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
-            "data": None if self.plan.recipe.data is None else data_name(self.plan.recipe.data),
+            "task": self.plan.recipe.data and self.plan.recipe.data.task,
+            "data": self.plan.recipe.data and data_name(self.plan.recipe.data),
             "metric": self.metric,
             "split": self.split,
             "higher_is_better": self.higher_is_better,
@@ -74,7 +73,7 @@ class Study(Findings, Tabular):
             "margin_words": self.margin_words,
             "evaluated": self.evaluated,
             "look": self.look,
-            "reference": None if self.reference is None else self.reference.to_json(),
+            "reference": self.reference and self.reference.to_json(),
             "learnt": self.learnt,
             "learnt_why": self.learnt_why,
             "suggested_steps": self.suggested_steps,

@@ -121,7 +121,9 @@ class LocalRun:
         with writing.open_append(folder.path / RUNS / worker.LOG):  # refuses a link; the run opens it for itself
             pass
         self.engine.on_row(self.key, {"prepares": str(self.key)})
-        environment = dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})
+        environment = dict(os.environ)
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         self.receiver, sender = multiprocessing.Pipe(duplex=False)
         arguments = (str(folder.path), self.key, self.share, environment, sender)
         context = multiprocessing.get_context("forkserver")

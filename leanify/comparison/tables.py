@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
-from leanify.comparison.plan import Sizes, StudyPlan
 from leanify.comparison.values import DesignResult, Findings, Pair
 from leanify.core.units import (
     decimal_places,
@@ -17,6 +16,7 @@ from leanify.core.units import (
     format_digits,
     format_operations,
     format_range,
+    format_sizes,
     metric_heading,
 )
 from leanify.spectra.report import figures, format_kappa
@@ -52,14 +52,15 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
     """Return shape and quality of every design, and the reference; ``--explain`` and the page have more columns."""
     columns: Columns[DesignResult] = [
         ("", lambda result: result.name),
-        ("depth", lambda result: sizes(result.plan.depth)),
-        ("heads × dim", lambda result: f"{sizes(result.plan.heads)} × {sizes(result.plan.head_dim)}"),
-        *([("width", lambda result: sizes(result.plan.width))] if has_widths(study.plan) else []),
-        ("mlp", lambda result: sizes(result.plan.mlp)),
+        ("depth", lambda result: format_sizes(result.plan.depth)),
+        ("heads × dim", lambda result: f"{format_sizes(result.plan.heads)} × {format_sizes(result.plan.head_dim)}"),
+        ("mlp", lambda result: format_sizes(result.plan.mlp)),
         ("params", lambda result: format_count(result.plan.params)),
         (metric_heading(study.metric or "quality"), quality),
         ("seeds", _seeds),
     ]
+    if len({design.width for design in study.plan.designs}) > 1:
+        columns.insert(3, ("width", lambda result: format_sizes(result.plan.width)))
     if detail != "brief":
         columns += [
             ("rate", lambda result: "–" if result.rate is None else f"{result.rate:.2g}"),
@@ -112,18 +113,6 @@ def pairs(study: Findings) -> Table:
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
-
-
-def has_widths(plan: StudyPlan) -> bool:
-    """Whether designs differ in width."""
-    return len({design.width for design in plan.designs}) > 1
-
-
-def sizes(size: Sizes | None) -> str:
-    """One number, or one for each stage: 4/4/8/2."""
-    if size is None:
-        return "–"
-    return str(size) if isinstance(size, int) else "/".join(map(str, size))
 
 
 def quality(result: DesignResult) -> str:

@@ -26,10 +26,10 @@ from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder, read_content
 from leanify.comparison.plan import ALWAYS, BASELINE, Key, PlannedDesign, StudyPlan, rank_designs
 from leanify.comparison.runner import Engine, OnEnd
-from leanify.comparison.tables import Table, sizes
+from leanify.comparison.tables import Table
 from leanify.core.errors import BudgetError, RecipeError, ShapeError
 from leanify.core.files import writing
-from leanify.core.units import format_share
+from leanify.core.units import format_share, format_sizes
 from leanify.search import alternatives
 from leanify.search.grid import Grid, make_grids
 
@@ -137,8 +137,7 @@ def grid_features(grid: Grid) -> NDArray[np.float64]:
 
 def design_features(design: PlannedDesign) -> NDArray[np.float64]:
     """Return features (4,) of a design; with several stages, the largest value of each size counts."""
-    values: list[Any] = [design.depth, design.heads, design.head_dim, design.mlp]
-    depth, heads, head_dim, mlp = (value if isinstance(value, int) else max(value) for value in values)
+    depth, heads, head_dim, mlp = (np.max(size) for size in (design.depth, design.heads, design.head_dim, design.mlp))
     return np.log(np.array([depth, heads * head_dim, head_dim, max(mlp, 1)], np.float64))
 
 
@@ -181,7 +180,9 @@ def cost(plan: StudyPlan) -> float:
     others = [size for name, size in relative_macs.items() if name not in ALWAYS]
     parts = np.diff([0.0, *shares(plan), 1.0])
     trained_share = sum(part * (count - len(fixed_sizes)) for part, count in zip(parts, field_sizes(plan), strict=True))
-    return sum(fixed_sizes) + float(trained_share * np.mean(others) if others else 0.0)
+    if not others:
+        return sum(fixed_sizes)
+    return sum(fixed_sizes) + float(trained_share * np.mean(others))
 
 
 def run_counts(folder: StudyFolder) -> tuple[int, int]:
@@ -245,7 +246,7 @@ def _run_round(folder: StudyFolder, engine: Engine, share: float, on_end: OnEnd)
     writing.write(folder.path / FILE, text + "\n")
     designs = []
     for design in plan.designs:
-        designs.append(replace(design, dropped=True) if design.name in losers else design)
+        designs.append(replace(design, dropped=design.dropped or design.name in losers))
     folder.replan(replace(plan, designs=tuple(designs)))
 
 
@@ -302,14 +303,14 @@ def _table(plan: StudyPlan, cut: Round) -> Table:
     best = min(map(_rank_value, cut.losses.values()), default=0.0)
     rows = []
     for name, loss in sorted(cut.losses.items(), key=lambda entry: _rank_value(entry[1])):
-        shape: Sequence[str] = (
-            "–",
-            "–",
-            "–",
-        )  # of a design that an earlier version did not keep
+        shape: Sequence[str] = ("–", "–", "–")  # of a design that an earlier version did not keep
         if plan.has(name):
             design = plan.design(name)
-            shape = (sizes(design.depth), f"{sizes(design.heads)} × {sizes(design.head_dim)}", sizes(design.mlp))
+            shape = (
+                format_sizes(design.depth),
+                f"{format_sizes(design.heads)} × {format_sizes(design.head_dim)}",
+                format_sizes(design.mlp),
+            )
         numbers = ("–", "–") if loss is None else (f"{loss:.4f}", f"{loss - best:.4f}")
         rows.append((name, *shape, *numbers, "stays" if name in cut.kept else "dropped"))
     title = f"Tournament after {format_share(cut.share)} of the schedule"

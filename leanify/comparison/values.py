@@ -92,14 +92,16 @@ class DesignResult:
         return self.plan.name
 
     def to_json(self) -> dict[str, Any]:
-        costs: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__)
+        costs = dict.fromkeys(Costs.__dataclass_fields__) if self.costs is None else asdict(self.costs)
+        # JSON has no infinity
+        bounds = self.kappa_bounds and ["inf" if math.isinf(bound) else bound for bound in self.kappa_bounds]
         return {
             **self.plan.to_json(),
             "quality": asdict(self.quality),
-            **(costs if self.costs is None else asdict(self.costs)),
+            **costs,
             "kappa_begin": self.kappa_begin,
             "kappa": self.kappa,
-            "kappa_bounds": self.kappa_bounds and ["inf" if math.isinf(one) else one for one in self.kappa_bounds],
+            "kappa_bounds": bounds,
             "rate": self.rate,
             "rates": [asdict(trial) for trial in self.trials],
             "runs": [asdict(run) for run in self.runs],

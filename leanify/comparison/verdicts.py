@@ -194,7 +194,9 @@ def earlier_answers(results: Mapping[str, object]) -> dict[str, str]:
         return dict(earlier) if isinstance(earlier, Mapping) else {}
     answers = {}
     verdicts = results.get("verdicts")
-    for verdict in verdicts if isinstance(verdicts, list) else []:
+    if not isinstance(verdicts, list):
+        return {}
+    for verdict in verdicts:
         if isinstance(verdict, Mapping) and "question" in verdict:
             answers[_stem(str(verdict["question"]))] = str(verdict.get("answer"))
     return answers

@@ -33,7 +33,7 @@ from leanify.comparison.folder import PROBES, RUNS, Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.core.files import writing
-from leanify.core.files.reading import read_json
+from leanify.core.files.reading import read_object
 from leanify.core.path_kinds import is_run
 from leanify.data.samples import Reader, end_workers
 from leanify.runs.run_directory import RunDirectory
@@ -115,11 +115,11 @@ class RunCallback(Callback):
 def _probes(file: Path) -> dict[str, list[Any]]:
     """Return κ and its bounds by step, as written by `RunCallback.probe`; entries edited by a user are ignored."""
     try:
-        content = read_json(file)
-    except SourceError:  # it is missing or damaged
+        content = read_object(file)
+    except SourceError:  # it is damaged
         return {}
     probes = {}
-    for step, value in content.items() if isinstance(content, dict) else ():
+    for step, value in content.items():
         entry = value if isinstance(value, list) else [value]  # earlier versions wrote no bounds
         numbers = entry[:2] if len(entry) == 3 and entry[2] is None else entry  # the upper bound may be missing
         is_valid = len(entry) in (1, 3) and all(type(number) in (int, float) for number in numbers)
@@ -242,7 +242,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         unit=task.unit,
         quality=last[task.metric],
         step=trainer.steps,
-        kappas=tuple((step, found[0]) for step, found in probes.items()),
+        kappas=tuple((step, probe[0]) for step, probe in probes.items()),
         kappa_bounds=None if bounds is None else (bounds[0], bounds[1]),
     )
 
