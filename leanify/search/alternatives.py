@@ -78,9 +78,12 @@ def _cut(plan: Plan, name: str) -> Shape:
     # sizes that the name keeps, pinned for every stage
     pins: dict[str, Any] = {"min_depth": plan.request.options.min_depth or 1}
     pins["min_mlp"] = plan.request.options.min_mlp or NARROWEST_CUT
+    stages = prices.architecture.stages
     for what in KEPT_SIZES[name]:
-        stages = prices.architecture.stages
-        pins[what] = [stage.depth if what == "depth" else getattr(primary_layer(stage), what) for stage in stages]
+        if what == "depth":
+            pins[what] = [stage.depth for stage in stages]
+        else:
+            pins[what] = [getattr(primary_layer(stage), what) for stage in stages]
     request = replace(plan.request, options=replace(plan.request.options, **pins))
     grids = make_grids(prices, request)
     shape = list(prices.baseline)

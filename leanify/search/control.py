@@ -91,7 +91,9 @@ def _widen_mlps(
             widths = {}
             for i, mlp in mlps.items():
                 step = math.lcm(stages[i].units, multiple)
-                steps = round(mlp * factor / step) + (shift if i == tower.lead else 0)
+                steps = round(mlp * factor / step)
+                if i == tower.lead:
+                    steps += shift
                 widths[i] = step * max(1, steps)
             widened_shape = _replace_mlps(shape, widths)
             off = abs(_params(prices, tower, widened_shape) - target_params)

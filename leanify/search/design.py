@@ -110,13 +110,14 @@ class Design:
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for JSON, which has no infinity: an infinite κ becomes the string ``inf``."""
         serving_fields = vars(self.serving) if self.serving else dict.fromkeys(Serving.__dataclass_fields__)
+        kappa = "inf" if self.kappa_predicted == float("inf") else self.kappa_predicted
         return {
             **self.sizes,
             "params": self.params,
             "params_body": self.params_body,
             "params_active": self.params_active,
             "macs": self.macs,
-            "kappa_predicted": "inf" if self.kappa_predicted == float("inf") else self.kappa_predicted,
+            "kappa_predicted": kappa,
             "score": self.score,
             "latency_s": self.latency_s,
             **serving_fields,

@@ -96,7 +96,7 @@ class _NarrowSearch:
             self.scale = replace(self.scale, pins=self._widths_by_stage(pin))
             try:
                 shape = self.scale.reshape(self.scale.unit)
-                return shape if lean is None else self._with_mlp(self.scale.unit, self.counted(lean))[0]
+                return shape if lean is None else self._fit_mlp(self.scale.unit, self.counted(lean))[0]
             except ShapeError as error:
                 raise ShapeError(f"--width {spell_pin(pin)}: {error}") from error
 
@@ -121,7 +121,7 @@ class _NarrowSearch:
             other = next(self.possible(width), None)
             hint = "no other width works either" if other is None else f"the nearest that works is {other}"
             raise ShapeError(f"--width {pin:g}: {error}; {hint}") from error
-        return in_proportion if lean is None else self._with_mlp(unit, self.counted(lean))[0]
+        return in_proportion if lean is None else self._fit_mlp(unit, self.counted(lean))[0]
 
     def _widths_by_stage(self, pin: Sequence[float] | Mapping[str, float] | None) -> dict[int, int]:
         """Return {old width: new width} for pins per stage or tower. Raises ShapeError."""
@@ -168,9 +168,9 @@ class _NarrowSearch:
         # count the best guesses until one is close to the target
         refusal, best, best_params = None, None, 0
         tried = 0
-        for unit in self._by_need(units, target):
+        for unit in self._sort_by_need(units, target):
             try:
-                shape, params = self._with_mlp(unit, target)
+                shape, params = self._fit_mlp(unit, target)
             except ShapeError as error:
                 refusal = refusal or error
                 continue
@@ -184,7 +184,7 @@ class _NarrowSearch:
             raise smallest
         return best
 
-    def _by_need(self, units: list[int], target: int) -> Iterator[int]:
+    def _sort_by_need(self, units: list[int], target: int) -> Iterator[int]:
         """Yield units, starting with those whose heads and MLP would deviate least from the proportion."""
         full = self.params(self.architecture)
         # fit params(r) = b·r + c·r², with r the share of the width, to the model and a narrower one
@@ -208,7 +208,7 @@ class _NarrowSearch:
             heads_part = inner / (self.lead.inner * part)
             # parameters of rounded-up heads are missing in the MLP
             more_mlp += (1 - heads_part) * (1 - MLP_SHARE) / MLP_SHARE
-            if more_mlp > 0:  # a rough guess: `_with_mlp` counts whether the ratio is kept
+            if more_mlp > 0:  # a rough guess: `_fit_mlp` counts whether the ratio is kept
                 needs[unit] = abs(math.log(more_mlp)) + abs(math.log(heads_part))
         # the best guesses, then units with the baseline's ratio of inner to width
         ordered = sorted(needs, key=lambda unit: needs[unit])
@@ -216,7 +216,7 @@ class _NarrowSearch:
         yield from ordered[:TRIED]
         yield from [unit for unit in natural if unit not in ordered[:TRIED]][:TRIED]
 
-    def _with_mlp(self, unit: int, target: int) -> tuple[Architecture, int]:
+    def _fit_mlp(self, unit: int, target: int) -> tuple[Architecture, int]:
         """Return the shape with this unit whose hidden units bring it to ``target`` parameters, and its parameters."""
         # parameters at the proportional MLP, and per share of the MLP
         shape = self.scale.reshape(unit)
@@ -229,8 +229,9 @@ class _NarrowSearch:
         if not 1 / RATIO < share < RATIO:
             return shape, at_ratio
         options = self.request.options
-        best, best_params = shape, at_ratio if at_ratio <= target else 0
-        for step in (options.multiple,) if options.multiple else (8, 1):
+        best, best_params = shape, (at_ratio if at_ratio <= target else 0)
+        mlp_steps = (options.multiple,) if options.multiple else (8, 1)
+        for step in mlp_steps:
             lead_mlp = max(1.0, self.lead.mlp * self.scale.width(unit) / self.lead.width)
             for shift in (0.0, -step / lead_mlp):
                 near = self.scale.reshape(unit, share + shift, step)

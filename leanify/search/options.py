@@ -26,10 +26,7 @@ EXPERTS = ("experts", "active")  # keys in a pin of the MLP: experts in a mixtur
 BUDGETS = ("target_params", "max_macs", "max_latency", "max_memory", "max_kv")
 AXES = ("depth", "heads", "mlp", "width")
 USUAL_AXES = "depth,heads,mlp"  # the trade of the paper, which keeps the width
-CHOICES = {
-    "count": ("all", "body"),
-    "heads_mode": ("grow", "split", "auto"),
-}
+CHOICES = {"count": ("all", "body"), "heads_mode": ("grow", "split", "auto")}
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,10 @@ def _parse_width(value: Any) -> Width:
     if isinstance(value, str) and "=" in value:
         pairs = (part.partition("=") for part in value.split(","))
         return {name.strip(): _parse_number(value, part) for name, _, part in pairs}
-    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+    if isinstance(value, str):
+        parts: Sequence[Any] = value.split(",")
+    else:
+        parts = value if isinstance(value, Sequence) else [value]
     widths = [_parse_number(value, part) for part in parts]
     return widths[0] if len(widths) == 1 else widths
 
@@ -217,8 +217,7 @@ def check_names(function: str, words: Mapping[str, Any]) -> None:
 def parameters() -> list[inspect.Parameter]:
     """Return the options as keyword parameters, for function signatures."""
     kinds = get_type_hints(Options)
-    option_parameters = inspect.signature(Options).parameters.values()
-    return [
-        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kinds[parameter.name])
-        for parameter in option_parameters
-    ]
+    as_keywords = []
+    for parameter in inspect.signature(Options).parameters.values():
+        as_keywords.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kinds[parameter.name]))
+    return as_keywords

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from leanify.core.architecture import Architecture
 from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.tabular import Tabular
-from leanify.core.units import format_bytes, format_count, format_gigas, format_share
+from leanify.core.units import format_bytes, format_count, format_gigas, format_share, format_sizes
 from leanify.core.units import format_damage as damage_words
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design
@@ -155,8 +155,7 @@ class Plan(Tabular):
         for name, design in self.designs():
             row = {"design": name}
             for key in ("depth", "width", "heads", "head_dim", "mlp"):
-                size = design.sizes[key]
-                row[key] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+                row[key] = format_sizes(design.sizes[key], ", ")
             cell_list.append({**row, "params": format_count(design.params), "GMACs": format_gigas(design.macs)})
         return cell_list
 

@@ -85,7 +85,8 @@ def _remedies(prices: PriceList, request: Request, depth: int, has_designs: HasD
     A minimum depth is not lowered below a third of the fewest blocks, and no further than needed.
     """
     options = request.options
-    mlps = [mlp for mlp in LOOSER_MLPS if mlp < (MIN_MLP if options.min_mlp is None else options.min_mlp)]
+    min_mlp = MIN_MLP if options.min_mlp is None else options.min_mlp
+    mlps = [mlp for mlp in LOOSER_MLPS if mlp < min_mlp]
     is_reached = False
     # one bound alone
     fewest = _sufficient_depth(prices, request, depth, has_designs)
@@ -223,12 +224,7 @@ def _minimum_text(prices: PriceList, request: Request, cost: str, total: int, sm
 
 
 def _binding_rules(
-    prices: PriceList,
-    request: Request,
-    attempt: Request,
-    grids: Sequence[Grid],
-    cost: str,
-    has_designs: HasDesigns,
+    prices: PriceList, request: Request, attempt: Request, grids: Sequence[Grid], cost: str, has_designs: HasDesigns
 ) -> str:
     """Describe the rules that keep the smallest design from being smaller, and the options that reach the budget."""
     # pins bind before rules do

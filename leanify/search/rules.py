@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from leanify.core.architecture import Layer, Stage, primary_layer
 from leanify.search.options import Options
@@ -119,7 +120,8 @@ def depth_floor(width: int) -> int:
 
 def max_width(stages: Sequence[Stage]) -> int:
     """Return the largest width of any layer of these stages."""
-    return max(layer.width for stage in stages for block in stage.blocks for layer in block)
+    blocks = chain.from_iterable(stage.blocks for stage in stages)
+    return max(layer.width for layer in chain(*blocks))
 
 
 def tower_floor(stages: Sequence[Stage]) -> int:

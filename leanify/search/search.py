@@ -208,7 +208,7 @@ def _join_towers(prices: PriceList, picks: Sequence[tuple[Grid, int]]) -> Design
     shape: Shape = (None,) * len(prices.architecture.stages)
     for grid, i in picks:
         tower_shape = grid.get_shape(i)
-        shape = tuple(old if new is None else new for old, new in zip(shape, tower_shape, strict=True))
+        shape = tuple(new or old for old, new in zip(shape, tower_shape, strict=True))
     return make_design(prices, shape)
 
 

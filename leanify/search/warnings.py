@@ -97,7 +97,8 @@ def _depth_crossings(prices: PriceList, lean: Design) -> Iterator[str]:
         old_depth, depth = sum(stage.depth for stage in old_stages), 0
         for i in indices:
             depth += lean.architecture.stages[i].depth
-        floor, name = tower_floor(old_stages), f"{tower.name}: " if len(changed_towers) > 1 else ""
+        floor = tower_floor(old_stages)
+        name = f"{tower.name}: " if len(changed_towers) > 1 else ""
         # compare the depth with log3 of the width, a third of the baseline, and two layers
         width = max_width(old_stages)
         layers = "1 layer is" if depth == 1 else f"{depth} layers are"
