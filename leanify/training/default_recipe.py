@@ -76,7 +76,7 @@ def find_recipe(
     text = str(source)
     if places.is_run(text):
         recipe = RunDirectory.open(text).recipe
-    elif text in OWN_RECIPES and path is not None and (data := _recognise_for(text, path, columns)) is not None:
+    elif text in OWN_RECIPES and path is not None and (data := _recognise_data(text, path, columns)) is not None:
         recipe = data_recipe(data, path)
     elif recipes.find(text) is not None or Path(text).suffix == ".toml":
         recipe = recipes.load(text)
@@ -87,7 +87,7 @@ def find_recipe(
     return add_teacher(recipe, teacher)
 
 
-def _recognise_for(name: str, path: str, columns: NamedColumns) -> OwnData | None:
+def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData | None:
     """The data at a path for a recipe of own data; None if there are none. Raises RecipeError for another kind."""
     data = recognition.recognise(path, columns)
     if name == "own-text" and data is not None and data.kind == "sentences":
@@ -225,7 +225,9 @@ def _picture_settings(place: Path, data: OwnData) -> list[str]:
     size += -size % (2 if size < 32 else 4)
     patch = next(side for side in range(2, size + 1) if size % side == 0 and size // side <= MAX_PATCHES)
     settings = [f"model.override.img_size={size}", f"model.override.patch_size={patch}"]
-    return settings + (["model.override.in_chans=1"] if are_grey else [])
+    if are_grey:
+        settings.append("model.override.in_chans=1")
+    return settings
 
 
 def _text_settings(words: int, vocabulary: int) -> list[str]:
@@ -233,11 +235,7 @@ def _text_settings(words: int, vocabulary: int) -> list[str]:
     shortest, longest = TEXT_LENGTHS
     length = min(longest, max(shortest, 8 * round((TOKENS_PER_WORD * words + 4) / 8)))
     size = next((size for size in VOCABULARIES if size >= vocabulary), VOCABULARIES[-1])
-    return [
-        f"data.length={length}",
-        f'data.tokenizer="wordpiece-{size}"',
-        f"model.override.vocab_size={size}",
-    ]
+    return [f"data.length={length}", f'data.tokenizer="wordpiece-{size}"', f"model.override.vocab_size={size}"]
 
 
 def set_steps(recipe: Recipe, steps: int) -> Recipe:

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from leanify.core.errors import RecipeError, ShapeError
 from leanify.core.recipe import DistillSection, TrainingRecipe
-from leanify.data.samples import IGNORED, Inputs, Reader, Splits
+from leanify.data.samples import IGNORED, Inputs, Splits
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.lens.located import record_outputs
 from leanify.lens.sites import locate
 from leanify.tasks import Task, make_task
 from leanify.tasks.outputs import get_logits
+from leanify.training.evaluation import first_sample
 from leanify.training.teachers import Teacher
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def build_task(
     task = make_task(recipe, splits)
     if teacher is None or not teacher.is_called:
         return task
-    [(inputs, _)] = Reader(splits.validation, [[(0, 0)]], seed=0, workers=0)
+    inputs, _ = first_sample(splits)
     return distill(teacher.section, task, model, teacher.model, splits.scale_inputs(inputs), recipe.run.seed, place)
 
 

@@ -257,9 +257,11 @@ def split_batch(recipe: TrainingRecipe, splits: Splits) -> tuple[TrainingRecipe,
     model = model_on_meta(recipe.model)
     to_master_weights(model)
     # a teacher called in each step is also in memory, and at most as large as the model
-    calls_teacher = recipe.distill is not None and recipe.data.task != "sentence-embedding"
+    teacher = None
+    if recipe.distill is not None and recipe.data.task != "sentence-embedding":
+        teacher = model
     tokens = longest_sample(splits, recipe.data.length)
-    step_need = predict_memory(recipe, model, engine, model if calls_teacher else None, tokens)
+    step_need = predict_memory(recipe, model, engine, teacher, tokens)
     available = machine.available_memory(engine.device)
     if step_need is None or available is None:
         return recipe, step_need
@@ -270,7 +272,7 @@ def split_batch(recipe: TrainingRecipe, splits: Splits) -> tuple[TrainingRecipe,
         return recipe, step_need
     # with several passes gradients stay from one to the next, which takes more memory
     several = replace(recipe, run=replace(recipe.run, accumulate=max(2, accumulate)))
-    step_need = predict_memory(several, model, engine, model if calls_teacher else None, tokens)
+    step_need = predict_memory(several, model, engine, teacher, tokens)
     largest = 0 if step_need is None else step_need.largest(limit)
     if largest == 0:
         return recipe, step_need

@@ -161,6 +161,6 @@ def find_tokenizer(source: str | Path, model_source: ModelSource) -> str | None:
     if place.exists():
         folders.append(place if place.is_dir() else place.parent)
     base = model_source.origin.options.get("_name_or_path")
-    folders = [place if place.is_dir() else place.parent] if place.exists() else []
-    folders += [Path(base)] if isinstance(base, str) and base else []
+    if isinstance(base, str) and base:
+        folders.append(Path(base))
     return next((str(folder) for folder in folders if folder.is_dir() and vocabulary.has_tokenizer(folder)), None)

@@ -110,6 +110,7 @@ def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None)
     """
     from leanify.data.common import choose_indices
     from leanify.data.samples import Reader
+    from leanify.data.sampling import evaluation_batches
     from leanify.data.splits import load_splits
     from leanify.tasks import make_task, merge_tallies
     from leanify.tasks.outcomes import outcomes
@@ -123,7 +124,7 @@ def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None)
         return ReferenceScore("", None)
 
     def read_batches(samples: Any, indices: Any) -> list[Any]:
-        keys = [[(0, int(index)) for index in indices[i : i + BATCH_SIZE]] for i in range(0, len(indices), BATCH_SIZE)]
+        keys = evaluation_batches(indices, BATCH_SIZE, rank=0, world=1)
         return [(splits.scale_inputs(inputs), targets) for inputs, targets in Reader(samples, keys, seed, 0)]
 
     # the samples that judge: the test split if it exists, otherwise as many validation samples as an evaluation uses

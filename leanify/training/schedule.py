@@ -70,7 +70,9 @@ def ramp_steps(schedule: ScheduleSection, steps: int) -> int:
     """
     if not 0 <= schedule.batch_ramp < 1:
         raise RecipeError(f"[schedule] batch_ramp is {schedule.batch_ramp:g}; it is a share of the run, 0 … 1")
-    return round(schedule.batch_ramp * steps * (1 if schedule.steps is not None else 2))
+    if schedule.steps is None:
+        steps *= 2
+    return round(schedule.batch_ramp * steps)
 
 
 def build_rate(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate:

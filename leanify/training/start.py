@@ -14,6 +14,7 @@ from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError, raised_by_all
 from leanify.core.files.writing import check_new_directory
+from leanify.core.path_kinds import unused_path
 from leanify.core.recipe import Recipe
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import IMAGES, TASKS
@@ -56,7 +57,8 @@ def train(
     ``resume`` continues a run from its newest intact checkpoint. A recipe given with it must equal the run's own,
     and the data must be unchanged unless ``accept_changed_data``.
     """
-    with nullcontext(callback) if callback is not None else ProgressBar() as listener:
+    progress = nullcontext(callback) if callback is not None else ProgressBar()
+    with progress as listener:
         # resume: the recipe, the tokenizer and the data are the run's own
         if resume is not None:
             run = RunDirectory.open(resume)
@@ -64,7 +66,7 @@ def train(
             value = run.recipe
             if recipe is not None or settings or teacher is not None:
                 resumed = resolve(value if recipe is None else recipe, settings, teacher)
-                run.check_recipe(_with_recorded_decoding(resumed, value))
+                run.check_recipe(_add_recorded_decoding(resumed, value))
             with raised_by_all():
                 trainer = Trainer(recorded_recipe(run), listener)
             return trainer.fit(run, accept_changed_data).path
@@ -102,7 +104,7 @@ def _report_look(trainer: Trainer) -> None:
             trainer.callback.on_warning(warning)
 
 
-def _with_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
+def _add_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
     """Return the recipe with the image decoding that its run chose from the data, unless the recipe sets it."""
     if recipe.data is None or recorded.data is None:
         return recipe
@@ -157,8 +159,7 @@ def _allow_code(settings: Sequence[str]) -> None:
 def new_folder(recipe: str | Path | Recipe) -> Path:
     """runs/NAME, or the first of runs/NAME-2, … that does not exist."""
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    names = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in names if not path.exists())
+    return unused_path(Path("runs") / name)
 
 
 def rehearse(

@@ -42,7 +42,8 @@ class TrainingState:
     def weights(self) -> dict[str, Tensor]:
         """The full tensors of `eval_model`; of a sharded one in the first process only."""
         model = self.eval_model
-        return self._select(sharding.full_tensors(model) if sharding.is_sharded(model) else model.state_dict())
+        tensors = sharding.full_tensors(model) if sharding.is_sharded(model) else model.state_dict()
+        return self._select(tensors)
 
     def _select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensors[name].detach() for name in self.names if name in tensors}

@@ -48,7 +48,9 @@ def build_teacher(recipe: TrainingRecipe, student: nn.Module) -> Teacher | None:
     gives_targets = recipe.data.task == "sentence-embedding"
     model = load_teacher(section, gives_targets)
     check_alike(student, model, section.teacher, data_section(recipe).tokenizer)
-    return Teacher(model, replace(section, weight=0.0) if gives_targets else section, gives_targets)
+    if gives_targets:
+        section = replace(section, weight=0.0)
+    return Teacher(model, section, gives_targets)
 
 
 def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> Splits:

@@ -29,12 +29,7 @@ from leanify.upstream.origin import set_origin
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
-def add_head(
-    model: ModelSection,
-    outputs: int,
-    names: Sequence[str] = (),
-    on_meta: bool = False,
-) -> nn.Module:
+def add_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
     """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that it does not take over.
 
     ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes
