@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import SourceError, UnsupportedModel
+from leanify.core.units import format_names
 from leanify.lens.families import find_row
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer
@@ -93,7 +95,7 @@ def condition(
         raise SourceError("condition was given no samples; it needs at least one")
     # layers that no pass called, and the results of the others
     unseen = tuple(recorder.layer.attention.path for recorder in recorders if not recorder.calls)
-    layers = tuple(layer for recorder in recorders for layer in recorder.layers(weights))
+    layers = tuple(chain.from_iterable(recorder.layers(weights) for recorder in recorders))
     if not layers:
         raise UnsupportedModel(f"a forward pass calls none of the output projections: {', '.join(unseen[:3])}, …")
     return Probe(layers, unseen)
@@ -131,19 +133,18 @@ def check_finite(model: nn.Module) -> None:
         if not math.isfinite(weight.sum()) and not bool(weight.isfinite().all()):  # the fast sum may overflow
             parameters.append(name)
     if parameters:
-        remainder = f" and {len(parameters) - 3} more" if len(parameters) > 3 else ""
-        raise SourceError(
-            f"weights are NaN or infinite in {', '.join(parameters[:3])}{remainder}: no spectrum is defined"
-        )
+        raise SourceError(f"weights are NaN or infinite in {format_names(parameters)}: no spectrum is defined")
 
 
 def _length(batch: ModelInputs) -> int:
-    return len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
+    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+    return len(first)
 
 
 def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[ModelInputs]:
     """Batches of at most ``size`` samples."""
-    for batch in [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs:
+    batches = [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs
+    for batch in batches:
         length = _length(batch)
         for start in range(0, length, size):
             if not isinstance(batch, Mapping):
@@ -232,8 +233,9 @@ class _Recorder:
         heads, head_dim = self.columns.shape
         other = site.reading.object or OBJECTS.get(site.reading.name, "")
         for index, record in enumerate(self.calls):
+            call = f" (call {index + 1})" if index else ""
             yield LayerProbe(
-                name=site.path + (f" (call {index + 1})" if index else ""),
+                name=f"{site.path}{call}",
                 inner=self.columns.numel(),
                 heads=heads,
                 head_dim=head_dim,
@@ -262,16 +264,7 @@ class _Record:
         values = spectra.values
         ranks = (spectra.rank.double(), spectra.stable_rank, spectra.effective_rank)
         table = torch.stack(
-            [
-                spectra.kappa,
-                *ranks,
-                values[:, 0],
-                values[:, -1],
-                spectra.error,
-                spectra.low,
-                spectra.high,
-            ],
-            dim=1,
+            [spectra.kappa, *ranks, values[:, 0], values[:, -1], spectra.error, spectra.low, spectra.high], dim=1
         )
         # a sample with several windows has the mean over them
         self.samples += [Sample(tokens, *row) for row in table.view(-1, windows, 9).mean(1).tolist()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,8 @@ def _kappa_per_layer(ax: Axes, index: int, name: str, layers: Sequence[LayerProb
 def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
     # spectra divided by their largest value; first, middle and last layer stand out
     for index, layer in enumerate(layers):
-        values = _finite_values(value / layer.spectrum[0] if layer.spectrum[0] else None for value in layer.spectrum)
+        largest = layer.spectrum[0] or math.nan
+        values = _finite_values(value / largest for value in layer.spectrum)
         ends = index in (0, len(layers) // 2, len(layers) - 1)
         ax.plot(
             range(1, len(values) + 1),
@@ -186,11 +188,11 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
 def _theory(ax: Axes, mode: str, points: Sequence[Point], colour: str) -> None:
     first, last = points[0], points[-1]
     steps = [first.heads * (last.heads / first.heads) ** (i / 200) for i in range(201)]
-    inner = [h * first.head_dim if mode == "grow" else first.inner for h in steps]
+    inner, stroke = [first.inner for _ in steps], "-."
+    if mode == "grow":
+        inner, stroke = [heads * first.head_dim for heads in steps], ":"
     kappas = [min(gaussian_kappa(round(width), first.tokens), 1e4) for width in inner]
-    ax.plot(
-        steps, kappas, color=colour, linestyle=":" if mode == "grow" else "-.", linewidth=1.3, label=f"{mode}: theory"
-    )
+    ax.plot(steps, kappas, color=colour, linestyle=stroke, linewidth=1.3, label=f"{mode}: theory")
 
 
 def _square(ax: Axes, points: Sequence[Point]) -> None:
@@ -210,7 +212,8 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
     names = [layer.name for layer in steps[0][1].matrices]
     # a curve for each layer, of which first and last are named
     for index, name in enumerate(names):
-        kappas = _finite_values(layer.kappa for _, probe in steps for layer in probe.layers if layer.name == name)
+        layers = chain.from_iterable(probe.layers for _, probe in steps)
+        kappas = _finite_values(layer.kappa for layer in layers if layer.name == name)
         colour = _shade(index, len(names))
         label = name if index in (0, len(names) - 1) else None
         ax.plot(xs, kappas, color=colour, linestyle=STROKES[index % 4], marker=MARKERS[index % 8], label=label)
@@ -225,8 +228,9 @@ def _finite_values(values: Iterable[float | None]) -> list[float]:
     """The values, with NaN, which leaves a gap, for those that a logarithmic axis cannot show."""
     finite = []
     for value in values:
-        visible = value is not None and math.isfinite(value) and value > 0
-        finite.append(value if visible and value is not None else math.nan)
+        if value is None or not math.isfinite(value) or value <= 0:
+            value = math.nan
+        finite.append(value)
     return finite
 
 
@@ -236,7 +240,8 @@ def write(draw: Callable[[], Figure], path: Path) -> None:
     with plot_settings(STYLE):
         figure = draw()
         show_texts_literally(figure)
-        figure.savefig(image, format=kind, metadata={"Title" if kind == "svg" else "Software": MADE_BY})
+        key = "Title" if kind == "svg" else "Software"
+        figure.savefig(image, format=kind, metadata={key: MADE_BY})
     try:
         writing.write(path, image.getvalue())
     except OSError as error:

@@ -70,7 +70,9 @@ def _maps(how: str, sizes: notation.Sizes, is_stacked: bool = True) -> Iterator[
     start = 0
     for factors in notation.parse(how):
         # lengths of the parts of each factor: "(d+d+v)" has three
-        lengths = [[_length(part, sizes) for part in factor.strip("()").split("+")] for factor in factors]
+        lengths = []
+        for factor in factors:
+            lengths.append([_length(part, sizes) for part in factor.strip("()").split("+")])
         shape = [sum(parts) for parts in lengths]
         # the channels of this map, as an index grid of the layout's axes
         grid = torch.arange(start, start + torch.Size(shape).numel()).view(shape)

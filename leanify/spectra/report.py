@@ -38,6 +38,9 @@ def model_json(source: str, probe: Probe, data: str) -> dict[str, Any]:
 
 def _layer_json(layer: LayerProbe) -> dict[str, Any]:
     has_kappa = not layer.is_vector
+    weights = {}
+    for name, kappas in layer.weights.items():
+        weights[name] = {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
     return {
         "name": layer.name,
         "object": layer.object,
@@ -59,10 +62,7 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
         "sigma_min": layer.mean("smallest"),
         "spectrum": list(layer.spectrum),
         "per_head": _numbers_json(layer.per_head),
-        "weights": {
-            name: {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
-            for name, kappas in layer.weights.items()
-        },
+        "weights": weights,
     }
 
 
@@ -183,13 +183,16 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
     columns = ("tokens", "heads", "κ mean", "25–75%", *theory_column, "rank", "stable", "eff.", "σ max", "σ min")
     table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
     for name, layer in zip(names, probe.layers, strict=True):
-        low, _, high = layer.quartiles
+        kappa, middle = "–", "–"
+        if not layer.is_vector:
+            low, _, high = layer.quartiles
+            kappa, middle = format_kappa(layer.kappa, layer.bounds), f"{figures(low)}–{figures(high)}"
         table.add_row(
             name,
             str(layer.tokens),
             f"{layer.heads}×{layer.head_dim}",
-            "–" if layer.is_vector else format_kappa(layer.kappa, layer.bounds),
-            "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
+            kappa,
+            middle,
             *(figures(layer.kappa_theory) for _ in theory_column),
             str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
             *(figures(layer.mean(what)) for what in ("stable_rank", "effective_rank", "largest", "smallest")),

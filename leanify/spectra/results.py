@@ -133,25 +133,21 @@ class Probe(Tabular):
     def rows(self) -> list[dict[str, Any]]:
         rows = []
         for layer in self.layers:
-            row = {
-                key: getattr(layer, key) for key in ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa")
-            }
+            names = ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa")
+            row = {name: getattr(layer, name) for name in names}
             row["kappa_low"], row["kappa_high"] = layer.bounds
             rows.append({**row, "kappa_theory": layer.kappa_theory})
         return rows
 
     def cells(self) -> list[dict[str, str]]:
-        return [
-            {
-                "layer": layer.name,
-                "heads": f"{layer.heads} × {layer.head_dim}",
-                "tokens": str(layer.tokens),
-                "rank": f"{layer.rank} of {layer.full_rank}",
-                "κ": "–" if layer.is_vector else format_digits(layer.kappa),
-                "κ random": "–" if layer.kappa_theory is None else format_digits(layer.kappa_theory),
-            }
-            for layer in self.layers
-        ]
+        rows = []
+        for layer in self.layers:
+            row = {"layer": layer.name, "heads": f"{layer.heads} × {layer.head_dim}", "tokens": str(layer.tokens)}
+            row["rank"] = f"{layer.rank} of {layer.full_rank}"
+            row["κ"] = "–" if layer.is_vector else format_digits(layer.kappa)
+            row["κ random"] = "–" if layer.kappa_theory is None else format_digits(layer.kappa_theory)
+            rows.append(row)
+        return rows
 
     @property
     def matrices(self) -> list[LayerProbe]:

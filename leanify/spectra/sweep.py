@@ -88,24 +88,23 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
         layers.append([layer for layer in probe.matrices if layer.heads == heads])
         for layer in layers[-1]:
             kappas += layer.kappas
-    return Point(
-        mode,
-        heads,
-        head_dim,
-        layers[0][0].tokens,
-        statistics.fmean(kappas),
-        quartiles(kappas),
-        tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True)),
-        len(probes),
-    )
+    by_layer = []
+    for same in zip(*layers, strict=True):
+        by_layer.append(statistics.fmean(layer.kappa for layer in same))
+    mean, tokens = statistics.fmean(kappas), layers[0][0].tokens
+    return Point(mode, heads, head_dim, tokens, mean, quartiles(kappas), tuple(by_layer), len(probes))
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
     """Sentences that compare the points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown = [point for point in points if point.mode == "grow"]
     split = [point for point in points if point.mode == "split"]
-    sentences = [_growth_sentence(grown)] if len(grown) > 1 else []
-    return sentences + ([_split_sentence(split)] if len(split) > 1 else [])
+    sentences = []
+    if len(grown) > 1:
+        sentences.append(_growth_sentence(grown))
+    if len(split) > 1:
+        sentences.append(_split_sentence(split))
+    return sentences
 
 
 def _growth_sentence(points: list[Point]) -> str:
