@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import LeanifyError
+from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedModel
 from leanify.lens.surgery import write_located
 from leanify.profiling.counting import call, unmasked_inputs, without_values
@@ -40,15 +41,15 @@ def causal_stages(located_model: LocatedModel, tokens: int | None = None) -> lis
     Images have no late tokens, so a model of images alone counts as bidirectional. Where the shortened model does not
     run, upstream's attributes decide.
     """
-    said = []
+    by_attributes = []
     for stage in located_model.stages:
-        said.append(any(looks_back(layer.attention.module) for block in stage.blocks for layer in block))
+        by_attributes.append(any(looks_back(layer.attention.module) for layer in stage.layers))
     if not _reads_sequences(located_model.model, tokens):
-        return said
+        return by_attributes
     try:
         return _measure(located_model)
     except Exception:  # upstream's code may fail at untested sizes
-        return said
+        return by_attributes
 
 
 def _reads_sequences(model: nn.Module, tokens: int | None) -> bool:
@@ -90,7 +91,7 @@ def _measure(located_model: LocatedModel) -> list[bool]:
         is_causal = [False] * len(paths)
         for name in _sequences(inputs):
             # stages that a late token changes at its own place alone
-            late = _outputs(real, {**inputs, name: _with_other_token(inputs[name], -1)}, paths)
+            late = _outputs(real, {**inputs, name: _change_token(inputs[name], -1)}, paths)
             candidates = []
             for index, (old, new) in enumerate(zip(before, late, strict=True)):
                 if old is None or new is None:
@@ -100,7 +101,7 @@ def _measure(located_model: LocatedModel) -> list[bool]:
                     candidates.append(index)
             # a window that only looks to its side is not causal: an early token must reach later ones
             if candidates:
-                early = _outputs(real, {**inputs, name: _with_other_token(inputs[name], 0)}, paths)
+                early = _outputs(real, {**inputs, name: _change_token(inputs[name], 0)}, paths)
                 for index in candidates:
                     old, new = before[index], early[index]
                     if old is not None and new is not None and _changes(old, new, _rows(old, inputs[name])[1]):
@@ -115,8 +116,9 @@ def _shortened(located_model: LocatedModel) -> LocatedModel:
         primary = stage.primary
         if primary is None:
             return stage
-        heads, mlp = (stage.group, stage.units if primary.mlp else None) if is_thin else (None, None)
-        return stage.reshape(depth=stage.shortest, heads=heads, mlp=mlp)
+        if not is_thin:
+            return stage.reshape(depth=stage.shortest)
+        return stage.reshape(depth=stage.shortest, heads=stage.group, mlp=stage.units if primary.mlp else None)
 
     whole = located_model.architecture
     for is_thin in (True, False):
@@ -184,9 +186,9 @@ def _outputs(model: nn.Module, inputs: dict[str, Tensor], paths: list[str]) -> l
     for index, path in enumerate(paths):
 
         def note(_: nn.Module, args: Any, result: Any, index: int = index) -> None:
-            tensor = _first_tensor(result)
+            tensor = next(iterate_tensors(result), None)
             if tensor is not None and index not in seen:
-                seen[index] = _by_token(tensor)
+                seen[index] = _token_rows(tensor)
             if len(seen) == len(paths):
                 raise _AllSeen
 
@@ -196,26 +198,19 @@ def _outputs(model: nn.Module, inputs: dict[str, Tensor], paths: list[str]) -> l
     return [seen.get(index) for index in range(len(paths))]
 
 
-def _first_tensor(result: Any) -> Tensor | None:
-    """The first tensor of a block's output."""
-    if isinstance(result, Tensor):
-        return result
-    values = result.values() if isinstance(result, dict) else result if isinstance(result, (tuple, list)) else ()
-    return next((value for value in values if isinstance(value, Tensor)), None)
-
-
-def _by_token(tensor: Tensor) -> Tensor:
+def _token_rows(tensor: Tensor) -> Tensor:
     """(B, N, C), (N, 1, C) or (N, C) as (N, values)."""
     if tensor.dim() == 3 and tensor.shape[0] > 1 and tensor.shape[1] == 1:
         return tensor[:, 0]
     return tensor[0].reshape(tensor.shape[1], -1) if tensor.dim() > 2 else tensor
 
 
-def _with_other_token(value: Tensor, place: int) -> Tensor:
+def _change_token(value: Tensor, place: int) -> Tensor:
     """The input with another value at its first (0) or last (-1) place."""
     changed = value.clone()
     if value.is_floating_point():
-        part = max(1, value.shape[-1] // 8 if value.dim() == 2 else value.shape[1] // 8)
+        length = value.shape[-1] if value.dim() == 2 else value.shape[1]
+        part = max(1, length // 8)
         axis = value.dim() - 1 if value.dim() == 2 or value.shape[-1] > value.shape[1] else 1
         start = 0 if place == 0 else value.shape[axis] - part
         changed.narrow(axis, start, part).mul_(-1.0).add_(0.5)

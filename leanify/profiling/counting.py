@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
+from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
 from leanify.lens.surgery import tie
@@ -51,7 +52,7 @@ def parameters(module: nn.Module) -> int:
 
 def body_parameters(located_model: LocatedModel) -> int:
     """The parameters of the blocks: everything but embeddings, final norms and classifier."""
-    return sum({id(p): p.numel() for block in located_model.blocks for p in block.parameters()}.values())
+    return parameters(nn.ModuleList(located_model.blocks))
 
 
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
@@ -150,8 +151,8 @@ class Countable(TorchFunctionMode):
 
     answers: Mapping[Any, Callable[[Tensor], Any]] = {
         Tensor.all: lambda mask: torch.tensor(True),
-        Tensor.any: lambda found: torch.tensor(False),
-        torch.any: lambda found: torch.tensor(False),
+        Tensor.any: lambda mask: torch.tensor(False),
+        torch.any: lambda mask: torch.tensor(False),
         Tensor.sum: lambda mask: torch.tensor(mask.numel()) if mask.dtype is torch.bool else mask.sum(),
     }
 
@@ -406,8 +407,8 @@ def token_counts(located_model: LocatedModel, tokens: int | None = None) -> list
                 rows_by_path[name] = _rows(args[0])
 
             def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
-                for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                    if isinstance(tensor, Tensor) and tensor.dim() > 1:
+                for tensor in iterate_tensors(result):
+                    if tensor.dim() > 1:
                         rows_by_path.setdefault(name, _rows(tensor))  # torch's own attention takes the weights alone
 
             if layer.is_observable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -63,8 +64,10 @@ class LiveModel:
         # for each stage: the caches that its layers keep, which blocks are alike, and whether it looks back only
         kinds, caches = [], []
         for stage in self.located_model.stages:
-            attentions = [[layer.attention.module for layer in block] for block in stage.blocks]
-            caches.append(tuple(tuple(cache_size(self.model, attention) for attention in row) for row in attentions))
+            stage_caches = []
+            for block in stage.blocks:
+                stage_caches.append(tuple(cache_size(self.model, layer.attention.module) for layer in block))
+            caches.append(tuple(stage_caches))
             kinds.append(tuple(_kinds(stage, caches[-1], macs or {})))
         origin = get_origin(self.model)
         return Facts(
@@ -190,12 +193,13 @@ def _kinds(
     looks: list[Any] = []
     for layers, caches, (name, block) in zip(stage.blocks, layer_caches, stage.container.named_children(), strict=True):
         modules = list(block.modules())
+        settings = chain.from_iterable(vars(module).items() for module in modules)
         look = (
             [layer.read() for layer in layers],
             caches,
             [type(module).__qualname__ for module in modules],
             [parameter.shape for parameter in block.parameters()],
-            [switch for module in modules for switch in vars(module).items() if isinstance(switch[1], bool)],
+            [(name, value) for name, value in settings if isinstance(value, bool)],
             macs.get(f"{container_prefix(stage.name)}.{name}".lstrip(".")),
         )
         looks.append(look)

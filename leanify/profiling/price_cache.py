@@ -52,7 +52,9 @@ def price_file(
     configuration = read_configuration(source)
     if configuration is None or os.environ.get("LEANIFY_PRICES") == "off":
         return None
-    changes = [dict(overrides), tokens, context, *([] if shape is None else [shape.to_json()])]
+    changes: list[Any] = [dict(overrides), tokens, context]
+    if shape is not None:
+        changes.append(shape.to_json())
     versions = [metadata.version(library).partition("+")[0] for library in LIBRARIES]
     try:
         key = json.dumps([FORMAT, configuration, changes, versions], sort_keys=True)

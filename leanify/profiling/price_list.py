@@ -74,7 +74,9 @@ class PriceList:
         self.costs, self.has_own_width = costs, has_own_width
         self.facts = costs.facts
         self.architecture = self.facts.architecture
-        self.stage_indices = tuple(self.architecture.variable_stages if stage_indices is None else stage_indices)
+        if stage_indices is None:
+            stage_indices = self.architecture.variable_stages
+        self.stage_indices = tuple(stage_indices)
         self.base = costs.cost(self._short_architecture())
         self.tokens = costs.tokens(self._short_architecture())
         self._line = cache(self._count_line)

@@ -218,9 +218,9 @@ def materialise(model: nn.Module, device: torch.device, draw_weights: bool = Tru
     Time and memory do not depend on the values, as long as they are finite.
     """
     real = counting.zeros(model, device)
-    with torch.no_grad():
-        for parameter in real.parameters() if draw_weights else ():
-            parameter.uniform_(-0.02, 0.02)
+    if draw_weights:
+        for parameter in real.parameters():
+            parameter.data.uniform_(-0.02, 0.02)
     return real
 
 

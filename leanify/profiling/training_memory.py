@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
+from leanify.lens.flow import iterate_tensors
 from leanify.profiling import counting
 from leanify.upstream.libraries import format_error
 
@@ -47,9 +48,8 @@ class MemoryNeed:
         """The number of samples of a pass that fit."""
         if self.of(0) > available:
             return 0
-        batch_limits = (
-            (available - self.fixed_bytes - constant) // slope for constant, slope in self.lines if slope > 0
-        )
+        rest = available - self.fixed_bytes
+        batch_limits = ((rest - constant) // slope for constant, slope in self.lines if slope > 0)
         return max(0, min(batch_limits, default=1 << 40))
 
 
@@ -175,9 +175,9 @@ def _series(
 
 def _replace_storage(model: nn.Module, weights: torch.dtype | None) -> nn.Module:
     """A copy of the model with new tensors on the CPU, which have no memory in torch's fake mode."""
-    tensors: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty(p.shape, dtype=weights or p.dtype), p.requires_grad) for p in model.parameters()
-    }
+    tensors: dict[int, Any] = {}
+    for p in model.parameters():
+        tensors[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=weights or p.dtype), p.requires_grad)
     tensors |= {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in model.buffers()}
     return copy.deepcopy(model, tensors)
 
@@ -196,9 +196,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.add.Tensor and _is_backward():
             self._end(args[0].untyped_storage()._cdata)
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
+        for tensor in iterate_tensors(result):
+            self._note(tensor.untyped_storage())
         self.byte_series.append(self.bytes)
         return result
 
