@@ -187,10 +187,12 @@ def run_command() -> None:
 
     # parse and call; not by click's main(), which replaces KeyboardInterrupt and BrokenPipeError by exit codes
     is_command = name in COMMANDS
-    command: Any = typer.main.get_command(app(name) if is_command else app(*COMMANDS, by_name=True))
+    application = app(name) if is_command else app(*COMMANDS, by_name=True)
+    command: Any = typer.main.get_command(application)
+    program = f"leanify {name}" if is_command else "leanify"
     usage_error: Any = typer.BadParameter.__base__  # typer vendors click under a private name
     try:
-        with command.make_context(f"leanify {name}" if is_command else "leanify", arguments[is_command:]) as context:
+        with command.make_context(program, arguments[is_command:]) as context:
             command.invoke(context)
     except typer.Exit as end:
         raise SystemExit(end.exit_code) from None

@@ -38,8 +38,9 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
 
     # flat rows, and the names of all their columns in order; a row may lack some
     flat_rows, names = [], dict[str, None]()
+    spell = str if kind == "csv" else _for_readers
     for row in rows:
-        flat_rows.append(dict(_flat(row, str if kind == "csv" else _for_readers)))
+        flat_rows.append(dict(_flat(row, spell)))
         names |= dict.fromkeys(flat_rows[-1])
     lines = [[visible(name) for name in names]]
     for flat_row in flat_rows:
@@ -95,7 +96,7 @@ def _flat(row: Row, number: Callable[[Any], str], prefix: str = "") -> Iterator[
         elif isinstance(value, (list, tuple)):
             yield f"{prefix}{name}", ";".join(map(number, value))
         else:
-            yield f"{prefix}{name}", "" if value is None else number(value)
+            yield f"{prefix}{name}", ("" if value is None else number(value))
 
 
 def _for_readers(value: Any) -> str:

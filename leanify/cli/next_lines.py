@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
+from leanify.core.path_kinds import unused_path
 from leanify.core.terminal import console
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def next_lines(
     for pair in overrides:
         key = "model" if pair.startswith("class=") else "model.override"
         compare += ["--set", f"{key}.{pair}"]
-    directories = [_as_directory(name) for name in designs]
+    directories = [_spell_directory(name) for name in designs]
     names = [Path(name).name for name in designs]  # of the designs in the study; each name counts once
     rivals = [rival for rival in rivals if rival not in names]
     compare += ["--designs", ",".join(["baseline", *directories, *rivals])]
@@ -56,7 +57,7 @@ def next_lines(
     return [join(train), join(compare)] if weights else [join(compare), join(train)]
 
 
-def _as_directory(name: str) -> str:
+def _spell_directory(name: str) -> str:
     """The name of a directory that `--designs` does not read as a design's: ``./lean``."""
     return name if "/" in name else f"./{name}"
 
@@ -76,13 +77,7 @@ def write_lines(arguments: Sequence[str]) -> list[str]:
     """Return the typed command with a new folder; an empty list if it was called from Python."""
     if arguments[:1] != ["redesign"] or "--" in arguments:
         return []
-    return [join(["leanify", *arguments, "-o", _new_folder("lean")])]
-
-
-def _new_folder(name: str) -> str:
-    """The name, with the first number that makes it new if it exists."""
-    names = [name, *(f"{name}-{number}" for number in range(2, 1000))]
-    return next(name for name in names if not Path(name).exists())
+    return [join(["leanify", *arguments, "-o", str(unused_path(Path("lean")))])]
 
 
 def _is_trained_here(plan: Plan) -> bool:

@@ -50,8 +50,7 @@ ModelClass = Annotated[
     str | None, source_option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
 ]
 Tokens = Annotated[
-    int | None,
-    source_option("--tokens", min=1, metavar="N", help="length of a text (default: 512, or what fits)"),
+    int | None, source_option("--tokens", min=1, metavar="N", help="length of a text (default: 512, or what fits)")
 ]
 
 Format = Annotated[

@@ -67,7 +67,9 @@ def table_rows(plan: Plan) -> list[dict[str, str]]:
     """The rows of the printed table by column, for Markdown; sizes of several stages are divided by slashes."""
     grid = _table(plan)
     names = [str(column.header) or "design" for column in grid.columns]
-    cells = [[str(cell).replace("\n", " / ").rstrip(" /") for cell in column.cells] for column in grid.columns]
+    cells = []
+    for column in grid.columns:
+        cells.append([str(cell).replace("\n", " / ").rstrip(" /") for cell in column.cells])
     cells[0] = [name for name, _ in plan.designs()]  # the table shows a repeated name once
     return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
 
@@ -83,7 +85,9 @@ def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
     shapes_seen = set()
     for name, design in plan.designs():
         style = STYLES.get(name.partition(",")[0], "")
-        yield "" if name in shapes_seen else name, design, f"bold {style}" if "lean" in name.split(", ") else style
+        if "lean" in name.split(", "):
+            style = f"bold {style}"
+        yield ("" if name in shapes_seen else name), design, style
         shapes_seen.add(name)
 
 
@@ -106,8 +110,10 @@ def _columns(plan: Plan) -> list[Column]:
 def _parts(plan: Plan) -> list[tuple[int, str]]:
     """Indices of the stages that need their own line, with distinct labels."""
     names = [stage.name for stage in plan.baseline.architecture.stages]
-    first, *others = [[_shape(design, i) for _, design in plan.designs()] for i in range(len(names))]
-    if all(other == first for other in others):
+    shapes = []
+    for stage in range(len(names)):
+        shapes.append([_shape(design, stage) for _, design in plan.designs()])
+    if all(shape == shapes[0] for shape in shapes):
         return [(0, "")]
     return list(enumerate(_short(names)))
 
@@ -172,9 +178,10 @@ def _serving(plan: Plan) -> Iterator[str]:
         f"serving at {lean_serving.context:,} tokens of context, 2 bytes a number: "
         f"{_describe_serving('lean', plan.chosen)}"
     )
-    yield f"  {_describe_serving('baseline', plan.baseline)}" + (
-        f"; {_describe_serving('control', plan.control)}" if plan.control else ""
-    )
+    others = [_describe_serving("baseline", plan.baseline)]
+    if plan.control:
+        others.append(_describe_serving("control", plan.control))
+    yield f"  {'; '.join(others)}"
     if plan.prices.base.prefill:
         yield (
             "  prefill: the encoder reads the context (a sound or an image as it is), the decoder its first token; "

@@ -90,7 +90,8 @@ def _print(answers: list[Answer]) -> None:
     # divide the rest of the terminal between a sample's place and its text
     names = list(widths)
     text_width = out.width - sum(width for name, width in widths.items() if name not in ("sample", "text"))
-    place_width = min(widths["sample"], max(PLACE, text_width // 2 if "text" in names else text_width))
+    place_share = text_width // 2 if "text" in names else text_width
+    place_width = min(widths["sample"], max(PLACE, place_share))
     words_width = max(WORDS, text_width - place_width)
     grid = table(names, [], left_columns=names.index("answer") + 1)
     for column in grid.columns:

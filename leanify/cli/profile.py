@@ -84,7 +84,8 @@ def profile(
     options |= {"repeats": repeats, "measure": measure, "overrides": overrides, "cls": model_class}
     profiles = [profiling.profile(source, **options) for source in track(sources, "profiling")]
     rows = [model_profile.to_json() for model_profile in profiles]
-    show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles, explain))
+    output = {"models": rows, "limits": limits} if limits else {"models": rows}
+    show(kind, output, rows, lambda: _render(profiles, explain))
 
     # name every exceeded limit, then exit with code 1
     is_exceeded = False
@@ -130,7 +131,8 @@ def _render(profiles: Sequence[Profile], explain: bool) -> None:
         cells = [unit(values[0])]
         for value in values[1:]:
             is_comparable = all(isinstance(number, int | float) and number for number in (value, values[0]))
-            cells.append(f"{unit(value)} ×{value / values[0]:.3f}" if is_comparable else unit(value))
+            ratio = f" ×{value / values[0]:.3f}" if is_comparable else ""
+            cells.append(f"{unit(value)}{ratio}")
         grid.add_row(label, *cells)
     out.print(grid)
     out.print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ def search(words: Sequence[str]) -> list[Row]:
         return rows
 
     # similar names
-    known_words = sorted({word for name in stems() for word in (name, *name.split("-"))})
+    known_words = sorted({*stems(), *chain(*(name.split("-") for name in stems()))})
     suggestions = ", ".join(get_close_matches(" ".join(words), known_words)) or ", ".join(list(built_in_recipes())[:3])
     raise RecipeError(f"no built-in recipe has {' and '.join(map(repr, words))}; nearest: {suggestions}")
 
@@ -161,7 +161,7 @@ def _print_keys(rows: list[Row]) -> None:
     for row in rows:
         default = "required" if row["required"] else row["default"] or "–"
         keys.add_row(row["key"], row["type"], default, row["about"])
-        head = f"{row['key']} · {row['type']}" + ("" if default == "–" else f" · {default}")
+        head = f"{row['key']} · {row['type']} · {default}".removesuffix(" · –")
         narrow.append((head, row["about"]))
     out.print(entries(narrow, out.width) if out.width < WIDE else keys)
 

@@ -28,19 +28,16 @@ Sources = Annotated[
     ),
 ]
 Weights = Annotated[
-    Text,
-    typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones", rich_help_panel=WEIGHTS),
+    Text, typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones", rich_help_panel=WEIGHTS)
 ]
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="carry over upstream's own weights", rich_help_panel=WEIGHTS)
 ]
 Data = Annotated[
-    Path | None,
-    typer.Option(metavar="DATA", help="with weights: data to choose what to keep", rich_help_panel=WEIGHTS),
+    Path | None, typer.Option(metavar="DATA", help="with weights: data to choose what to keep", rich_help_panel=WEIGHTS)
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="write a lean directory", rich_help_panel=OUTPUT),
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory", rich_help_panel=OUTPUT)
 ]
 Control = Annotated[
     bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control", rich_help_panel=OUTPUT)
@@ -85,10 +82,9 @@ def add_options(command: Callable[..., None]) -> Callable[..., None]:
 
     # they replace **typed in the signature
     signature = inspect.signature(command, eval_str=True)
-    first, *other_parameters = [
-        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    command.__signature__ = signature.replace(parameters=[first, *options, *other_parameters])  # type: ignore[attr-defined]
+    parameters = signature.parameters.values()
+    first, *others = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[first, *options, *others])  # type: ignore[attr-defined]
     return command
 
 

@@ -71,7 +71,9 @@ def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOvervie
         if studies:
             out.print()
         grid = table(COLUMNS, _rows(run_list, out.width), left_columns=3)
-        print_table(out, fit(grid, out, ("data", "model")) if out.width < NARROW else grid)
+        if out.width < NARROW:
+            grid = fit(grid, out, ("data", "model"))
+        print_table(out, grid)
     if problems := [f"broken: {run.problem}" for run in run_list if run.problem]:
         out.print("\n" + "\n".join(problems), soft_wrap=True)
     if not run_list and not studies:

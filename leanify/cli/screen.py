@@ -164,7 +164,8 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
 
     # the run's folder
     path = quote(str(run.path))
-    out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
+    best_text = f", its best weights in {best.path}" if best else ""
+    out.print(f"\nrun   {path}{best_text}", soft_wrap=True)
     if skipped_samples := run.skipped_samples():
         out.print(
             f"could not be read and were left out: {len(skipped_samples):,} samples, {run.path}/skipped.json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,9 @@ from leanify.cli.tables import print_table, table
 from leanify.comparison import tables, tournament
 from leanify.comparison.designs import design_argument
 from leanify.comparison.methods import about_rates
-from leanify.comparison.tables import sizes
 from leanify.comparison.verdicts import describe_changes
 from leanify.core.terminal import GREEN, ORANGE, RED, console
-from leanify.core.units import format_bytes, format_count, format_forecast, macs_column
+from leanify.core.units import format_bytes, format_count, format_forecast, format_sizes, macs_column
 
 if TYPE_CHECKING:
     from leanify.comparison.results import Study
@@ -70,7 +70,8 @@ def _next_lines(study: Study, folder: Path, explain: bool) -> Iterator[str]:
 def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
     """The command for the same study with longer runs, in a new folder; it uses the recipe of a run."""
     plan = study.plan
-    run = next(run for result in study.results for run in result.runs if run.status == "finished")
+    runs = chain.from_iterable(result.runs for result in study.results)
+    run = next(run for run in runs if run.status == "finished")
     output = f"{re.sub(r'-[0-9]+-steps$', '', str(folder))}-{steps}-steps"
     command = ["leanify", "compare", str(folder / run.path), "-o", output, "--set", f"schedule.steps={steps}"]
     if plan.budget is not None:
@@ -129,9 +130,11 @@ def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
     if line := tournament.winner_line(study.plan):
         yield line
     no_answer = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
-    if study.verdicts and not (study.learnt or explain):
+    verdicts = study.verdicts
+    if verdicts and not (study.learnt or explain):
         yield Text.assemble(("undecided", STYLES["undecided"]), f"  {no_answer}")
-    for verdict in study.verdicts if study.learnt or explain else ():
+        verdicts = ()
+    for verdict in verdicts:
         yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
         for run in result.runs:
@@ -146,16 +149,16 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
     # a row per design: its shape, its prices, and the time of a run
     out = console()
     unit, macs = macs_column(max(design["macs"] for design in forecast["designs"]))
-    widths = [sizes(design["width"]) for design in forecast["designs"]]
+    widths = [format_sizes(design["width"]) for design in forecast["designs"]]
     width = ["width"] if len(set(widths)) > 1 else []
     grid = table(("", "depth", "heads × dim", *width, "mlp", "params", unit, "a run"), [])
     for design, cell in zip(forecast["designs"], widths, strict=True):
         grid.add_row(
             design["name"],
-            sizes(design["depth"]),
-            f"{sizes(design['heads'])} × {sizes(design['head_dim'])}",
+            format_sizes(design["depth"]),
+            f"{format_sizes(design['heads'])} × {format_sizes(design['head_dim'])}",
             *([cell] if width else []),
-            sizes(design["mlp"]),
+            format_sizes(design["mlp"]),
             format_count(design["params"]),
             macs(design["macs"]),
             format_forecast(3600 * design["hours_a_run"]).removeprefix("about "),

@@ -127,7 +127,8 @@ def _choose(device: str) -> None:
     if match[1] is not None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = dict(enumerate(visible_devices.split(","))) if visible_devices else {}
-        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(match[1]), match[1] if visible_devices is None else "")
+        unnamed = match[1] if visible_devices is None else ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(match[1]), unnamed)
     import torch
 
     if not torch.cuda.is_available():
