@@ -301,8 +301,9 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "
             f"or name the model: leanify redesign MODEL --weights {path}"
         )
-    model_source = _find_directory(directory, overrides, cls, None if is_index else path)
-    return model_source if is_index else replace(model_source, weights=path)
+    if is_index:
+        return _find_directory(directory, overrides, cls, None)
+    return replace(_find_directory(directory, overrides, cls, path), weights=path)
 
 
 def _recipe_file(text: str) -> Path | None:
@@ -425,7 +426,9 @@ def complete_name(source: str, name: str) -> str:
         return str(members[0] + dot + tag)
     members = members or sorted(timm.list_models(f"{bare}*"), key=standard_first)
     if members:
-        member_list = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
+        member_list = ", ".join(members[:8])
+        if len(members) > 8:
+            member_list += f", … ({len(members)} in all)"
         raise SourceError(f"{source!r} is ambiguous: timm has {member_list}")
     # else a message with the nearest names of every kind
     timm_names = timm.list_models()
@@ -444,14 +447,17 @@ def _unknown(source: str, name: str, candidates: list[str], kinds: str) -> str:
     similar = ", ".join(dict.fromkeys(full_names[match] for match in matches))
     if re.fullmatch(r"[0-9.]+[%MGk]?", source):
         return f"{source!r} is not the name of a model; a budget is --target-params {source}"
-    return f"{source[:200]!r} is not a {kinds}" + (f"; nearest: {similar}" if similar else "")
+    nearest = f"; nearest: {similar}" if similar else ""
+    return f"{source[:200]!r} is not a {kinds}{nearest}"
 
 
 def _model_types() -> list[str]:
     """transformers' model types, read from its folder names so that transformers need not be imported."""
     spec = importlib.util.find_spec("transformers")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    return sorted(p.parent.name for place in places for p in Path(place).glob("models/*/configuration_*.py"))
+    names: list[str] = []
+    for place in (spec and spec.submodule_search_locations) or []:
+        names += [path.parent.name for path in Path(place).glob("models/*/configuration_*.py")]
+    return sorted(names)
 
 
 def is_model_type(name: str) -> bool:

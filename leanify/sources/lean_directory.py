@@ -123,10 +123,12 @@ def _write(model: Any, source: ModelSource, folder: Path) -> dict[str, str]:
 def requirements(origin: Origin) -> dict[str, str]:
     """The minimum library versions to load the directory, from leanify's package metadata: name → ``>=…``."""
     library = {"timm": "timm", "hf": "transformers"}.get(origin.library)
-    names = ("torch", *([library] if library else ()))
-    lines = metadata.requires("leanify") or []
-    bounds = (line.partition(";")[0].strip() for line in lines)
-    return {name: bound[len(name) :] for bound in bounds for name in names if bound.startswith(f"{name}>")}
+    bounds = {}
+    for line in metadata.requires("leanify") or []:
+        name, sign, version = line.partition(";")[0].strip().partition(">")
+        if sign and name in ("torch", library):
+            bounds[name] = sign + version
+    return bounds
 
 
 def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, title: str, note: str) -> str:
@@ -134,7 +136,9 @@ def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, titl
     origin = source.origin
     upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
     # the model card's head, which the hub reads
-    lines = ["---", *([f"library_name: {upstream}"] if upstream else []), "tags: [leanify, pruning]", "---"]
+    lines = ["---", "tags: [leanify, pruning]", "---"]
+    if upstream:
+        lines.insert(1, f"library_name: {upstream}")
     lines += [f"# {title}", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", ""]
     if note:
         lines += [note, ""]
@@ -173,7 +177,8 @@ def untie_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in model.state_dict().items():
-        first = first_names.setdefault(id(tensor) if tensor.numel() == 0 else tensor.data_ptr(), name)
+        storage = id(tensor) if tensor.numel() == 0 else tensor.data_ptr()
+        first = first_names.setdefault(storage, name)
         if first == name or tensor.shape != tensors[first].shape:
             tensors[name] = tensor.detach().cpu().contiguous()
         else:

@@ -118,7 +118,8 @@ def get_config(model: Any) -> Any:
     autos = []  # the auto classes that lead to the model's
     for auto in AUTO:
         with suppress(SourceError):
-            autos += [auto] if class_name(auto, plain) == cls else []
+            if class_name(auto, plain) == cls:
+                autos.append(auto)
     plain.auto_map = dict.fromkeys(autos or ["AutoModel"], f"{FILE.removesuffix('.py')}.Lean{cls}")
     return plain
 

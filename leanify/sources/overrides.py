@@ -55,8 +55,9 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     # upstream's own class for the whole configuration, or the bare model
     full = full_config(model_type, keys)
     architectures = keys.get("architectures")
-    classes = [name for name in architectures if is_model_class(name)] if isinstance(architectures, list) else []
-    return Origin("hf", full.model_type, full.to_dict(), classes[0] if classes else class_name("AutoModel", full))
+    classes = filter(is_model_class, architectures if isinstance(architectures, list) else [])
+    cls = next(classes, None) or class_name("AutoModel", full)
+    return Origin("hf", full.model_type, full.to_dict(), cls)
 
 
 def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
@@ -104,7 +105,9 @@ def class_name(auto: str, config: PretrainedConfig) -> str:
         model_class = getattr(library, auto)._model_mapping[type(config)]
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"transformers has no {auto} for the model type {config.model_type!r}") from error
-    return str((model_class[0] if isinstance(model_class, tuple) else model_class).__name__)
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    return str(model_class.__name__)
 
 
 def type_of_class(name: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from leanify.core.errors import SourceError
-from leanify.core.files.reading import read_json
+from leanify.core.files.reading import read_json, read_object
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -69,7 +69,5 @@ def read_pooling(folder: Path) -> tuple[str, ...]:
 
 def read_max_length(folder: Path) -> int | None:
     """The length in tokens to which sentence-transformers truncates a text; None if not specified."""
-    file = folder / "sentence_bert_config.json"
-    config = read_json(file) if file.is_file() else {}
-    length = config.get("max_seq_length") if isinstance(config, dict) else None
+    length = read_object(folder / "sentence_bert_config.json").get("max_seq_length")
     return length if isinstance(length, int) and length > 0 else None

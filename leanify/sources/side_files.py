@@ -14,7 +14,7 @@ from typing import Any
 
 from leanify.core.errors import SourceError
 from leanify.core.files import writing
-from leanify.core.files.reading import open_file, read_json, resolve_inside
+from leanify.core.files.reading import open_file, read_json, read_object, resolve_inside
 from leanify.sources import hub
 from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
@@ -111,8 +111,7 @@ def check_vocabulary(model: Any, folder: Path) -> None:
     file = folder / "tokenizer.json"
     if not file.is_file() or not _takes_text(model):
         return
-    content = read_json(file)
-    vocabulary = (content.get("model") or {}).get("vocab") if isinstance(content, dict) else None
+    vocabulary = (read_object(file).get("model") or {}).get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
     # the embedding has one row for each id
     rows = model.get_input_embeddings().weight.shape[0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
 from leanify.core.files import tensor_files
-from leanify.core.files.reading import checksum, read_json
+from leanify.core.files.reading import checksum, read_object
 from leanify.core.files.reading import preview as preview
 from leanify.core.files.unpickling import load_pickle
 from leanify.core.path_kinds import WEIGHTS
@@ -32,7 +32,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise SourceError(f"the checkpoint {path} {'is not a regular file' if path.exists() else 'does not exist'}")
+        fault = "is not a regular file" if path.exists() else "does not exist"
+        raise SourceError(f"the checkpoint {path} {fault}")
     check_sum(path)
     if path.suffix == ".safetensors":
         return tensor_files.load_tensors(path)
@@ -59,8 +60,7 @@ def tensor_names(where: Path) -> list[str]:
 
 def weight_map(index: Path) -> dict[str, Any] | None:
     """Tensor name → file name, of a checkpoint in shards; None where its index has none."""
-    content = read_json(index)
-    names = content.get("weight_map") if isinstance(content, dict) else None
+    names = read_object(index).get("weight_map")
     return names if isinstance(names, dict) else None
 
 
@@ -84,8 +84,8 @@ def check_sum(path: Path) -> None:
     """Raise SourceError if a card in the same folder lists another checksum. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
-            sums = read_json(card).get("sums", {}) if card.is_file() else {}
-        except (SourceError, AttributeError):
+            sums = read_object(card).get("sums")
+        except SourceError:
             continue
         expected_sum = sums.get(path.name) if isinstance(sums, dict) else None
         if isinstance(expected_sum, str) and checksum(path, expected_sum) != expected_sum:
@@ -109,11 +109,10 @@ def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
     """
     missing = [name for name in model_shapes if name not in file_shapes]
     surplus = [name for name in file_shapes if name not in model_shapes]
-    odd = [
-        f"{name} {file_shapes[name]} for {model_shapes[name]}"
-        for name in model_shapes
-        if name in file_shapes and file_shapes[name] != model_shapes[name]
-    ]
+    odd = []
+    for name, shape in model_shapes.items():
+        if file_shapes.get(name, shape) != shape:
+            odd.append(f"{name} {file_shapes[name]} for {shape}")
     kinds = (("missing", missing), ("unknown", surplus), ("of another shape", odd))
     return "; ".join(f"{len(names)} {what} ({preview(names)})" for what, names in kinds if names)
 

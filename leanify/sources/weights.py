@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -147,20 +147,20 @@ def has_weights(directory: Path) -> bool:
 
 def _others(directory: Path) -> list[Path]:
     """Checkpoints whose names upstream's loaders do not look for."""
-    return sorted(
-        p
-        for p in directory.iterdir()
-        if p.suffix in CHECKPOINTS and p.is_file() and not p.name.startswith(LITTER) and p.name not in UPSTREAM
-    )
+    checkpoints = [path for path in directory.iterdir() if path.suffix in CHECKPOINTS and path.is_file()]
+    return sorted(path for path in checkpoints if not path.name.startswith(LITTER) and path.name not in UPSTREAM)
 
 
 def _size(where: Path) -> int:
     """Bytes that loading a file or directory brings into memory at least, without opening a file."""
     if where.is_file():
         return where.stat().st_size if where.suffix == ".safetensors" else 0
-    shards = where.glob("model-*.safetensors") if (where / "model.safetensors.index.json").is_file() else ()
-    single_file = where / "model.safetensors"
-    return sum(file.stat().st_size for file in ([single_file] if single_file.is_file() else shards))
+    files: Iterable[Path] = ()
+    if (where / "model.safetensors").is_file():
+        files = [where / "model.safetensors"]
+    elif (where / "model.safetensors.index.json").is_file():
+        files = where.glob("model-*.safetensors")
+    return sum(file.stat().st_size for file in files)
 
 
 def find_weights(directory: Path) -> Path:
@@ -231,9 +231,10 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
     # tensors of another shape are errors, except in a head with another number of classes
-    odd = sorted(
-        (str(name), tuple(file_shape), tuple(model_shape)) for name, file_shape, model_shape in info["mismatched_keys"]
-    )
+    odd = []
+    for name, file_shape, model_shape in info["mismatched_keys"]:
+        odd.append((str(name), tuple(file_shape), tuple(model_shape)))
+    odd.sort()
     saved_config = _read_config(Path(weights))
     labels = saved_config.get("id2label") if isinstance(saved_config, dict) else None  # transformers' default is two
     if saved_config is not None and len(labels or (0, 1)) != config.num_labels and model.base_model is not model:

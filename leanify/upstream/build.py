@@ -95,7 +95,7 @@ def _construct(origin: Origin) -> nn.Module:
             hooks.check_on(f"this {name}")
         with reraise_as(f"transformers does not build {name!r} as {origin.cls}"):
             config = library.AutoConfig.for_model(name, **drop_type(options))
-            with _without_dtype(config):
+            with _drop_dtype(config):
                 model = getattr(library, origin.cls)(config)
     elif origin.library == "diffusers":  # in older lean directories and runs
         raise SourceError(f"{origin}: {NO_DIFFUSERS}")
@@ -141,7 +141,7 @@ def check_sizes(options: Any) -> None:
 
 
 @contextmanager
-def _without_dtype(config: Any) -> Iterator[None]:
+def _drop_dtype(config: Any) -> Iterator[None]:
     """Build a transformers model in one dtype: a head that makes its base by ``from_config`` (Llama's classifier)
     would have the 16 bits of its checkpoint in the base alone.
     """

@@ -179,7 +179,9 @@ def _length(model: Any, tokens: int | None) -> int:
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
     padding_ids = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
     usual = {"input_values": 499, "input_features": 125}.get(str(model.main_input_name), 512)
-    return tokens or min(usual, longest - (padding_ids[0] + 1 if padding_ids else 0))
+    if padding_ids:
+        longest -= padding_ids[0] + 1
+    return tokens or min(usual, longest)
 
 
 def _get(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
@@ -239,7 +241,8 @@ def _features(config: PretrainedConfig, batch: int, length: int) -> Tensor:
         config, "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "input_channels", default=80
     )
     positions = getattr(config, "max_source_positions", None) if hasattr(config, "num_mel_bins") else None
-    return torch.randn(batch, 2 * positions if positions else 8 * length, channels)
+    frames = 2 * positions if positions else 8 * length
+    return torch.randn(batch, frames, channels)
 
 
 def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
@@ -248,7 +251,8 @@ def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     if bins and hasattr(config, "max_length"):
         return torch.randn(batch, config.max_length, bins)
     channels = _get(config, "audio_channels")
-    return torch.randn(batch, *([channels] if channels else []), 320 * length + 80)
+    samples = 320 * length + 80
+    return torch.randn(batch, channels, samples) if channels else torch.randn(batch, samples)
 
 
 def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:

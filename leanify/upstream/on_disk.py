@@ -76,7 +76,9 @@ def place_output(output: Any) -> Any:
 
 def place_weights(module: nn.Module) -> None:
     """Move the weights of a module that are not in files yet."""
-    for tensor in (*module.parameters(), *module.buffers()) if _folders else ():
+    if not _folders:
+        return
+    for tensor in (*module.parameters(), *module.buffers()):
         if tensor.untyped_storage().filename is None:
             tensor.data = place(tensor.data)
 
@@ -84,7 +86,8 @@ def place_weights(module: nn.Module) -> None:
 def deep_copy(module: M, memo: Mapping[int, Any] | None = None) -> M:
     """Return a deep copy of a module, inside `on_disk` with its tensors in files; ``memo`` as that of deepcopy."""
     copies = dict(memo or {})
-    for tensor in (*module.parameters(), *module.buffers()) if _folders else ():
+    tensors = (*module.parameters(), *module.buffers()) if _folders else ()
+    for tensor in tensors:
         if tensor.numel() > SMALL and tensor.device.type == "cpu":
             new = place(tensor.detach())
             copies[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new

@@ -94,16 +94,17 @@ def leave_fast_path(model: nn.Module, attention: str) -> None:
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:
     """Update the layer counts that the parent module and its configuration loop over."""
     parent = model.get_submodule(name.rpartition(".")[0])
-    for holder in (parent, getattr(parent, "config", None)) if is_hf(model) else ():
+    if not is_hf(model):
+        return
+    for holder in (parent, getattr(parent, "config", None)):
         if holder is None or getattr(holder, "is_encoder_decoder", False):
             continue
 
         # keys with the old depth; the layers at the end share keys and values, and kinds repeat the last one
         shared_layers = getattr(holder, "num_kv_shared_layers", None)
         kinds = getattr(holder, "layer_types", None)
-        counts: dict[str, Any] = {
-            key: new for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)
-        }
+        keys = [key for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)]
+        counts: dict[str, Any] = dict.fromkeys(keys, new)
         if counts and isinstance(shared_layers, int):
             counts["num_kv_shared_layers"] = max(0, shared_layers + new - old)
         if counts and isinstance(kinds, list) and len(kinds) == old:
@@ -143,7 +144,7 @@ def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> N
             inner_config = config
             if type(table.config) is not type(model.config):
                 stages = [stage for stage in new.stages if stage.name.startswith(f"{path}.".lstrip("."))]
-                head_dims = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
+                head_dims = {layer.head_dim for layer in Architecture("", tuple(stages)).layers()}
                 inner_config = copy.deepcopy(table.config)
                 if len(head_dims) == 1 and hasattr(inner_config, "head_dim"):
                     with suppress(AttributeError, NotImplementedError):  # a property computed from other keys

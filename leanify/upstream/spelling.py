@@ -53,8 +53,10 @@ def _timm_options(old: Architecture, new: Architecture) -> Iterator[dict[str, An
         yield keys
         return
     for hidden in (layer.mlp, 2 * layer.mlp):  # a packed gate counts both halves
-        exact = hidden / layer.width
-        yield {**keys, "mlp_ratio": exact if int(layer.width * exact) == hidden else (hidden + 0.5) / layer.width}
+        ratio = hidden / layer.width
+        if int(layer.width * ratio) != hidden:
+            ratio = (hidden + 0.5) / layer.width
+        yield {**keys, "mlp_ratio": ratio}
 
 
 def _own_model_options(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
@@ -123,7 +125,8 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
         config_keys["head_dim"] = layer.head_dim
 
     # the kind of each layer: new layers repeat the last one
-    for key in KIND_LISTS if before.depth != after.depth and len(pairs) == 1 else ():
+    kind_lists = KIND_LISTS if before.depth != after.depth and len(pairs) == 1 else ()
+    for key in kind_lists:
         kinds = get(key)
         if isinstance(kinds, list) and len(kinds) == before.depth:
             config_keys[key] = resize_list(kinds, after.depth)

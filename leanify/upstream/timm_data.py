@@ -48,7 +48,8 @@ def read_pretrained_cfg(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(facts.get(key), list | tuple) and len(facts[key]) == 3:
             facts[key] = [channels, *facts[key][1:]]
     if side is not None and facts.get("fixed_input_size") is True and "input_size" in facts:
-        facts["input_size"] = [facts["input_size"][0], *([side, side] if isinstance(side, int) else side)]
+        sides = [side, side] if isinstance(side, int) else side
+        facts["input_size"] = [facts["input_size"][0], *sides]
     return check_pretrained_cfg(facts)
 
 

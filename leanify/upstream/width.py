@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -58,7 +58,9 @@ class Candidate:
 
     def build(self, device: str) -> nn.Module:
         """Build the model; its origin does not say ``arguments``, so that surgery builds this width again."""
-        with _builder(_passing(self.arguments)) if self.arguments else nullcontext():
+        if not self.arguments:
+            return build_model(self.origin, device)
+        with _builder(_passing(self.arguments)):
             return build_model(self.origin, device)
 
 
@@ -119,7 +121,8 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
                 possible = [n for n in range(1, 2 * after.heads + 1) if after.width % n == 0 and n % groups == 0]
                 divisor = min(possible or [1], key=lambda n: abs(n - after.heads))
                 divisors.setdefault(before.heads, divisor)
-                kv_heads.setdefault(before.kv_heads, 1 if before.kv_heads == 1 else max(1, divisor // groups))
+                kv_divisor = 1 if before.kv_heads == 1 else max(1, divisor // groups)
+                kv_heads.setdefault(before.kv_heads, kv_divisor)
     # the choices, the new shape's own heads first
     stages = [(stage, other) for stage, other in zip(old.stages, new.stages, strict=True) if stage.primary]
     stage_widths = tuple(other.primary.width for _, other in stages if other.primary)
