@@ -69,8 +69,8 @@ def export(
     # outputs of the original on a batch of two samples
     model = find.load(source).eval()
     torch.manual_seed(0)
-    takes_text = "input_ids" in example_inputs(model, 1, TOKENS)
-    inputs = example_inputs(model, 2, TOKENS if takes_text else None)
+    tokens = TOKENS if "input_ids" in example_inputs(model, 1, TOKENS) else None
+    inputs = example_inputs(model, 2, tokens)
     with torch.no_grad(), disable_cache(model):
         reference = flatten_outputs(call(model, inputs))
     own_rounding = partial(_rounding, model, inputs, reference)
@@ -126,9 +126,10 @@ def _compare(
 
 def _difference(outputs: list[Tensor], reference: list[Tensor]) -> float:
     """Return the largest difference between outputs, each relative to its largest entry."""
-    return max(
-        float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(outputs, reference, strict=True)
-    )
+    differences = []
+    for a, b in zip(outputs, reference, strict=True):
+        differences.append(float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)))
+    return max(differences)
 
 
 def _rounding(model: nn.Module, inputs: Mapping[str, Tensor], outputs: list[Tensor]) -> float:

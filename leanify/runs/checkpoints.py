@@ -58,7 +58,7 @@ class Checkpoint:
         for count in (self.step, self.rows):
             if type(count) is not int or count < 0:
                 return False
-        for number in (*self.metrics.values(), 0 if self.score is None else self.score):
+        for number in (*self.metrics.values(), self.score or 0):
             if not isinstance(number, int | float):
                 return False
         for name, digest in self.sums.items():

@@ -59,11 +59,7 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: str | Path,
-        recipe: Recipe,
-        card: str,
-        tokenizer: Any = None,
-        data: Mapping[str, Any] | None = None,
+        path: str | Path, recipe: Recipe, card: str, tokenizer: Any = None, data: Mapping[str, Any] | None = None
     ) -> RunDirectory:
         """Create a run's directory atomically. Raises DirectoryError, and RecipeError for no TOML."""
         # the file must read back to the same recipe, or a resume would train another one
@@ -343,7 +339,8 @@ class RunDirectory:
         """Delete all but the last ``keep`` checkpoints and the best one; 0 keeps all."""
         complete = self.checkpoints()
         best = self.best()
-        for old in complete[:-keep] if keep else []:
+        surplus = complete[:-keep] if keep else []
+        for old in surplus:
             if best is None or old.step != best.step:
                 with self._write_guarded(CHECKPOINTS):
                     checkpoints.remove(old.path)

@@ -73,8 +73,10 @@ class UsualSettings:
 
 def merge_tallies(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """Merge the tallies of several batches or processes, on the CPU."""
-    names = next((list(part) for part in parts if part), [])
-    return {name: torch.cat([part[name] for part in parts if part]).cpu() for name in names}
+    merged = {}
+    for name in next(filter(None, parts), {}):
+        merged[name] = torch.cat([part[name] for part in parts if part]).cpu()
+    return merged
 
 
 def make_task(recipe: TrainingRecipe, splits: Splits) -> Task:

@@ -99,7 +99,8 @@ class Linear:
             from sklearn.feature_extraction.text import TfidfTransformer
             from sklearn.preprocessing import StandardScaler
 
-            self.scaler = (StandardScaler() if pictures else TfidfTransformer(sublinear_tf=True)).fit(table)
+            scaler = StandardScaler() if pictures else TfidfTransformer(sublinear_tf=True)
+            self.scaler = scaler.fit(table)
         return self.scaler.transform(table)
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:

@@ -88,12 +88,13 @@ def pool(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
     """Hidden states (B, N, width), mask (B, N) → (B, width), by sentence-transformers' modes."""
     token_mask = mask[..., None].to(hidden.dtype)
     if mode in ("cls", "lasttoken"):
-        last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-        first = mask.argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), first if mode == "cls" else last]
+        place = mask.argmax(1) if mode == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), place]
     if mode == "max":
         return hidden.masked_fill(token_mask == 0, -torch.inf).amax(1)
     if mode == "weightedmean":
         token_mask = token_mask * torch.arange(1, mask.shape[1] + 1, device=hidden.device, dtype=hidden.dtype)[:, None]
     total, count = (hidden * token_mask).sum(1), token_mask.sum(1).clamp(min=1e-9)
-    return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+    if mode == "mean_sqrt_len_tokens":
+        count = count.sqrt()
+    return total / count
