@@ -227,7 +227,10 @@ def _folders(place: Path) -> Iterator[Path]:
 
 def _images_by_folder(place: Path, others: Counter[str]) -> dict[str, int]:
     """The number of images in each folder of a folder."""
-    return {folder.name: len([*find_images(folder, others)]) for folder in _folders(place)}
+    counts = {}
+    for folder in _folders(place):
+        counts[folder.name] = sum(1 for _ in find_images(folder, others))
+    return counts
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:

@@ -212,7 +212,9 @@ def _describe_folder(place: Path) -> str:
 
 def _describe_images(place: Path, folders: Sequence[Path]) -> str | None:
     others: Counter[str] = Counter()
-    image_counts = {folder.name: len([*find_images(folder, others)]) for folder in folders}
+    image_counts = {}
+    for folder in folders:
+        image_counts[folder.name] = sum(1 for _ in find_images(folder, others))
     if others:
         return f"it has {describe_unread(others)}"
     pictures = [name for name in image_counts if image_counts[name]]
