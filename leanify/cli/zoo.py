@@ -88,7 +88,8 @@ def _find_models(
     names = [model["name"] for model in table["models"]]
     known_words = {*names, *(name.partition("_")[0] for name in names)}
     suggestions = ", ".join(get_close_matches("_".join(words), sorted(known_words)))
-    raise SourceError(f"no model has {search_text} in its name{f'; nearest: {suggestions}' if suggestions else ''}")
+    nearest = f"; nearest: {suggestions}" if suggestions else ""
+    raise SourceError(f"no model has {search_text} in its name{nearest}")
 
 
 def _name(model: dict[str, Any]) -> str:

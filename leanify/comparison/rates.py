@@ -58,8 +58,9 @@ def best(folder: StudyFolder, design: PlannedDesign) -> float:
 def rate_trials(folder: StudyFolder, design: str) -> tuple[Trial, ...]:
     """A design's trials that have ended, by rate."""
     plan = folder.plan
-    trials = []
-    for factor in plan.rates if len(plan.rates) > 1 else ():
+    trials: list[Trial] = []
+    factors = plan.rates if len(plan.rates) > 1 else ()
+    for factor in factors:
         key = Key(design, plan.seeds[0], factor)
         outcome = folder.outcome(key)
         if outcome is not None:

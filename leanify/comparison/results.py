@@ -272,10 +272,12 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
         reference_text = f"{trivial.name} ({format_digits(float(trivial.value or 0))})"
         if not learning.is_beaten(learning.difference_from_reference(table, judged.name, trivial, first.sign)):
             suggested = learning.suggested_steps(steps, False, rows)
-            help_text = f"about {suggested:,} steps instead of {steps:,}" if suggested else "more data"
+            help_text = f"{longer}what helps: more data"
+            if suggested:
+                help_text = f"what helps: about {suggested:,} steps instead of {steps:,}"
             why = (
-                f"{name} ({format_digits(mean)}) does not beat {reference_text} by more than the noise; "
-                f"{'' if suggested else longer}what helps: {help_text}, or pretrained weights (--weights)"
+                f"{name} ({format_digits(mean)}) does not beat {reference_text} by more than the noise; {help_text}, "
+                "or pretrained weights (--weights)"
             )
             return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": suggested}
         words = f"{name} ({format_digits(mean)}) beats {reference_text}"

@@ -270,7 +270,7 @@ class Follower(TorchFunctionMode):
     def _maps_tokens(self, name: str, args: Any, one: Any, other: Any) -> bool:
         """Whether a map sums over another axis than the channels of the map before: those lie on other axes."""
         weight_first = one[1] is not None
-        x = (other if weight_first else one)[0]
+        x, _ = other if weight_first else one
         came: Came = self._came.get(x, NOTHING)
         axes = _mapped_axes(name, args, x, weight_first)
         lengths = {use.out_length for use in came.maps}

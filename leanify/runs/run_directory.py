@@ -257,9 +257,11 @@ class RunDirectory:
         What leanify did not write stays. Returns messages about what therefore was renamed. Call it in
         `lock`.
         """
-        last, messages = checkpoint.step if checkpoint else -1, []
+        last, length, messages = -1, 0, []
+        if checkpoint:
+            last, length = checkpoint.step, checkpoint.rows
         with self._write_guarded(METRICS):
-            writing.truncate_file(self.path / METRICS, checkpoint.rows if checkpoint else 0)
+            writing.truncate_file(self.path / METRICS, length)
         with self._write_guarded(CHECKPOINTS):
             writing.remove_litter(self.path, min_age=0)
             for folder in sorted((self.path / CHECKPOINTS).iterdir()):

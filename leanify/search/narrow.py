@@ -252,7 +252,8 @@ def narrow_warnings(narrow: Narrow, lean: Design, request: Request) -> Iterator[
     off = 1 - getattr(narrow.design.cost, cost) / getattr(lean.cost, cost)
     if abs(off) > CLOSE:
         why = "its width is pinned" if request.options.width is not None else "its widths go in no finer steps"
-        yield f"narrow has {format_share(abs(off))} {'fewer' if off > 0 else 'more'} parameters than lean: {why}"
+        comparative = "fewer" if off > 0 else "more"
+        yield f"narrow has {format_share(abs(off))} {comparative} parameters than lean: {why}"
     limit = request.limits.get("macs")
     if limit is not None and narrow.design.macs > limit:
         yield f"narrow takes {format_count(narrow.design.macs)} MACs at lean's parameters, more than the limit"

@@ -87,19 +87,17 @@ def _remedies(prices: PriceList, request: Request, depth: int, has_designs: HasD
     options = request.options
     min_mlp = MIN_MLP if options.min_mlp is None else options.min_mlp
     mlps = [mlp for mlp in LOOSER_MLPS if mlp < min_mlp]
-    is_reached = False
     # one bound alone
     fewest = _sufficient_depth(prices, request, depth, has_designs)
     if fewest is not None:
-        is_reached = True
         yield f"--min-depth {fewest}"
-    for mlp in mlps:
-        if has_designs(prices, _loosen(request, min_mlp=mlp)):
-            is_reached = True
-            yield f"--min-mlp {mlp:g}"
-            break
+    sufficient_mlp = next((mlp for mlp in mlps if has_designs(prices, _loosen(request, min_mlp=mlp))), None)
+    if sufficient_mlp is not None:
+        yield f"--min-mlp {sufficient_mlp:g}"
+    if fewest is not None or sufficient_mlp is not None:
+        return
     # both bounds
-    for mlp in mlps if not is_reached else ():
+    for mlp in mlps:
         fewest = _sufficient_depth(prices, _loosen(request, min_mlp=mlp), depth, has_designs)
         if fewest is not None:
             yield f"--min-depth {fewest} --min-mlp {mlp:g}"

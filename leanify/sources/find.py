@@ -187,7 +187,8 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
     if places.is_run(path):
         card = lean_directory.read_card(path)
         best = run_directory.RunDirectory.open(path).best()
-        weights_file = (path if best is None else best.path) / checkpoints.WEIGHTS
+        folder = path if best is None else best.path
+        weights_file = folder / checkpoints.WEIGHTS
         return _attach_files(ModelSource(card.origin, card.architecture, weights_file, card.tied), path)
     check_regular(path)
     if (path / places.ADAPTER).exists():  # transformers would give its keys to PEFT, even with complete weights there

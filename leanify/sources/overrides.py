@@ -198,7 +198,8 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise SourceError(f"--override takes key=value; {pair!r} has no {'key' if equals else 'equals sign'}")
+            missing = "key" if equals else "equals sign"
+            raise SourceError(f"--override takes key=value; {pair!r} has no {missing}")
         try:
             overrides[key] = json.loads(value)
         except (json.JSONDecodeError, RecursionError):

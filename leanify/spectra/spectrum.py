@@ -86,7 +86,8 @@ class Spectra:
 def spectra(matrices: Tensor) -> Spectra:
     """The spectra of (B, rows, columns), in pieces: in parallel threads on the CPU, in sequence elsewhere."""
     on_cpu = matrices.device.type == "cpu"
-    size = max(1, (CHUNK if on_cpu else ACCELERATOR_CHUNK) // matrices[0].numel())
+    chunk = CHUNK if on_cpu else ACCELERATOR_CHUNK
+    size = max(1, chunk // matrices[0].numel())
     count = -(-len(matrices) // size)
     pieces = _solve_threaded(matrices, count) if on_cpu else [_solve(piece) for piece in matrices.tensor_split(count)]
     values, error, noise = (torch.cat(parts) for parts in zip(*pieces, strict=True))

@@ -66,9 +66,10 @@ def check_processes(world: int, samples: int, batch: int) -> None:
         )
     if batch % world:
         lower, upper = batch // world * world, -(-batch // world) * world
+        sizes = f"{upper} or {lower}" if lower else f"{upper}"
         raise RecipeError(
             f"schedule.batch_size is {batch}, which {world} processes do not divide: some would wait for others in "
-            f"every step. --set schedule.batch_size={upper}{f' or {lower}' if lower else ''}, or start another number"
+            f"every step. --set schedule.batch_size={sizes}, or start another number"
         )
 
 

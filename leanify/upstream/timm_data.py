@@ -44,8 +44,9 @@ def read_pretrained_cfg(config: Mapping[str, Any]) -> dict[str, Any]:
     # sizes follow the arguments that the model was built with, as in timm
     arguments = config.get("model_args") or {}
     channels, side = arguments.get("in_chans"), arguments.get("img_size")
-    for key in SIZES if isinstance(channels, int) else ():
-        if isinstance(facts.get(key), list | tuple) and len(facts[key]) == 3:
+    for key in SIZES:
+        is_shape = isinstance(facts.get(key), list | tuple) and len(facts[key]) == 3
+        if is_shape and isinstance(channels, int):
             facts[key] = [channels, *facts[key][1:]]
     if side is not None and facts.get("fixed_input_size") is True and "input_size" in facts:
         sides = [side, side] if isinstance(side, int) else side

@@ -135,7 +135,8 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
                     continue
                 folder, _, name = member.name.rpartition("/")
                 stem, _, kind = name.partition(".")
-                key, kind = f"{folder}/{stem}" if folder else stem, kind.lower()
+                key = f"{folder}/{stem}" if folder else stem
+                kind = kind.lower()
                 if f".{kind}" in columns.IMAGES:
                     images[key] = member.offset_data, member.size
                 elif kind in LABEL_ENDINGS and (key not in labels or kind == LABEL_ENDINGS[0]):
