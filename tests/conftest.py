@@ -13,7 +13,7 @@ os.environ["LEANIFY_PRICES"] = "off"  # what is remembered would answer for the 
 
 import pytest
 import torch
-from fuzz_intact import RECIPE
+from fuzz_intact import RECIPE, InlineEngine
 
 import leanify
 from leanify import cli
@@ -53,6 +53,14 @@ def reset_error_console() -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on digits; not to be written to."""
     return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two runs on digits; not to be written to."""
+    study, options = tmp_path_factory.mktemp("compared") / "study", {"designs": ("baseline",), "rates": (1,)}
+    leanify.compare(recipes.parse(RECIPE), study, seeds=2, engine=InlineEngine(), measure=False, **options)
+    return study
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -298,13 +298,6 @@ def test_best_checkpoint_is_checked_first(tmp_path: Path, how: str) -> None:
         trainer.test(run)
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    study = tmp_path_factory.mktemp("compared") / "study"
-    leanify.compare(recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), engine=InlineEngine(), measure=False)
-    return study
-
-
 @pytest.mark.parametrize("text", ["[]", '{"1": [1, 2]}'])
 def test_edited_kappa_file_is_harmless(compared: Path, tmp_path: Path, text: str) -> None:
     study = shutil.copytree(compared, tmp_path / "study")

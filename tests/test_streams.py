@@ -18,12 +18,11 @@ from pathlib import Path
 import commands
 import pytest
 from commands import Pipe, reopen_streams
-from fuzz_intact import RECIPE, TIMM
+from fuzz_intact import TIMM
 from runs import make_pictures
 
 import leanify
 from leanify.cli import COMMANDS
-from leanify.core import recipe as recipes
 
 TYPED = {
     "redesign": "redesign lean --depth 1", "train": "train run --dry-run",
@@ -36,9 +35,9 @@ TYPED = {
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
-    leanify.train(recipes.parse(RECIPE), folder / "run")
+    shutil.copytree(trained, folder / "run")
     leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), folder / "lean")
     return folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_intact import RECIPE, InlineEngine
+from fuzz_intact import InlineEngine
 from test_mistakes import run_here
 
 import leanify
@@ -193,15 +193,6 @@ def test_hard_links_keep_their_content(run: Path, tmp_path: Path) -> None:
     before = (tmp_path / "kept.jsonl").read_bytes()
     assert resumed(run) == ""
     assert (tmp_path / "kept.jsonl").read_bytes() == before
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    study = tmp_path_factory.mktemp("compared") / "study"
-    leanify.compare(
-        recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), rates=(1,), engine=InlineEngine(), measure=False
-    )
-    return study
 
 
 LINKED = (".study.toml", ".results.json", ".report.html", "results.json", "report.html")
