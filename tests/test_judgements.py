@@ -5,23 +5,16 @@ A wrong judgement breaks no shape and no sum: the model that comes out is as wel
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from cases import TEXT
 from safetensors.torch import load_file, save_file
-from studies import RECIPE
 from torch import Tensor, nn
 from torch.nn import functional
 
 import leanify
-from leanify.comparison import comparing as studies
-from leanify.comparison.folder import Outcome, StudyFolder
-from leanify.comparison.plan import PlannedDesign, StudyPlan, rank_designs
-from leanify.core import recipe as recipes
 from leanify.data.sampling import seed_everything
 from leanify.profiling.live_model import make_price_list
 from leanify.search import ranking
@@ -166,29 +159,3 @@ def test_unmixed_sample_is_smoothed(count: int) -> None:
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("failed", [0, 1])
-def test_failed_design_shows_nothing(failed: int, tmp_path: Path) -> None:
-    """The runs that survive are the lucky ones: ten points ahead with every seed, and undecided."""
-    recipe = recipes.parse(RECIPE)
-    designs = tuple(
-        PlannedDesign(name, recipe.model, depth, heads, 8, 64, 1000 * depth, 10**6 * depth, 0, float(depth))
-        for name, depth, heads in (("baseline", 8, 2), ("lean", 4, 5))
-    )
-    plan = StudyPlan("page", recipe, "0.5", tuple(range(6)), rank_designs(designs), 1, tokens=17)
-    folder = StudyFolder.create(tmp_path / "study", plan)
-    for key in plan.runs():
-        print_ = plan.fingerprint(key)
-        if key.design == "lean" and key.seed < failed:
-            folder.record(Outcome(key.design, key.seed, print_, "failed", "the loss of step 7 is not finite"))
-            continue
-        right = np.arange(500) < (450 if key.design == "lean" else 400) + key.seed
-        quality = 100 * float(right.mean())
-        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, None, quality, 20)
-        folder.record(replace(done, best=100.0, unit="points of top1"))
-        folder.run(key).mkdir(exist_ok=True)
-        folder.record_samples(key, 100.0 * right)
-    (verdict,) = studies.finish_study(folder).verdicts
-    assert verdict.answer == ("undecided" if failed else "shown")
-    assert ("1 of 6 runs of lean failed" in verdict.words) == bool(failed)

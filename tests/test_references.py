@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,7 @@ import pytest
 import torch
 from test_compare_page import study as study  # a study that is trained by nobody
 
-from leanify.comparison import comparing as studies
 from leanify.comparison import learning
-from leanify.comparison.folder import StudyFolder
-from leanify.comparison.results import Study
 from leanify.core import recipe as recipes
 from leanify.tasks.references import Grams, Linear, Mean, trivial
 from leanify.tasks.sentence_embedding import SentenceEmbedding
@@ -113,24 +109,6 @@ def test_digits_reference_uses_study_samples() -> None:
 
 
 # -- has it learnt? ---------------------------------------------------------------------------------------------------
-
-
-def with_reference(study: Study, value: float) -> Study:
-    folder = StudyFolder(study.path)
-    outcomes = [100.0] * int(5 * value) + [0.0] * (500 - int(5 * value))
-    (folder.path / learning.FILE).write_text(json.dumps({"name": "guessing", "value": value, "outcomes": outcomes}))
-    return studies.finish_study(folder)
-
-
-def test_worse_than_reference_answers_nothing(study: Study) -> None:
-    better, worse = with_reference(study, 20.0), with_reference(study, 96.0)
-    assert better.learnt
-    assert [verdict.answer for verdict in better.verdicts] == [verdict.answer for verdict in study.verdicts]
-    assert not worse.learnt
-    assert {"guessing", "96.00", "--weights"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
-    assert {verdict.answer for verdict in worse.verdicts} == {"undecided"}
-    found = worse.to_json()
-    assert (found["reference"], found["learnt"]) == ({"name": "guessing", "value": 96.0}, False)
 
 
 def test_falling_loss_is_noticed() -> None:

@@ -18,7 +18,7 @@ from leanify.comparison import report, statistics
 from leanify.comparison.comparing import finish_study
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
-from leanify.comparison.results import Study, read_study
+from leanify.comparison.results import read_study
 from leanify.comparison.statistics import Estimate, Run, RunTable
 from leanify.comparison.verdicts import describe_changes, describe_needed
 from leanify.core import recipe as recipes
@@ -302,20 +302,6 @@ def test_kappa_averages_over_runs(tmp_path: Path) -> None:
     assert (mixed.kappa_begin, mixed.kappa) == pytest.approx((700.0, 30.0))
 
 
-def test_winner_gets_fresh_seeds(tmp_path: Path) -> None:
-    """A tournament's winner is judged by seeds that did not choose it."""
-    folder = folder_of(tmp_path / "s", plan={"tournament": True, "winner": "wide"})
-    found: Study = read_study(folder)
-    noise = noise_of(NAMES, 4)
-    fresh = RunTable(
-        [run for run in noise.runs.values() if run.seed > 0 and run.design in ("baseline", "lean", "wide")]
-    )
-    assert found.plan.focus == "wide"
-    pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("wide", "baseline"))
-    assert [seed for seed, _ in pair.seeds] == [1, 2, 3]
-    assert pair.difference == pytest.approx(fresh.difference("wide", "baseline").mean)
-
-
 def test_one_finished_run_is_enough(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "s", ("baseline", "lean"), 2, failed={"baseline": 1, "lean": 2})
     found = read_study(folder)
@@ -369,6 +355,14 @@ def test_look_counts_most_seeds(tmp_path: Path) -> None:
 def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float]) -> None:
     rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": "train", "loss": loss} for i, loss in enumerate(losses)]
     (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_failed_design_shows_nothing(failed: int, tmp_path: Path) -> None:
+    """The runs that survive are the lucky ones."""
+    verdict, _ = read_study(folder_of(tmp_path / "s", failed={"lean": failed})).verdicts
+    assert verdict.answer == ("undecided" if failed else "shown")
+    assert ("1 of 4 runs of lean failed" in verdict.words) == bool(failed)
 
 
 def test_diverged_runs_are_named(tmp_path: Path) -> None:

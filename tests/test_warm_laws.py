@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_warm_shrink import TOLERANCE, data, drop, halved
+from test_warm_shrink import ALL, PRE_NORM, TOLERANCE, data, drop, halved
 from torch import nn
 from zoo import tiny
 from zoo.running import difference, outputs, randomise
@@ -27,7 +27,6 @@ from leanify.shrinking.narrow import narrow, projections
 from leanify.shrinking.residual import Residual, residuals
 
 Call = Callable[[nn.Module], Any]
-SAMPLE = ["timm/vit_base_patch16_224", "hf/llama", "hf/gpt2"]
 
 
 def dead_block(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
@@ -75,9 +74,12 @@ def held(name: str) -> Iterator[tuple[str, bool | None]]:
             yield law, None
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", ALL)
 def test_laws_of_the_moves(name: str) -> None:
-    assert dict(held(name)) == dict.fromkeys(LAWS, True)
+    outcomes = dict(held(name))
+    assert False not in outcomes.values()
+    assert outcomes["dead units"]
+    assert outcomes["dead block"] or name not in PRE_NORM
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
 from leanify.shrinking.blocks import replace_blocks, stage_blocks
 from leanify.shrinking.calibration import collect_outputs, divergence, moments
-from leanify.shrinking.choose import RIDGE, survivors
+from leanify.shrinking.choose import survivors
 from leanify.shrinking.correction import least_squares
 from leanify.shrinking.narrow import narrow, projections
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -53,20 +53,6 @@ def drop(model: nn.Module, stage: str, place: int) -> nn.Module:
 # -- drop ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRE_NORM)
-def test_zero_block_drops_for_free(name: str) -> None:
-    """Both of its output projections are zero."""
-    model, call = built(name)
-    located = locate(model)
-    stage = located.stages[0]
-    for layer in stage.blocks[1]:
-        for module in projections(replace(located, stages=[replace(stage, blocks=[[layer]])])).values():
-            for parameter in module.parameters():
-                parameter.data.zero_()
-    assert difference(outputs(drop(model, stage.name, 1), call), outputs(model, call)) < TOLERANCE
-    assert difference(outputs(drop(model, stage.name, 0), call), outputs(model, call)) > 1e-3
-
-
 def test_position_bound_blocks_stay() -> None:
     model, _ = built("hf/t5")
     with pytest.raises(UnsupportedModel, match="has_relative_attention_bias"):
@@ -82,25 +68,6 @@ def halved(model: nn.Module, heads: bool = True) -> Any:
         return replace(layer.set_heads(fewer), mlp=layer.mlp // 2)
 
     return leanify.read(model).map_layers(half)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_inactive_units_narrow_for_free(name: str) -> None:
-    """Half of the units, not the first ones, get no way out: `narrow` finds and removes them."""
-    model, call = built(name)
-    shape = halved(model, heads=False)
-    for layer in locate(model).layers:
-        if layer.mlp is None:
-            continue
-        part = next(p for p, how in layer.mlp.reading.columns.items() if "m" in how.split())
-        module = layer.mlp.module.get_submodule(part)
-        axis = linear_features(module).input_axis
-        module.weight.data.index_fill_(axis, torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2), 0.0)
-    if shape == leanify.read(model):
-        pytest.skip("no MLP")
-    new = narrow(model, shape, data(model))
-    assert leanify.read(new) == shape
-    assert difference(outputs(new, call), outputs(model, call)) < 1e-8
 
 
 @pytest.mark.parametrize("name", ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "hf/t5", "hf/mpnet"])
@@ -129,31 +96,6 @@ def test_narrowed_model_runs_corrected(name: str) -> None:
         assert leanify.read(new) == shape
         errors[correct] = divergence(collect_outputs(new, batches), collect_outputs(model, batches))
     assert errors[True] <= errors[False] * 1.2
-
-
-def missed(w: Tensor, second: Tensor, groups: Tensor) -> float:
-    """What a projection loses by some inputs when the others are refitted, by solving for them: an oracle."""
-    second = second + RIDGE * second.diagonal().mean() * torch.eye(len(second), dtype=second.dtype)
-    kept = [i for i in range(len(second)) if i not in set(groups.flatten().tolist())]
-    rest = w.clone()
-    rest[:, kept] -= w @ second[:, kept] @ torch.linalg.inv(second[kept][:, kept])
-    return float(torch.einsum("oi,ij,oj->", rest, second, rest))
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_removed_unit_is_least_missed(size: int) -> None:
-    """Every choice, against refitting without each of the others in turn; also where units repeat each other."""
-    generator = torch.Generator().manual_seed(1)
-    for trial in range(4):
-        a = torch.randn(60, 24, generator=generator, dtype=torch.float64)
-        a[:, 5] = a[:, 7] + 1e-3 * trial * a[:, 1]
-        w = torch.randn(5, 24, generator=generator, dtype=torch.float64)
-        second, groups = a.T @ a / 60, torch.arange(24).view(-1, size)
-        left = list(range(len(groups)))
-        while len(left) > 2:
-            gone = [i for i in range(len(groups)) if i not in left]
-            left.remove(min(left, key=lambda i, gone=gone: missed(w, second, groups[[*gone, i]])))
-            assert survivors(w, second, groups, [len(left)])[len(left)].tolist() == left
 
 
 def test_duplicate_unit_leaves_one() -> None:
