@@ -16,9 +16,7 @@ import leanify
 from leanify.core.architecture import Architecture
 from leanify.lens.sites import locate
 from leanify.profiling.counting import count, idle_parameters, macs, observe_on_cpu, observe_on_meta
-from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import StageShape
 from leanify.search.options import Options
 from leanify.search.redesign import model_costs
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -45,10 +43,6 @@ def with_units(shape: Architecture, units: int) -> Architecture:
     return shape.map_layers(lambda layer: replace(layer, mlp=units) if layer.mlp else layer)
 
 
-def weights_of(model: nn.Module, path: str) -> int:
-    return sum(parameter.numel() for parameter in model.get_submodule(path).parameters())
-
-
 @pytest.mark.parametrize("name", MIXTURES)
 def test_expert_widths_survive_the_disk(name: str) -> None:
     """Other expert widths are built, and counted as priced."""
@@ -64,28 +58,6 @@ def test_expert_widths_survive_the_disk(name: str) -> None:
         assert leanify.read(leanify.write(model, wanted)) == wanted
         fresh = running.outputs(leanify.write(model, wanted, "fresh"), call)
         assert all(tensor.isfinite().all() for tensor in fresh)
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_experts_change_together(name: str) -> None:
-    model, _ = tiny.build("hf", name)
-    half = leanify.write(model, with_units(leanify.read(model), 20))
-    wide = leanify.write(model, with_units(leanify.read(model), 60))
-    sizes = [weights_of(one, MIXTURES[name]) for one in (half, model, wide)]
-    assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
-
-
-def test_mixture_price_covers_experts() -> None:
-    origin = get_origin(tiny.build("hf", "mixtral")[0])
-    assert origin is not None
-    meta = build_model(origin, "meta")
-    prices = make_price_list(meta, 12)
-    for units in (8, 24, 120):
-        said = prices.total([StageShape(2, 12, 8, units)])
-        wanted = replace(
-            prices.architecture, stages=tuple(stage.reshape(2, 12, 8, units) for stage in prices.architecture.stages)
-        )
-        assert said == count(leanify.write(meta, wanted), 12, prices.facts.context)
 
 
 # -- their number -----------------------------------------------------------------------------------------------------

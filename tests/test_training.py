@@ -218,11 +218,6 @@ def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
         torch.testing.assert_close(weight3, weight, rtol=0, atol=2e-5)
 
 
-def test_worker_count_changes_nothing() -> None:
-    one, two = losses(), losses("data.workers=1")
-    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(one, two, strict=True))
-
-
 def test_bare_loop_finds_same_weights() -> None:
     """An oracle: torch's AdamW and cross-entropy on the same batches."""
     trainer = loop.Trainer(
