@@ -71,7 +71,6 @@ def test_control_uses_largest_close_steps(vit: PriceList, multiple: int | None) 
     for depth, heads, head_dim, mlp in leans:
         lean = StageShape(depth, heads, head_dim, mlp)
         found = control(vit, (lean,), Rules(Options(multiple=multiple)))
-        assert found is not None
         (stage,) = found
         assert (stage.depth, stage.heads, stage.head_dim) == (depth, 6, 64)
         wanted = params(vit, (lean,))
@@ -115,7 +114,6 @@ def test_towers_have_own_controls(bart: PriceList, which: tuple[int, ...]) -> No
 
 def _stage(prices: PriceList, shape: Shape, i: int) -> int:
     stage = shape[i]
-    assert stage is not None
     return int(prices.stage(i, stage).params)
 
 

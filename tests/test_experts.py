@@ -25,11 +25,7 @@ from leanify.upstream.build import build_model
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin
 
-MIXTURES = {
-    "mixtral": "layers.0.mlp.experts",  # gate and up side by side
-    "gpt_oss": "layers.0.mlp.experts",  # transposed, with biases; gate and up alternate
-    "switch_transformers": "encoder.block.1.layer.1.mlp.experts",  # a module for each expert
-}
+MIXTURES = ("mixtral", "gpt_oss", "switch_transformers")  # gate and up beside, alternating, apart
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -33,7 +33,6 @@ T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers
 def test_predicted_kappa_is_worst_tower(heads: list[int]) -> None:
     """Theorem 3.2 for each tower of an encoder-decoder; its worse number is the model's, in either order."""
     plan = leanify.redesign("t5", overrides=T5, heads=heads)
-    assert plan.tokens is not None
     each = [gaussian_kappa(8 * count, plan.tokens) for count in heads]
     assert each[0] != pytest.approx(each[1], rel=0.05)
     assert plan.chosen.to_json()["kappa_predicted"] == pytest.approx(max(each))
@@ -66,7 +65,6 @@ def test_slack_limit_changes_no_alternative() -> None:
 def test_no_mlp_step_beats_control(pins: dict[str, int]) -> None:
     """Steps of 64 units are more than a percent: the control goes on to smaller ones until it is near enough."""
     plan = leanify.redesign("vit_base", **pins)
-    assert plan.control is not None
     lean, control = plan.chosen, plan.control
     units = 2 * 768 + 1  # parameters of a hidden unit in each layer
     per_step = 8 * units * lean.depth  # type: ignore[operator]

@@ -36,10 +36,8 @@ def test_run_reports_its_progress(done: Path) -> None:
 
 def test_own_data_takes_folder_name() -> None:
     own = recipes.apply_settings(recipes.load("own-images"), ["data.path=/somewhere/birds/"])
-    assert own.data is not None
     assert data_name(own.data) == "birds"
     digits = recipes.parse(DIGITS).data
-    assert digits is not None
     assert data_name(digits) == "digits"
 
 

@@ -105,7 +105,6 @@ def test_predictions_match_loaded_model(images: Path) -> None:
     files = [images.parent / "validation" / name / "0.png" for name in COLOURS]
     found = list(predict(images, files))
     model, data = leanify.load(images), RunDirectory.open(images).recipe.data
-    assert data is not None
     _, plain, scale, mode = transforms(data, model)
     with torch.no_grad():
         batch = scale(torch.stack([torch.as_tensor(plain(Decoder()(file, mode, file))) for file in files]))

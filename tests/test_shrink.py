@@ -194,7 +194,6 @@ def test_stopped_shrink_resumes_anywhere(stages: tuple[str, ...], here: Path, tm
              "--explain"]  # fmt: skip
     for stage in stages:
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
-        assert process.stderr is not None
         for line in process.stderr:
             if stage in line:
                 process.send_signal(signal.SIGINT)
@@ -260,7 +259,6 @@ def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     recipe = trainable(start.resolve(str(here / "old"), [f"data.path={tmp_path / 'text.txt'}", "data.judge=true"], "x"))
     whole = load_splits(data_section(recipe), model_on_meta(recipe.model))
     found = limit_samples(whole, recipe, 10, 1e12)
-    assert whole.test is not None
     assert (len(found.validation), len(found.test)) == (SAMPLE_LIMITS[1], SAMPLE_LIMITS[1])
     assert len(whole.test) > SAMPLE_LIMITS[1]
     assert len(limit_samples(whole, recipe, 10, 1.0).validation) == SAMPLE_LIMITS[0]

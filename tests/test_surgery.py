@@ -106,7 +106,6 @@ def test_surgery_equals_upstream_constructor(case: Case) -> None:
     """Where upstream can express a shape, the result of surgery equals what it builds, given the same weights."""
     model = case.load()
     origin = get_origin(model)
-    assert origin is not None
     shape = leanify.read(model)
     for name, wanted in lean_shapes(shape).items():
         lean = leanify.write(model, wanted).eval()

@@ -42,9 +42,7 @@ def layer_of(name: str) -> LocatedLayer:
 def site_of(name: str, symbol: str) -> tuple[Site, nn.Module, str]:
     layer = layer_of(name)
     site = layer.attention if symbol == "h" else layer.mlp
-    assert site is not None
     path, module = output_projection(site, symbol)
-    assert module is not None
     return site, module, path
 
 
@@ -226,7 +224,6 @@ def test_layer_keeps_by_moments_or_heads(name: str) -> None:
     found = {}
     for site, symbol in ((layer.attention, "h"), (mlp, "m")):
         path, module = output_projection(site, symbol)
-        assert module is not None
         found[path] = moments_of(data(module, 5 * weight_matrix(module).shape[1], 3))
     heads = choose_units(layer.attention, "h", [count], found)[count]
     units = choose_units(mlp, "m", [wanted.mlp], found)[wanted.mlp]

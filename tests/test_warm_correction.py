@@ -64,7 +64,6 @@ def site_of(name: str, width: int = 0) -> tuple[Site, nn.Module]:
     library, _, rest = name.partition("/")
     model, _ = tiny.build(library, rest)
     site = next(iter(locate(randomise(model)).layers)).mlp
-    assert site is not None
     _, module = output_projection(site, "m")
     if width:
         weight: Any = torch.randn(width, weight_matrix(module).shape[1], dtype=torch.float64)
@@ -102,7 +101,6 @@ def test_correction_strength_is_cross_validated(name: str, alike: float, tokens:
     found = correct_output(
         site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
     )
-    assert found is not None
     new, bias = found
     if isinstance(module.bias, Tensor):
         whole = np.concatenate([weight, module.bias.detach().double().numpy()[:, None]], 1)

@@ -232,7 +232,6 @@ def check_prices(model: nn.Module, tokens: int = 12) -> bool:
     Does not apply if pricing is refused (tokens merged on the way, or sampled at random).
     """
     origin = get_origin(model)
-    assert origin is not None
     try:
         meta = build_model(origin, "meta")
         prices = make_price_list(meta, tokens)
