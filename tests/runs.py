@@ -106,6 +106,19 @@ def make_documents(folder: Path, **names: str) -> None:
     sys.argv = before
 
 
+def add_pooling(folder: Path, **config: Any) -> Path:
+    """What sentence-transformers keeps beside an encoder: its modules, and how tokens are pooled."""
+    kinds = ("", "Transformer"), ("1_Pooling", "Pooling")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}/{key}").items()}

@@ -11,18 +11,15 @@ import pytest
 import torch
 from cases import TEXT
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 import leanify
-from leanify.data.sampling import seed_everything
 from leanify.profiling.live_model import make_price_list
 from leanify.search import ranking
 from leanify.search.towers import towers
 from leanify.shrinking.choose import RIDGE, survivors
 from leanify.shrinking.correction import least_squares
 from leanify.spectra.theory import gaussian_kappa
-from leanify.tasks.classification import Classification
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
 
@@ -131,29 +128,6 @@ def test_foreign_head_labels_are_refused(tmp_path: Path) -> None:
     save_file(cut, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(leanify.SourceError, match=r"classifier\.weight \(4, 60\).*\(5, 60\)"):
         leanify.load(tmp_path / "bert")
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_unmixed_sample_is_smoothed(count: int) -> None:
-    """Its part of the loss is the cross-entropy of torch with the same label smoothing."""
-    torch.manual_seed(0)
-    images, targets = torch.randn(count, 1, 4, 4), torch.randint(0, 6, (count,))
-    task = Classification(6, 0.8, 0.0, 0.1)
-    seen: list[Tensor] = []
-
-    class Flat(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x)
-            return super().forward(x.flatten(1))
-
-    model = Flat(16, 6)
-    seed_everything(0, 1)
-    whole = task.loss(model, images, targets)
-    assert torch.equal(seen[0][-1], images[-1])
-    alone = functional.cross_entropy(model(images[-1:]), targets[-1:], label_smoothing=0.1, reduction="sum")
-    seed_everything(0, 1)
-    rest = task.loss(model, images[:-1], targets[:-1]) if count > 1 else torch.zeros(())
-    torch.testing.assert_close(whole, rest + alone, rtol=1e-5, atol=1e-6)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------

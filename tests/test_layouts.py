@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import make_documents
+from runs import add_pooling, make_documents
 
 import leanify
 from leanify.cli import main
@@ -52,14 +52,7 @@ def headless(folder: Path) -> None:
 
 def sentence_transformers(folder: Path) -> None:
     headless(folder)
-    names = ("Transformer", ""), ("Pooling", "1_Pooling")
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, path) in enumerate(names)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    add_pooling(folder, pooling_mode_cls_token=True)
 
 
 def trainer(folder: Path) -> None:

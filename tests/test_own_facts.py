@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import make_documents
+from runs import add_pooling, make_documents
 
 import leanify
 from leanify.shrinking.healing import Evaluator
@@ -170,17 +170,8 @@ def test_sentence_embeddings_equal_own_library(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     make_documents(tmp_path, sentences="reviews", checkpoint="encoder")
-    folder = tmp_path / "encoder"
-    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
-    modules = [
-        {"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{k}"}
-        for i, (p, k) in enumerate(kinds)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(
-        '{"word_embedding_dimension": 64, "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}'
-    )
+    modes = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    folder = add_pooling(tmp_path / "encoder", word_embedding_dimension=64, **modes)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
 
     evaluator = Evaluator.create(shrink_recipe(str(folder), tmp_path / "reviews", []), 0)

@@ -6,7 +6,6 @@ import argparse
 import csv
 import importlib
 import importlib.util
-import json
 import os
 import random
 import re
@@ -21,6 +20,7 @@ import commands
 import pytest
 import torch
 import typer
+from runs import add_pooling
 
 from leanify import cli
 from leanify.cli import COMMANDS
@@ -193,14 +193,7 @@ def write_encoder(place: Path) -> None:
     shape = {"hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **shape)
     transformers.BertModel(config).save_pretrained(place)
-    pooling = {"word_embedding_dimension": 48, "pooling_mode_mean_tokens": True}
-    (place / "1_Pooling").mkdir()
-    (place / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    (place / "modules.json").write_text(json.dumps(modules))
+    add_pooling(place, word_embedding_dimension=48, pooling_mode_mean_tokens=True)
 
 
 # -- commands in the pages --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import make_documents
+from runs import add_pooling, make_documents
 from test_layouts import timm, typed
 from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
@@ -121,19 +121,8 @@ def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
 
 def sentence_encoder(here: Path, tmp_path: Path) -> Path:
     """A folder as sentence-transformers writes it."""
-    source = tmp_path / "encoder"
-    shutil.copytree(here / "old", source)
-    (source / "1_Pooling").mkdir()
-    (source / "1_Pooling" / "config.json").write_text(
-        '{"word_embedding_dimension": 64, "pooling_mode_mean_tokens": true}'
-    )
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    listed = [
-        {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(modules)
-    ]
-    (source / "modules.json").write_text(json.dumps(listed))
-    return source
+    source = shutil.copytree(here / "old", tmp_path / "encoder")
+    return add_pooling(source, word_embedding_dimension=64, pooling_mode_mean_tokens=True)
 
 
 def test_better_candidate_is_healed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,6 @@ def test_large_batch_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     listener = Callback()
     listener.on_warning = heard.append  # type: ignore[method-assign]
     whole = training.train(tiny("schedule.batch_size=64"), tmp_path / "whole")
-    need = loop.Trainer(tiny("schedule.batch_size=64")).need
     kept = memory.need(preparation.build_model(tiny()), None, keeps_gradients=True)
     monkeypatch.setattr(machine, "available_memory", lambda device: kept.of(20))
     monkeypatch.setattr(profiling, "weights_bytes", lambda model: 0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import final_state
+from runs import add_pooling, final_state
 from test_training_processes import launched
 
 import leanify
@@ -52,12 +52,8 @@ def encoder(folder: Path, seed: int = 0, words: int = 0, **shape: Any) -> Path:
     library.BertModel(config).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(known))
     library.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    modules = [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
-    return folder
+    return add_pooling(folder, pooling_mode_mean_tokens=True)
 
 
 @pytest.fixture(scope="module")
