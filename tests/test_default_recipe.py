@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from PIL import Image
 from test_compare import plan
@@ -177,28 +174,3 @@ def test_own_model_fits_few_pictures(tmp_path: Path) -> None:
         assert recipe.schedule.warmup == pytest.approx(0.1 * epochs)
     many = default_recipe.model_recipe("vit_tiny_patch16_224").schedule
     assert (many.batch_size, many.epochs) == (128, 10)
-
-
-@pytest.mark.parametrize("kind", ["folder", "csv", "parquet", "tar"])
-def test_pictures_of_tables_are_fitted(tmp_path: Path, kind: str) -> None:
-    """Wherever the pictures are, grey ones of 28 pixels stay so."""
-    files = [tmp_path / "all" / "xy"[i % 2] / f"{i}.png" for i in range(8)]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (28, 28), 9).save(file)
-    place = tmp_path / "data"
-    place.mkdir()
-    if kind == "csv":
-        rows = [f"{file},{file.parent.name}" for file in files]
-        (place / "train.csv").write_text("\n".join(["image,label", *rows]))
-    elif kind == "parquet":
-        cells = [{"image": {"bytes": file.read_bytes(), "path": None}, "label": file.parent.name} for file in files]
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), place / "train.parquet")
-    elif kind == "tar":
-        with tarfile.open(place / "train-000000.tar", "w") as shard:
-            for file in files:
-                (file.with_suffix(".cls")).write_text(file.parent.name)
-                shard.add(file, file.name)
-                shard.add(file.with_suffix(".cls"), f"{file.stem}.cls")
-    override = default_recipe.find_recipe(str(tmp_path / "all" if kind == "folder" else place)).model.override
-    assert (override["img_size"], override["patch_size"], override["in_chans"]) == (28, 7, 1)

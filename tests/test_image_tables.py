@@ -63,6 +63,18 @@ def as_data_set(rows: list[tuple[Path, str]], folder: Path) -> Path:
     return folder / "kept"
 
 
+def as_shards(rows: list[tuple[Path, str]], folder: Path) -> Path:
+    import tarfile
+
+    with tarfile.open(folder / "train-000000.tar", "w") as shard:
+        for number, (path, name) in enumerate(rows):
+            (folder / f"{number}.cls").write_text(name)
+            shard.add(path, f"{number}.png")
+            shard.add(folder / f"{number}.cls", f"{number}.cls")
+            (folder / f"{number}.cls").unlink()
+    return folder
+
+
 @pytest.mark.parametrize("write", [as_csv, as_parquet, as_data_set])
 def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
     place = write(rows, tmp_path)
@@ -113,11 +125,11 @@ def copied(rows: list[tuple[Path, str]], folder: Path) -> list[tuple[Path, str]]
 def test_every_form_is_fitted_alike(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
     """Size of the pictures, classes and length of the run."""
     fitted = []
-    for write in (as_csv, as_parquet, as_data_set):
+    for write in (as_csv, as_parquet, as_data_set, as_shards):
         (tmp_path / write.__name__).mkdir()
         recipe = default_recipe.find_recipe(write(rows, tmp_path / write.__name__))
         fitted.append((recipe.model, recipe.schedule, recipe.data and recipe.data.holdout))
-    assert fitted[0] == fitted[1] == fitted[2]
+    assert all(one == fitted[0] for one in fitted)
     assert fitted[0][0].override["img_size"] == 16
 
 
