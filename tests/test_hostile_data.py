@@ -128,13 +128,6 @@ def test_spreadsheet_tables_are_read(tmp_path: Path) -> None:
     assert (found.kind, found.classes) == ("sentences", 2)
     file.write_text(CELLS.replace("\n", ",\n"))  # an empty cell at every end
     assert LabelledTable.read(file, data, Faults()).rows == whole
-    for encoding in ("utf-16", "utf-32"):
-        file.write_bytes(CELLS.encode(encoding))
-        assert LabelledTable.read(file, data, Faults()).rows == whole
-    file.write_bytes(CELLS.encode("utf-32-le"))  # without the mark that names it
-    with pytest.raises(DataError, match=r"a\.csv .*UTF-8"):
-        LabelledTable.read(file, data, Faults())
-    assert recognise(file) is None
     file.write_text(CELLS.replace("text", "label", 1))
     with pytest.raises(DataError, match="column label"):
         LabelledTable.read(file, data, Faults())

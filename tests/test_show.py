@@ -26,12 +26,7 @@ from leanify.training.predicting import Answer, predict
 IMAGES = """
 [model]
 source = "vit_tiny_patch16_224"
-[model.override]
-img_size = 16
-patch_size = 8
-embed_dim = 16
-depth = 1
-num_heads = 2
+override = { img_size = 16, patch_size = 8, embed_dim = 16, depth = 1, num_heads = 2 }
 [data]
 name = "data"
 task = "classification"
@@ -47,11 +42,7 @@ log_every = 1
 TEXTS = """
 [model]
 source = "bert"
-[model.override]
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-intermediate_size = 16
+override = { hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 16 }
 [data]
 name = "data"
 task = "text-classification"

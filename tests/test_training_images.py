@@ -24,12 +24,7 @@ TINY = recipes.parse(
     """
     [model]
     source = "vit_tiny_patch16_224"
-    [model.override]
-    img_size = 32
-    embed_dim = 24
-    depth = 1
-    num_heads = 2
-    num_classes = 3
+    override = { img_size = 32, embed_dim = 24, depth = 1, num_heads = 2, num_classes = 3 }
     [data]
     name = "pictures"
     task = "classification"

@@ -28,14 +28,7 @@ from leanify.training.engine import freeze_unused
 RECIPE = """
 [model]
 source = "vit_tiny_patch16_224"
-[model.override]
-img_size = 8
-patch_size = 2
-in_chans = 1
-num_classes = 10
-embed_dim = 16
-depth = 2
-num_heads = 2
+override = { img_size = 8, patch_size = 2, in_chans = 1, num_classes = 10, embed_dim = 16, depth = 2, num_heads = 2 }
 [data]
 name = "digits"
 task = "classification"
