@@ -97,6 +97,10 @@ BAD_ROWS = {
     "short.csv": (b'"a text"\n', r"line 6: label is None, not a label"),
     "deep.jsonl": (b"[" * 100_000, "line 6 is not JSON"),
     "table.jsonl": (b'{"text": "a", "label": {"a": 1}}\n', r"line 6: label is \{'a': 1\}, not a label"),
+    "null.jsonl": (b'{"text": null, "label": "a"}\n', "line 6: text is null, not a string"),
+    "number.jsonl": (b'{"text": 3, "label": "a"}\n', "line 6: text is 3, not a string"),
+    "long.jsonl": (b'{"text": "a", "label": "%s"}\n' % (b"a " * 600), "line 6: label is .a a a .*, not a label"),
+    "list.jsonl": (b'["x"]\n', r'line 6 is \["x"\], not a table of columns'),
 }
 
 

@@ -130,27 +130,6 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         read(file, text=("C",))
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"text": None, "label": "a"}, "line 2: text is null, not a string"),
-        ({"text": 3, "label": "a"}, "line 2: text is 3, not a string"),
-        ({"text": "x"}, "line 2: label is None, not a label"),
-        ({"text": "x", "label": ["a"]}, r"line 2: label is \['a'\], not a label"),
-        ({"text": "x", "label": "a " * 600}, "line 2: label is .a a a .*, not a label"),
-        (["x"], r'line 2 is \["x"\], not a table of columns'),
-    ],
-)
-def test_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -> None:
-    clean = {"text": "x", "label": "a"}
-    file = write(tmp_path / "train.jsonl", [clean, row, clean])
-    with pytest.raises(leanify.DataError, match=words):
-        read(file)
-    faults = Faults(skip=True)
-    found = LabelledTable.read(file, DataSection("data", "text-classification", str(file)), faults)
-    assert (len(found.rows), len(faults.names)) == (2, 1)
-
-
 def test_table_trains_a_classifier(tmp_path: Path) -> None:
     """A model and a table make a classifier that keeps its labels."""
     write(tmp_path / "train.csv", ROWS)
