@@ -201,16 +201,3 @@ def test_layers_trade_for_heads(vit: PriceList) -> None:
         else:
             expected = [each > 6 and layers < 12 for each, layers in zip(heads, depth, strict=True)]
         assert trades_layers(found, request).tolist() == expected, options
-
-
-def test_narrower_mlps_pay_for_heads() -> None:
-    """Where no block can go, narrower MLPs pay."""
-    prices = make_price_list(leanify.load("albert", overrides={"num_hidden_layers": 2}, device="meta"), 16)
-    request = Request(limits={"params": int(0.95 * int(prices.total(prices.baseline).params))})
-    (found,) = make_grids(prices, request)
-    old = found.old
-    pairs = zip(found.heads.tolist(), found.mlp.tolist(), strict=True)
-    expected = [heads > old.heads and mlp < old.mlp for heads, mlp in pairs]
-    assert found.shortest == found.old_depth
-    assert trades_layers(found, request).tolist() == expected
-    assert 0 < sum(expected) < len(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
 import warnings
@@ -12,23 +11,13 @@ from typing import Any
 
 import pytest
 from runs import make_documents
-
-from leanify.cli import main
+from test_layouts import typed
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TINY = (
     "--override img_size=16 --override patch_size=4 --override embed_dim=32 --override depth=8 --override num_heads=2 "
     "--target-params 0.5"
 )
-
-
-def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["leanify", *shlex.split(line)])
-    try:
-        main()
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else 1
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +55,14 @@ def test_next_line_keeps_the_design(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(here)
-    assert typed(f"redesign {line}", monkeypatch) == 0
+    assert typed(f"redesign {line}") == 0
     _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
     lines = [each.strip().removeprefix("leanify ") for each in after.splitlines()]
     assert [each[: len(words)] for each, words in zip(lines, proposed, strict=True)] == proposed
     assert all(("DATA" in each) == bool(data) for each in lines)
     for each in lines:
         rehearsal = "--no-measure" if each.startswith("profile") else "--dry-run"
-        assert typed(f"{each.replace('DATA', data)} {rehearsal}", monkeypatch) == 0, each
+        assert typed(f"{each.replace('DATA', data)} {rehearsal}") == 0, each
 
 
 def test_next_line_writes_shown_design(
@@ -84,11 +73,11 @@ def test_next_line_writes_shown_design(
     for folder in ("lean", "lean-2"):
         (here / folder).mkdir(exist_ok=True)
     monkeypatch.setattr(sys, "stderr", sys.stdout)
-    assert typed("redesign digits-study --target-params 50% --top 1", monkeypatch) == 0
+    assert typed("redesign digits-study --target-params 50% --top 1") == 0
     *above, last = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("next ") for line in above)
     assert last.startswith("next  leanify redesign digits-study ")
-    assert typed(last.removeprefix("next  leanify "), monkeypatch) == 0
+    assert typed(last.removeprefix("next  leanify ")) == 0
     assert (here / "lean-3" / "config.json").is_file()
 
 
@@ -103,9 +92,9 @@ def test_proposed_study_trains_written_shape(
     monkeypatch.chdir(here / "apart")
     shutil.copytree(here / "pets", "pets")
     pinned = TINY.replace("--target-params 0.5", "--depth 5 --heads 3 --mlp 64")
-    assert typed(f"redesign vit_tiny {pinned} -o lean", monkeypatch) == 0
+    assert typed(f"redesign vit_tiny {pinned} -o lean") == 0
     _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
-    assert typed(f"{after.splitlines()[0].replace('DATA', 'pets')} --dry-run --json", monkeypatch) == 0
+    assert typed(f"{after.splitlines()[0].replace('DATA', 'pets')} --dry-run --json") == 0
     baseline, lean, control, narrow = json.loads(capsys.readouterr().out)["designs"]
     assert [design["name"] for design in (baseline, lean, control, narrow)] == ["baseline", "lean", "control", "narrow"]
     assert (lean["depth"], lean["heads"], lean["mlp"]) == (5, 3, 64)
@@ -138,19 +127,19 @@ def test_proposed_study_trains_same_model(
     shutil.copytree(here / "pets", "pets")
     tiny = TINY.replace("--override ", "--set model.override.").replace("--target-params 0.5", "")
     if recipe == "lean":
-        assert typed(f"redesign vit_tiny {TINY} -o lean", monkeypatch) == 0
+        assert typed(f"redesign vit_tiny {TINY} -o lean") == 0
         recipe = "lean --set data.path=pets"
-    assert typed(f"train {recipe.format(tiny=tiny)} --set schedule.epochs=1 -o out", monkeypatch) == 0
+    assert typed(f"train {recipe.format(tiny=tiny)} --set schedule.epochs=1 -o out") == 0
     _, _, after = capsys.readouterr().out.rpartition("\nnext  leanify ")
     lines = [each.strip().removeprefix("leanify ") for each in after.splitlines()]
     assert next((each for each in lines if each.startswith("compare")), None) == proposed
     for each in lines:
         if each.startswith("compare"):
-            assert typed(f"{each} --dry-run", monkeypatch) == 0
+            assert typed(f"{each} --dry-run") == 0
 
 
-def test_no_line_writes_several_designs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert typed("redesign vit_tiny deit_small --target-params 0.5", monkeypatch) == 0
+def test_no_line_writes_several_designs(capsys: Any) -> None:
+    assert typed("redesign vit_tiny deit_small --target-params 0.5") == 0
     assert "next " not in capsys.readouterr().out
 
 
@@ -160,5 +149,5 @@ def test_timed_designs_lack_no_weights(here: Path, monkeypatch: pytest.MonkeyPat
     line = "compare old --weights old --set data.path=reviews --designs small=depth:3 --dry-run"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert typed(line, monkeypatch) == 0
+        assert typed(line) == 0
     assert not [str(one.message) for one in said if "no weights" in str(one.message)]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-import warnings
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_here
 from flows import FAMILIES
 
 import leanify
-from leanify.cli import main
 from leanify.lens.sites import locate
 from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
 from leanify.sources import find, hub
@@ -22,20 +21,6 @@ SMALL_LLAMA = {
     "num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000,
 }  # fmt: skip
-
-
-class Typed:
-    """A command as typed: its exit code and what it printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["leanify", *arguments])
-        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-        self.code: Any = 0
-        try:
-            main()
-        except SystemExit as left:
-            self.code = left.code or 0
-        self.stdout, self.stderr = capsys.readouterr()
 
 
 def overrides(words: dict[str, Any]) -> list[str]:
@@ -63,15 +48,12 @@ def overrides(words: dict[str, Any]) -> list[str]:
         (["swin_tiny", "--override", "depths=[2, 2, 4000, 2]", "--heads", "5"], "more than 1,024 blocks"),
     ],
 )
-def test_impossible_plan_is_one_message(
-    arguments: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    done = Typed(capsys, monkeypatch, "redesign", *arguments, "-o", str(tmp_path / "out"))
-    assert done.code == 2
-    text = " ".join(done.stderr.split())
+def test_impossible_plan_is_one_message(arguments: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+    code, out, err = run_here(shlex.join(["redesign", *arguments, "-o", str(tmp_path / "out")]), capsys)
+    assert (code, out) == (2, "")
+    text = " ".join(err.split())
     assert re.search(message, text), text
     assert text.startswith("leanify: ")
-    assert not done.stdout
     assert not (tmp_path / "out").exists()
 
 
@@ -88,25 +70,24 @@ def test_named_budget_is_accepted() -> None:
     assert leanify.redesign("llama", max_kv=share, overrides=SMALL_LLAMA).chosen.heads > 8
 
 
-def test_two_model_folder_names_both(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_two_model_folder_names_both(tmp_path: Path, capsys: Any) -> None:
     small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
     plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
     plan.save(tmp_path / "both", control=True)
     with pytest.raises(leanify.SourceError, match="control, lean"):
         leanify.load(tmp_path / "both")
-    done = Typed(capsys, monkeypatch, "redesign", str(tmp_path / "both"), "--target-params", "0.5")
-    assert (done.code, done.stdout) == (2, "")
+    code, out, _ = run_here(f"redesign {tmp_path / 'both'} --target-params 0.5", capsys)
+    assert (code, out) == (2, "")
     (tmp_path / "both" / "lean" / "model.safetensors").rename(tmp_path / "both" / "lean" / "a.safetensors")
     (tmp_path / "both" / "lean" / "b.safetensors").write_bytes(b"another")
     with pytest.raises(leanify.SourceError, match=r"a\.safetensors, b\.safetensors"):
         leanify.load(tmp_path / "both" / "lean")
 
 
-def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any) -> None:
     source = FAMILIES["BERT"].source(tmp_path / "bert")
-    arguments = ["redesign", str(source), "--heads", "5", "--pretrained", "-o", str(tmp_path / "lean")]
-    done = Typed(capsys, monkeypatch, *arguments)
-    assert done.code == 0, done.stderr
+    code, _, err = run_here(f"redesign {source} --heads 5 --pretrained -o {tmp_path / 'lean'}", capsys)
+    assert code == 0, err
     old, new = leanify.load(source), leanify.load(tmp_path / "lean")
     assert new.bert.embeddings.word_embeddings.weight.equal(old.bert.embeddings.word_embeddings.weight)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_layouts import typed
 from torch import Tensor, nn
 from zoo import tiny
 
 import leanify
-from leanify.cli import main
 from leanify.core.errors import DataError, ShapeError, SourceError
 from leanify.core.recipe import DistillSection
 from leanify.data.texts import vocabulary
@@ -206,13 +206,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: object) -> int:
     """The command's exit code, as a shell sees it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["leanify", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-    return 0
+    return typed(shlex.join(map(str, arguments)))
 
 
 SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64)

@@ -108,12 +108,6 @@ def test_new_width_keeps_runtime_settings() -> None:
     assert (narrow.config._attn_implementation, narrow.dtype) == ("eager", torch.bfloat16)
 
 
-def test_own_width_changes_nothing() -> None:
-    model = leanify.load("vit_tiny", overrides=SMALL_VIT)
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(leanify.write(model, leanify.read(model))(images), model(images))
-
-
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.6, 0.75, 0.9])
 def test_prices_equal_counts(share: float) -> None:
     model = leanify.load("vit_tiny", overrides=SMALL_VIT, device="meta")
