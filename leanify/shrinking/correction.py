@@ -50,9 +50,9 @@ def _cross_validate(matrix: Tensor, halves: list[Tensor], kept_inputs: Tensor) -
         return least_squares(matrix, halves[0], kept_inputs)
     first, second = halves
     some = matrix[:: max(1, len(matrix) // OUTPUTS)]
-    errors = {
-        ridge: _error(some, second, kept_inputs, least_squares(some, first, kept_inputs, ridge)) for ridge in RIDGES
-    }
+    errors = {}
+    for ridge in RIDGES:
+        errors[ridge] = _error(some, second, kept_inputs, least_squares(some, first, kept_inputs, ridge))
     best = min(errors, key=errors.__getitem__)
     if errors[best] >= _error(some, second, kept_inputs, some[:, kept_inputs]):
         return matrix[:, kept_inputs]

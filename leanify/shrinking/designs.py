@@ -88,9 +88,10 @@ def plan_shapes(
             shapes_seen.add((architecture, shape.moves))
             shapes.append(shape)
     # shapes that the model's own library cannot build; free shapes are always such
-    needs_more = {
-        shape.name for shape in shapes if shape.design and not _opens_alone(source, shape.design.architecture)
-    }
+    needs_more = set()
+    for shape in shapes:
+        if shape.design and not _opens_alone(source, shape.design.architecture):
+            needs_more.add(shape.name)
     if kind == "plain":
         shapes = [shape for shape in shapes if shape.name not in needs_more]
     if kind != "plain" and ("free" in names or (kind == "free" and not names)):

@@ -125,11 +125,9 @@ def check_alike(located_model: LocatedModel, first: Residual, second: Residual) 
         raise UnsupportedModel(f"{where}: {different} differs between them")
     for sublayer in first.sublayers:
         sizes = sublayer.site.sizes
-        mixing = [
-            part for part in sublayer.site.reading.mixing if weighted_part(sublayer.site.module, part) is not None
-        ]
-        if mixing:
-            raise UnsupportedModel(f"{where}: {sublayer.site.path}.{mixing[0]} is a norm over all heads or units")
+        for part in sublayer.site.reading.mixing:
+            if weighted_part(sublayer.site.module, part) is not None:
+                raise UnsupportedModel(f"{where}: {sublayer.site.path}.{part} is a norm over all heads or units")
         if sizes.get("g", 0) == 1 != sizes.get("h"):
             raise UnsupportedModel(
                 f"{where}: one key/value head serves all heads (multi-query attention), and a pair would need two"
@@ -175,9 +173,11 @@ def output_projections(site: Site) -> list[nn.Module]:
     """Return the output projections of a site: of heads first, then of hidden units."""
     projections = []
     for symbol in ("h", "m"):
-        parts = [part for part, how in site.reading.columns.items() if symbol in how.split()]
-        modules = [module for part in parts if (module := weighted_part(site.module, part)) is not None]
-        projections += modules[:1]
+        for part, how in site.reading.columns.items():
+            module = weighted_part(site.module, part)
+            if symbol in how.split() and module is not None:
+                projections.append(module)
+                break
     return projections
 
 
@@ -191,14 +191,12 @@ def join_sites(
 
     ``kept_heads`` has, by the path of ``first_site``, the heads of both that keep their rows of a shared table.
     """
-    differing = [
-        name
-        for name in first_site.sizes
-        if name not in GROWING and first_site.sizes[name] != second_site.sizes.get(name)
-    ]
-    if differing or _group(first_site.sizes) != _group(second_site.sizes):
-        what = differing[0] if differing else "heads per key/value head"
-        raise UnsupportedModel(f"{first_site.path} and {second_site.path} cannot be paired: they differ in {what}")
+    refusal = f"{first_site.path} and {second_site.path} cannot be paired: they differ in"
+    for name, size in first_site.sizes.items():
+        if name not in GROWING and size != second_site.sizes.get(name):
+            raise UnsupportedModel(f"{refusal} {name}")
+    if _group(first_site.sizes) != _group(second_site.sizes):
+        raise UnsupportedModel(f"{refusal} heads per key/value head")
     # new sizes: heads and units add up; under a shared table only units do
     rows = (kept_heads or {}).get(first_site.path)
     joined_symbols = [name for name in first_site.sizes if name in GROWING and (rows is None or name == "m")]
@@ -206,10 +204,9 @@ def join_sites(
     for name in joined_symbols:
         sizes[name] += second_site.sizes[name]
     # values of both, then the resized tensors of the first
-    values = [
-        (a, a.value.clone(), b.value)
-        for a, b in zip(resizable_axes(first_site), resizable_axes(second_site), strict=True)
-    ]
+    values = []
+    for a, b in zip(resizable_axes(first_site), resizable_axes(second_site), strict=True):
+        values.append((a, a.value.clone(), b.value))
     resize(model, first_site.path, first_site.module, first_site.reading, first_site.sizes, sizes)
     first_half = {name: torch.arange(first_site.sizes[name]) for name in joined_symbols}
     second_half = {name: torch.arange(second_site.sizes[name]) for name in joined_symbols}

@@ -200,7 +200,5 @@ def _others(plan: Plan) -> Iterator[tuple[str, Plan]]:
         except (BudgetError, ShapeError):
             continue  # narrower MLPs alone cannot save enough
         if other_plan.chosen.architecture not in (plan.chosen.architecture, plan.baseline.architecture):
-            kept_warnings = [
-                words for words in other_plan.warnings if words != OLD_HEADS
-            ]  # it is compared with designs with other heads
-            yield name, replace(other_plan, warnings=kept_warnings)
+            # it is compared with designs with other heads
+            yield name, replace(other_plan, warnings=[words for words in other_plan.warnings if words != OLD_HEADS])

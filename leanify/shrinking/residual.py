@@ -231,7 +231,8 @@ class _Reader:
                 if id(module) not in self.calls or not _same(self.calls[id(module)].state, state):
                     return None
                 names.append(part)
-            ends = [module for part in site.reading.columns if (module := weighted_part(site.module, part)) is not None]
+            ends = [weighted_part(site.module, part) for part in site.reading.columns]
+            ends = [module for module in ends if module is not None]
             if len(ends) != 1 or id(ends[0]) not in self.calls:
                 return None
             end = self.calls[id(ends[0])]

@@ -515,10 +515,10 @@ def _latencies(folder: ShrinkFolder, bench: Evaluator, names: Iterable[str]) -> 
     models |= {name: bench.with_model(str(place)).recipe.model for name, place in places.items() if place.is_dir()}
     shells = {name: model_on_meta(section) for name, section in models.items()}
     timings = time_latencies(shells, bench.recipe.data.length)
-    return {
-        name: {"latency_s": timing.median, "latency_range": [timing.low, timing.high]}
-        for name, timing in timings.items()
-    }
+    rows = {}
+    for name, timing in timings.items():
+        rows[name] = {"latency_s": timing.median, "latency_range": [timing.low, timing.high]}
+    return rows
 
 
 def _write_healed(folder: ShrinkFolder, bench: Evaluator, name: str, run_name: str) -> Path:
