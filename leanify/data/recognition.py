@@ -18,6 +18,7 @@ from leanify.data.faults import Faults
 from leanify.data.images.files import (
     NUMBERS,
     are_split_names,
+    count_images,
     describe_missing,
     describe_unread,
     find_images,
@@ -122,7 +123,7 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
     # pictures in a folder for each class, unless a table called train names them
     train = find_split_folder(place, "train") or place
     others: Counter[str] = Counter()
-    counts = _images_by_folder(train, others)
+    counts = count_images(_folders(train), others)
     with_images = {name: count for name, count in counts.items() if count}
     if len(with_images) > 1 and not are_split_names(list(with_images)):
         table = columns.find_split_file(place, "train", columns.TABLES) if train == place else None
@@ -192,7 +193,7 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], other
     faults = []
     empty_folders = [str(train / name) for name in empty]
     if other is not None:
-        other_counts = _images_by_folder(other, others)
+        other_counts = count_images(_folders(other), others)
         description += f", {sum(other_counts.values()):,} in {other}"
         empty_folders += [str(other / name) for name, count in other_counts.items() if not count]
         if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
@@ -223,14 +224,6 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], other
 
 def _folders(place: Path) -> Iterator[Path]:
     return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not is_tool_folder(entry.name))
-
-
-def _images_by_folder(place: Path, others: Counter[str]) -> dict[str, int]:
-    """The number of images in each folder of a folder."""
-    counts = {}
-    for folder in _folders(place):
-        counts[folder.name] = sum(1 for _ in find_images(folder, others))
-    return counts
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:

@@ -18,6 +18,7 @@ from leanify.data.faults import Faults
 from leanify.data.images.files import (
     are_split_names,
     class_folders,
+    count_images,
     describe_unread,
     find_images,
     find_split_folder,
@@ -212,9 +213,7 @@ def _describe_folder(place: Path) -> str:
 
 def _describe_images(place: Path, folders: Sequence[Path]) -> str | None:
     others: Counter[str] = Counter()
-    image_counts = {}
-    for folder in folders:
-        image_counts[folder.name] = sum(1 for _ in find_images(folder, others))
+    image_counts = count_images(folders, others)
     if others:
         return f"it has {describe_unread(others)}"
     pictures = [name for name in image_counts if image_counts[name]]

@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -151,17 +152,10 @@ def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
     """Return, for each new position, the old one whose value it repeats: indices beyond the old size wrap around."""
     import torch
 
-    indices = []
-    start = 0
-    for part in parse(layout):
-        shape_old = [int(_factor(factor, old)) for factor in part]
-        shape_new = [int(_factor(factor, new)) for factor in part]
-        grid = torch.arange(start, start + math.prod(shape_old)).view(shape_old)
-        start += math.prod(shape_old)
-        for axis, (a, b) in enumerate(zip(shape_old, shape_new, strict=True)):
-            grid = grid.index_select(axis, torch.arange(b) % a)
-        indices.append(grid.reshape(-1))
-    return torch.cat(indices)
+    picks = {}
+    for factor in chain(*parse(layout)):
+        picks[factor] = torch.arange(int(_factor(factor, new))) % int(_factor(factor, old))
+    return pick_positions(layout, old, picks)
 
 
 def _side_by_side(grid: Tensor, pair: tuple[int, int]) -> Tensor:

@@ -87,9 +87,9 @@ class PriceList:
         """The changed stages as they are in the source."""
         return read_shape(self.architecture, self.stage_indices)
 
-    def total(self, shape: Shape) -> Cost:
-        """The cost of the model in this shape. Arrays of ``mlp`` give arrays of costs."""
-        cost = self.base
+    def total(self, shape: Shape, base: Cost | None = None) -> Cost:
+        """The cost of the model in this shape, added to ``base``. Arrays of ``mlp`` give arrays of costs."""
+        cost = self.base if base is None else base
         for index, stage in enumerate(shape):
             if stage is not None:
                 cost = cost + self.stage(index, stage)

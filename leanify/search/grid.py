@@ -91,11 +91,8 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     # one row of values per shape; its MLPs are an array
     for stage_shapes in _shapes(prices, architecture, request, tower):
         shape = tuple(stage and stage._replace(**mixtures[i]) for i, stage in enumerate(stage_shapes))
-        lead, cost = shape[tower.lead], others
+        lead, cost = shape[tower.lead], prices.total(shape, others)
         assert lead is not None
-        for i, stage in enumerate(shape):
-            if stage is not None:
-                cost = cost + prices.stage(i, stage)
         size = np.size(lead.mlp)
         values = {
             "shape": len(shapes),

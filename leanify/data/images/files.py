@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,14 @@ def find_images(folder: Path, others: Counter[str] | None = None) -> Iterator[Pa
             endings = (Path(name).suffix.lower() for name in files)
             others.update(ending for ending in endings if ending in OTHER_IMAGES)
         yield from (place / name for name in names)
+
+
+def count_images(folders: Iterable[Path], others: Counter[str]) -> dict[str, int]:
+    """The number of images in each folder, by its name; ``others`` as `find_images` counts them."""
+    counts = {}
+    for folder in folders:
+        counts[folder.name] = sum(1 for _ in find_images(folder, others))
+    return counts
 
 
 def class_folders(folder: Path) -> list[Path]:
