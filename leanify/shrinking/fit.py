@@ -177,14 +177,17 @@ def regression(inputs: Sequence[Tensor], targets: Sequence[Tensor], start: Tenso
     """
     rows = [torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1) for x in inputs]
     residuals = [t - x @ start.to(x.dtype).T for x, t in zip(rows, targets, strict=True)]
-    ridge = max(RIDGES)
-    if len(rows) > 1:
-        some = slice(None, None, max(1, len(start) // OUTPUTS))
-        others = [(x, residual[:, some]) for x, residual in zip(rows[1::2], residuals[1::2], strict=True)]
-        half = _RidgeSolver(rows[::2], [left[:, some] for left in residuals[::2]])
-        errors = {strength: _error(half.solve(strength), others) for strength in RIDGES}
-        ridge = min(errors, key=errors.__getitem__)
+    ridge = _choose_ridge(rows, residuals) if len(rows) > 1 else max(RIDGES)
     return start + _RidgeSolver(rows, residuals).solve(ridge)
+
+
+def _choose_ridge(rows: Sequence[Tensor], residuals: Sequence[Tensor]) -> float:
+    """Return the λ whose map from every other batch has the smallest error on the rest, for some outputs."""
+    some = slice(None, None, max(1, residuals[0].shape[1] // OUTPUTS))
+    others = [(x, residual[:, some]) for x, residual in zip(rows[1::2], residuals[1::2], strict=True)]
+    half = _RidgeSolver(rows[::2], [residual[:, some] for residual in residuals[::2]])
+    errors = {ridge: _error(half.solve(ridge), others) for ridge in RIDGES}
+    return min(errors, key=errors.__getitem__)
 
 
 class _RidgeSolver:
