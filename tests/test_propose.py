@@ -90,10 +90,10 @@ def test_trial_reading_is_not_supported(table: dict[str, list[Row]]) -> None:
 
 def test_unknown_row_field_is_named() -> None:
     with pytest.raises(LeanifyError, match=r"a\.B .*timm\.toml .*colums.*classes, when"):
-        families._parse_row({"classes": ["a.B"], "colums": {"proj": "h d"}}, "timm")
+        list(families._parse_tables([{"classes": ["a.B"], "colums": {"proj": "h d"}}], "timm"))
 
 
 def test_row_prints_as_in_table() -> None:
     row = families.all_rows()["transformers.models.gpt2.modeling_gpt2.GPT2Attention"][0]
-    (read,) = families._parse_row(tomllib.loads(toml(row))["reading"][0], "transformers")
+    (read,) = families._parse_tables(tomllib.loads(toml(row))["reading"], "transformers")
     assert read == row
