@@ -42,10 +42,10 @@ def _figure(file: Path, key: str) -> int | None:
 
 
 def set_malloc_thresholds(mmap: int, trim: int) -> None:
-    """Set the sizes in bytes from which glibc maps a block of its own, and returns the end of its heap to the system.
+    """Set two thresholds of glibc's allocator, in bytes. Does nothing under other C libraries.
 
-    What lies free at the end of the heap is returned at once if that is allowed (``trim`` -1: never). Does nothing
-    under other C libraries.
+    A block of at least ``mmap`` bytes is mapped by itself, and is returned to the system when it is freed. The heap is
+    trimmed when more than ``trim`` bytes are free at its end, and once now; -1 never trims.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):

@@ -59,16 +59,8 @@ from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
-HEALED_KEYS = (
-    "quality",
-    "neighbours",
-    "steps",
-    "rate",
-    "stopped",
-    "seeds",
-    "low",
-    "high",
-)  # keys of a healed candidate in the report
+# keys of a healed candidate in the report
+HEALED_KEYS = ("quality", "neighbours", "steps", "rate", "stopped", "seeds", "low", "high")
 MEASURING = 4  # every fourth batch measures the damage
 
 

@@ -49,8 +49,9 @@ def encoder_class(source: ModelSource) -> str:
     config = full_config(source.origin.name, source.origin.options)
     with suppress(SourceError):
         encoder = class_name("AutoModelForTextEncoding", config)
-        is_encoder = encoder == source.origin.cls != class_name("AutoModel", config)  # T5's config does not say so
-        if is_encoder or getattr(config, "is_encoder_decoder", False):
+        # the configuration of T5's encoder alone does not say that T5 has a decoder
+        is_encoder_alone = source.origin.cls == encoder and encoder != class_name("AutoModel", config)
+        if is_encoder_alone or getattr(config, "is_encoder_decoder", False):
             return "AutoModelForTextEncoding"
     return "AutoModel"
 

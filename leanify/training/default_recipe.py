@@ -391,8 +391,9 @@ def _is_encoder(source: ModelSource) -> bool:
     if source.origin.library != "hf":
         return False
     folder = Path(str(source.origin.options.get("_name_or_path") or ""))
-    headless = {_auto_class(source, "AutoModel"), _auto_class(source, heads.encoder_class(source))}  # T5 has both
-    return source.origin.cls in headless or pooling.is_encoder(folder)
+    # T5 has two classes without a head: the whole, and its encoder alone
+    headless_classes = {_auto_class(source, "AutoModel"), _auto_class(source, heads.encoder_class(source))}
+    return source.origin.cls in headless_classes or pooling.is_encoder(folder)
 
 
 def _auto_if_supported(source: ModelSource, auto: str) -> str | None:
