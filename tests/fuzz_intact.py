@@ -161,7 +161,7 @@ def _upstream_folders(home: Path) -> None:
     import torch
 
     import leanify
-    from leanify.data.texts.vocabulary import make_tokenizer
+    from leanify.data.texts.tokenizers import make_tokenizer
 
     model: Any = leanify.load("bert", overrides=HF["bert"] | {"max_position_embeddings": 32})
     model.save_pretrained(home / "hf", max_shard_size="5KB")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import leanify
+from leanify.profiling.cost import Shape, StageShape
 from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Shape, StageShape
 from leanify.search.control import CLOSE, control, has_close_control
 from leanify.search.options import Options
 from leanify.search.rules import Rules

@@ -18,7 +18,7 @@ import glue
 import leanify
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.training import start as training
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(carried over|no weights):UserWarning")
@@ -54,7 +54,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bert")
-    tokenizer = vocabulary._wrap(vocabulary._train(200, (data / "cola/train.tsv").read_text().splitlines))
+    tokenizer = tokenizers._wrap(tokenizers._train(200, (data / "cola/train.tsv").read_text().splitlines))
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=24, **sizes)).save_pretrained(folder)

@@ -26,7 +26,7 @@ import leanify
 from leanify.cli import main
 from leanify.core import recipe as recipes
 from leanify.core.errors import LeanifyError
-from leanify.data.texts.vocabulary import make_tokenizer
+from leanify.data.texts.tokenizers import make_tokenizer
 from leanify.training import start as training
 
 pytestmark = pytest.mark.filterwarnings("default")  # what is new in a model is warned of

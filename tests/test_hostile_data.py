@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
+import tokenizers as rust
 import torch
 from PIL import Image
 from runs import DIGITS, make_pictures
@@ -31,7 +31,7 @@ from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
 from leanify.data.recognition import OwnData, recognise
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import masked, text, tokens, vocabulary
+from leanify.data.texts import masked, text, tokenizers, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import LabelledTable
@@ -204,19 +204,19 @@ def test_pipe_pictures_are_not_opened(tmp_path: Path, leads_to: str) -> None:
 
 def test_missing_unknown_token_is_one_message(tmp_path: Path) -> None:
     """transformers would look for it in place of itself, without end."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[PAD]": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    made = rust.Tokenizer(rust.models.WordLevel({"a": 0, "[PAD]": 1, "[UNK]": 2}, unk_token="[UNK]"))
     wrapped = import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
     wrapped.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": ""}))
     with pytest.raises(DataError, match="has no token '', its own unk_token"):
-        vocabulary.load(tmp_path)
+        tokenizers.load(tmp_path)
 
 
 def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:
     library = import_transformers()
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "[PAD]": 1, "b": 2}, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"(a+)+$"), "isolated")
+    made = rust.Tokenizer(rust.models.WordLevel({"[UNK]": 0, "[PAD]": 1, "b": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = rust.pre_tokenizers.Split(rust.Regex(r"(a+)+$"), "isolated")
     tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
     tokenizer.save_pretrained(tmp_path)
     words = "a" * 50 + "!"

@@ -412,19 +412,19 @@ def test_group_signal_saves_and_names_resume(tmp_path: Path, name: str) -> None:
     assert RunDirectory.open(tmp_path / "run").newest()[0] is not None
 
 
-LONG_ROWS = """from leanify.data.texts import encoded, vocabulary
-tokenizer, _ = vocabulary.make_tokenizer("bytes", lambda: [], "")
+LONG_ROWS = """from leanify.data.texts import encoded, tokenizers
+tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 samples = encoded.Sentences([(("[]," * 20_000_000,), 0)] * 2, tokenizer, 8, types=False)
 print(samples.lengths.tolist())"""
 LONG_LINES = """import sys, pathlib
-from leanify.data.texts import text, vocabulary
-tokenizer, _ = vocabulary.make_tokenizer("bytes", lambda: [], "")
+from leanify.data.texts import text, tokenizers
+tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 encode = lambda words, around: tokenizer(words, add_special_tokens=around)["input_ids"]
 path = pathlib.Path(sys.argv[1])
 path.write_text(("[]," * 5_000_000 + chr(10)) * 4)
 print([len(batch["input_ids"][0]) for batch in text.batches(path, encode, 2, 1, 8)])"""
-LONG_TEXT = """from leanify.data.texts import masked, vocabulary
-tokenizer, _ = vocabulary.make_tokenizer("bytes", lambda: [], "")
+LONG_TEXT = """from leanify.data.texts import masked, tokenizers
+tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 print([len(masked.encode_text("[]," * 8_000_000, tokenizer)), 8])"""
 
 

@@ -27,7 +27,7 @@ from leanify.core.files import cache
 from leanify.core.recipe import DataSection
 from leanify.data import fingerprint
 from leanify.data.images import folder as image_folder
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.runs import checkpoints
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import tensors
@@ -210,7 +210,7 @@ def test_large_files_are_not_read(tmp_path: Path) -> None:
     shutil.copy(lean / "config.json", tmp_path / "config.json")
     sparse(tmp_path / "tokenizer.json")
     with pytest.raises(DataError, match=r"tokenizer\.json has 30,720 MB"):
-        vocabulary.load(tmp_path)
+        tokenizers.load(tmp_path)
 
 
 def test_foreign_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,10 @@ from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.sources.tensors import read_tensors, tensor_names
 from leanify.spectra.sweep import read_into
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 CONTROLS = "\x1b]0;PWN\x07\u202egnp.\x9b2J"
 
@@ -346,7 +346,7 @@ TOKENIZERS = {
 
 @pytest.fixture(scope="module")
 def byte_tokenizer() -> Any:
-    return vocabulary.make_tokenizer("bytes", lambda: [], "")[0]
+    return tokenizers.make_tokenizer("bytes", lambda: [], "")[0]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -362,7 +362,7 @@ def test_tokenizers_are_tried_first(
     file.write_text(json.dumps(json.loads(file.read_text()) | parts))
     for _ in range(2):
         with pytest.raises(DataError, match=reason) as refusal:
-            vocabulary.load(tmp_path / "tokenizer")
+            tokenizers.load(tmp_path / "tokenizer")
         assert "\n" not in str(refusal.value)
     assert not (tmp_path / "RAN").exists()
 

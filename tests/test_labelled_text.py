@@ -18,10 +18,10 @@ from leanify.core.recipe import DataSection, ModelSection
 from leanify.data.faults import Faults
 from leanify.data.recognition import recognise
 from leanify.data.tables import columns
-from leanify.data.texts import encoded, own_texts, vocabulary
+from leanify.data.texts import encoded, own_texts, tokenizers
 from leanify.data.texts.encoded import Row, Sentences
 from leanify.data.texts.labelled_text import LabelledTable
-from leanify.data.texts.vocabulary import make_tokenizer
+from leanify.data.texts.tokenizers import make_tokenizer
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 from leanify.training import start as training
@@ -189,7 +189,7 @@ def test_portions_are_encoded_alike(pairs: bool, side: str, monkeypatch: pytest.
     rows: list[Row] = [((f"row {i}", "bcd" * i) if pairs else (f"row {i}" * i,), i % 2) for i in range(10)]
     whole, every = Sentences(rows, tokenizer, 8, types=pairs), np.arange(10)
     monkeypatch.setattr(encoded, "ENCODED_AT_ONCE", 3)
-    monkeypatch.setattr(vocabulary, "LONGEST", 8)
+    monkeypatch.setattr(tokenizers, "LONGEST", 8)
     (inputs, labels), (pieces, again) = (each.batch(every) for each in (whole, Sentences(rows, tokenizer, 8, pairs)))
     assert inputs.keys() == pieces.keys()
     assert all(torch.equal(inputs[name], pieces[name]) for name in inputs)

@@ -17,7 +17,7 @@ from commands import run as command
 from PIL import Image
 
 from leanify.core.errors import DataError
-from leanify.data.look import Look, look_at
+from leanify.data.data_checks import Look, look_at
 from leanify.training import start
 from leanify.training.loop import Trainer
 from leanify.training.start import resolve

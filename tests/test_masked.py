@@ -17,7 +17,7 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.files import cache
 from leanify.data.samples import IGNORED
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.data.texts.corpus import END
 from leanify.data.texts.masked import Masked, encode_text
 from leanify.runs.run_directory import RunDirectory
@@ -56,7 +56,7 @@ def at(path: Path, *settings: str) -> recipes.Recipe:
 
 
 def samples(share: float = 0.25, fixed: bool = False, length: int = 32) -> Masked:
-    tokenizer, _ = vocabulary.make_tokenizer("bytes", list, "")
+    tokenizer, _ = tokenizers.make_tokenizer("bytes", list, "")
     return Masked(encode_text(END.join(STORIES), tokenizer), length, share, tokenizer, "stories", fixed)
 
 
@@ -115,24 +115,24 @@ def test_masking_follows_80_10_10() -> None:
 
 
 def test_bytes_round_trip() -> None:
-    tokenizer, _ = vocabulary.make_tokenizer(None, list, "")
+    tokenizer, _ = tokenizers.make_tokenizer(None, list, "")
     text = "Größe\tπ ≈ 3.14\r\n 猫 [MAS K] \U0001f408"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode())
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-    assert len(tokenizer) == 256 + len(vocabulary.SPECIAL)
+    assert len(tokenizer) == 256 + len(tokenizers.SPECIAL)
 
 
 def test_wordpiece_training_is_deterministic(tmp_path: Path, monkeypatch: object) -> None:
     """It is trained to the same words, kept and loaded again."""
-    first, _ = vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
+    first, _ = tokenizers.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
     kept = (home / "tokenizer.json").read_text()
     stamp = (home / "tokenizer.json").stat().st_mtime_ns
-    second, _ = vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
+    second, _ = tokenizers.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").stat().st_mtime_ns == stamp
     shutil.rmtree(home)
-    vocabulary.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
+    tokenizers.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").read_text() == kept
     assert first.get_vocab() == second.get_vocab()
     assert len(first) <= 120
@@ -142,7 +142,7 @@ def test_wordpiece_training_is_deterministic(tmp_path: Path, monkeypatch: object
 
 
 def test_packed_documents_have_separators(stories: Path) -> None:
-    tokenizer, _ = vocabulary.make_tokenizer("wordpiece-300", lambda: STORIES, "stories")
+    tokenizer, _ = tokenizers.make_tokenizer("wordpiece-300", lambda: STORIES, "stories")
     ids = encode_text(stories.read_text() + END + " " + END, tokenizer)
     assert ids.dtype == np.uint16
     assert (ids == tokenizer.sep_token_id).sum() == len(STORIES)

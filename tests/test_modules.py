@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
 from leanify.lens import families
-from leanify.lens.trials import InDouble
-from leanify.upstream import modules
-from leanify.upstream.given import inputs_by_name
+from leanify.lens.row_laws import InDouble
+from leanify.upstream import user_modules
+from leanify.upstream.example_inputs import inputs_by_name
 from recipes.research import own_modules
 from recipes.research.libraries import LIBRARIES, vit_pytorch_cait, vit_pytorch_deep
 from recipes.research.own_modules import (
@@ -270,7 +270,7 @@ def test_directory_code_needs_permission(tmp_path: Path, monkeypatch: pytest.Mon
     leanify.save(model, tmp_path / "lean", source=f"{file}:gpt")
     (tmp_path / "ran").unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "others"))
-    monkeypatch.setattr(modules, "ALLOWED_SOURCES", set())
+    monkeypatch.setattr(user_modules, "ALLOWED_SOURCES", set())
     sys.modules.pop(next(name for name in sys.modules if name.startswith("_leanify_mine")))
     with pytest.raises(leanify.SourceError, match="not named here before"):
         leanify.load(tmp_path / "lean")

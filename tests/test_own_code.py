@@ -17,7 +17,7 @@ from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 from leanify.training.callbacks import Callback
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 
 RECIPE = """
 [model]
@@ -79,7 +79,7 @@ def stripe(kind, seed):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe beside the code that it names, which this user has never named."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(modules, "ALLOWED_SOURCES", set())
+    monkeypatch.setattr(user_modules, "ALLOWED_SOURCES", set())
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -187,7 +187,7 @@ def test_built_in_code_has_one_name(folder: Path) -> None:
         assert leanify.read(leanify.load(name)).source == "leaner-transformers/nystromformer.py:Nystromformer"
     assert recipes.load("farthest-point").data.name == "leaner-transformers/farthest_point.py:splits"  # type: ignore[union-attr]
     for name in ("gpt2.py:Gpt2", "leanify/gpt2-tinystories"):
-        assert str(modules.origin_of_code(code.current_source(name))) == "leaner-transformers/gpt2.py:Gpt2"
+        assert str(user_modules.origin_of_code(code.current_source(name))) == "leaner-transformers/gpt2.py:Gpt2"
     values = [recipes.load(path) for path in built_in.built_in_recipes().values()]
     names = {value.model.source for value in values} | {value.data.name for value in values if value.data}
     assert {name for name in names if code.is_code(name)} == code.SHIPPED_CODE
@@ -213,4 +213,7 @@ def test_wheel_recipes_find_code(folder: Path, monkeypatch: Any) -> None:
         assert code.resolve_code(name, folder) == "mine/stripes.py:splits"
     assert code.find_shipped("stripes.py:splits") == "mine/stripes.py:splits"
     assert code.resolve_code("stripes.py:pair", folder) == f"{folder}/stripes.py:pair"
-    assert modules.load_function(modules.origin_of_code("stripes.py:splits"), modules.DATA).__name__ == "splits"
+    assert (
+        user_modules.load_function(user_modules.origin_of_code("stripes.py:splits"), user_modules.DATA).__name__
+        == "splits"
+    )

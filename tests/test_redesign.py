@@ -17,10 +17,10 @@ from leanify.lens import families, surgery
 from leanify.lens.sites import locate
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
+from leanify.profiling.cost import StageShape
 from leanify.profiling.counting import count
 from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import StageShape
 from leanify.search import amounts, search
 from leanify.search.grid import make_grids
 from leanify.search.options import Options

@@ -166,7 +166,7 @@ def test_shrunk_model_opens_in_its_library(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = library.LlamaConfig(**{**GROUPED, "vocab_size": 300}, tie_word_embeddings=True, max_position_embeddings=64)
     library.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    make_bytes = "from leanify.data.texts.vocabulary import make_tokenizer\nimport sys\n"
+    make_bytes = "from leanify.data.texts.tokenizers import make_tokenizer\nimport sys\n"
     make_bytes += "make_tokenizer('bytes', lambda: [], '')[0].save_pretrained(sys.argv[1])"
     run([sys.executable, "-c", make_bytes, tmp_path / "llama"], check=True)
     (tmp_path / "text.txt").write_text("".join(f"line {i} of a text about {i * i}\n" for i in range(2000)))

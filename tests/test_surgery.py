@@ -22,9 +22,9 @@ from leanify.profiling.counting import call
 from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
+from leanify.upstream.derived_attributes import drop_path_rates
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import get_origin
-from leanify.upstream.settle import drop_path_rates
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 

@@ -11,7 +11,7 @@ import leanify
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError
 from leanify.core.recipe import ModelSection
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, text_classifier
 from leanify.training import start as training
@@ -26,7 +26,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bert")
-    tokenizer = vocabulary._wrap(vocabulary._train(200, lambda: WORDS))
+    tokenizer = tokenizers._wrap(tokenizers._train(200, lambda: WORDS))
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=48, **sizes)).save_pretrained(folder)
@@ -74,7 +74,7 @@ def test_models_without_weights_are_named() -> None:
 def test_other_encoders_are_fine_tuned(kind: str, bert: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModel
 
-    tokenizer = vocabulary.load(str(bert))
+    tokenizer = tokenizers.load(str(bert))
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     if kind == "distilbert":
         sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}

@@ -20,7 +20,7 @@ from zoo import tiny
 import leanify
 from leanify.core.errors import DataError, ShapeError, SourceError
 from leanify.core.recipe import DistillSection
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.shrinking.calibration import (
     RunningDivergence,
     TeacherOutputs,
@@ -199,7 +199,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     library.LlamaForCausalLM(config).save_pretrained(folder / "source")
-    vocabulary.make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
+    tokenizers.make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
     (folder / "text.txt").write_text("Two layers side by side are one with twice the heads. " * 60)
     return folder
 

@@ -84,10 +84,10 @@ def _is_trained_here(plan: Plan) -> bool:
     """Whether `leanify train` has data for the model's inputs: token ids by name, or images."""
     source = plan.model_source
     from leanify.sources import find
-    from leanify.upstream import modules
+    from leanify.upstream import user_modules
     from leanify.upstream.inputs import example_inputs
 
-    if not modules.is_user_module(source.origin):
+    if not user_modules.is_user_module(source.origin):
         return True
     inputs = example_inputs(find.build_on_meta(source), 1, device="meta")
     return "input_ids" in inputs or next(iter(inputs.values())).dim() == 4

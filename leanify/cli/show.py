@@ -21,7 +21,7 @@ from leanify.core.errors import LeanifyError
 if TYPE_CHECKING:
     from leanify.core.architecture import Architecture
     from leanify.core.recipe import Recipe
-    from leanify.lens.ledger import BlockLedger
+    from leanify.lens.parameter_parts import BlockLedger
     from leanify.runs.run_directory import RunDirectory
     from leanify.sources.source import ModelSource
     from leanify.training.curves import Curves
@@ -193,7 +193,7 @@ def _about(recipe: Recipe) -> list[str]:
 
 def _model(what: str) -> Page:
     from leanify.core.units import format_count
-    from leanify.lens.ledger import group_blocks
+    from leanify.lens.parameter_parts import group_blocks
 
     source, architecture, params, ledgers = _build(what)
     weights = None if source.weights is None else str(source.weights)
@@ -244,7 +244,7 @@ def _shape(what: str) -> tuple[str, str]:
 
 def _build(what: str) -> tuple[ModelSource, Architecture, int, list[BlockLedger]]:
     """A resolved source, with its architecture, its number of parameters on meta, and the ledger of each block."""
-    from leanify.lens.ledger import read_ledger
+    from leanify.lens.parameter_parts import read_ledger
     from leanify.lens.sites import locate
     from leanify.profiling.counting import parameters
     from leanify.sources import find

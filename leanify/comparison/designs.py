@@ -29,7 +29,7 @@ from leanify.core.units import format_sizes
 from leanify.lens import surgery
 from leanify.lens.width import differs_in_width
 from leanify.profiling import counting
-from leanify.profiling.shapes import Shape, read_shape
+from leanify.profiling.cost import Shape, read_shape
 from leanify.search import alternatives
 from leanify.search.design import Design, make_design
 from leanify.search.plan import Plan

@@ -21,7 +21,7 @@ from leanify.core.errors import DirectoryError
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
 from leanify.training.overview import data_name
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 if TYPE_CHECKING:
     import pandas

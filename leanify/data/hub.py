@@ -12,7 +12,7 @@ from typing import Any
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 # of a Parquet file, which may hold a value once for millions of rows
 FREE_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 2

@@ -21,7 +21,7 @@ from leanify.data.tables import columns
 from leanify.data.texts import text
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
-from leanify.upstream.wall import reraise_as, reraise_in_iteration
+from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 
 InputBatch = dict[str, Tensor]
 

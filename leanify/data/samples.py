@@ -27,7 +27,7 @@ from leanify.core import machine
 from leanify.core.errors import DataError
 from leanify.data.faults import Faults
 from leanify.data.sampling import SAMPLE, Key, seed_everything
-from leanify.upstream.wall import reraise_as, reraise_in_iteration
+from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 
 Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments
 Batch = tuple[Inputs, Tensor]  # inputs and targets

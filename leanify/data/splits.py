@@ -15,8 +15,8 @@ from leanify.core.recipe_code import current_data, is_code
 from leanify.core.task_names import TASKS
 from leanify.data.common import refuse_keys, subset
 from leanify.data.samples import DatasetSamples, Selection, Splits
-from leanify.upstream import modules
-from leanify.upstream.wall import reraise_as
+from leanify.upstream import user_modules
+from leanify.upstream.reraise import reraise_as
 
 BUILT_IN = {"digits": "data.images.digits"}  # modules by data set name; modules of the user's own data are in `TASKS`
 
@@ -57,7 +57,7 @@ def _read(data: DataSection, model: nn.Module) -> Splits:
 
 def _call_code(name: str, data: DataSection, model: nn.Module) -> Splits:
     """The splits that a function of the user's returns: `Splits`, or two torch data sets and the number of classes."""
-    function = modules.load_function(modules.origin_of_code(name), modules.DATA)
+    function = user_modules.load_function(user_modules.origin_of_code(name), user_modules.DATA)
     result: Any = function(data, model)
     if isinstance(result, Splits):
         return result

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from leanify.core.errors import ShapeError
-from leanify.upstream.record import get_record
+from leanify.upstream.origin import get_record
 
 _PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)(:(?P<step>\d+))?\]")
 NUMBERED_PATTERN = re.compile(r"(?:(?P<path>.*)\.)?(?P<stem>[A-Za-z_]\w*)\*")

@@ -26,17 +26,24 @@ from leanify.lens import families
 from leanify.lens.blocks import container_prefix, fix, get_container
 from leanify.lens.families import Row, toml
 from leanify.lens.flow import Candidate, follow
-from leanify.lens.guesses import SYMBOL_NAMES, attention_guesses, head_axes, head_sizes, iterate_integers, mlp_guesses
 from leanify.lens.located import LocatedModel, LocatedStage, is_inside, relative_path
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
 from leanify.lens.resize import get_attribute, linear_features, set_number, solve_sizes
 from leanify.lens.rewrites import INSTANCE, rewrites
-from leanify.lens.trials import Trial, count_moved_channels, remove_hooks
-from leanify.upstream.given import get_example
+from leanify.lens.row_candidates import (
+    SYMBOL_NAMES,
+    attention_guesses,
+    head_axes,
+    head_sizes,
+    iterate_integers,
+    mlp_guesses,
+)
+from leanify.lens.row_laws import Trial, count_moved_channels, remove_hooks
+from leanify.upstream.example_inputs import get_example
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
-from leanify.upstream.record import get_record, note_fact
+from leanify.upstream.origin import get_record, note_fact
 
 MAX_GUESSES = 160  # guesses to try per attention
 TOKENS = 16

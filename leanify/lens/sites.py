@@ -30,9 +30,9 @@ from leanify.lens.located import (
 )
 from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.resize import solve_sizes
-from leanify.upstream.given import get_example, give
+from leanify.upstream.example_inputs import get_example, give
 from leanify.upstream.inputs import knows_input
-from leanify.upstream.record import get_record, note_fact
+from leanify.upstream.origin import get_record, note_fact
 from leanify.upstream.spelling import experts_per_token
 
 SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks does not count as a block

@@ -29,10 +29,10 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, find_routers, is_inside, parameter_names
 from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
-from leanify.upstream.given import get_example
+from leanify.upstream.derived_attributes import drop_path_rates, leave_fast_path, sync_derived_attributes
+from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
 from leanify.upstream.origin import get_origin, set_origin
-from leanify.upstream.settle import drop_path_rates, leave_fast_path, sync_derived_attributes
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]

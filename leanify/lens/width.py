@@ -19,10 +19,10 @@ from leanify.core.errors import LeanifyError, ShapeError
 from leanify.lens.discovery import inherit_rows
 from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
-from leanify.upstream.given import get_example, give
-from leanify.upstream.modules import copy_to_meta, is_user_module
+from leanify.upstream.derived_attributes import keep_runtime_settings
+from leanify.upstream.example_inputs import get_example, give
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
-from leanify.upstream.settle import keep_runtime_settings
+from leanify.upstream.user_modules import copy_to_meta, is_user_module
 from leanify.upstream.width import Candidate, respell_width
 
 OWN_ORDER = (  # modules whose channels follow the width interleaved, or in parts of another proportion

@@ -19,7 +19,7 @@ from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedModel
 from leanify.lens.surgery import write_located
 from leanify.profiling.counting import call, unmasked_inputs, without_values
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.caches import looks_back
 from leanify.upstream.hooked import remove_on_exit
@@ -72,7 +72,7 @@ def _sequences(inputs: dict[str, Tensor]) -> Iterator[str]:
 def _measure(located_model: LocatedModel) -> list[bool]:
     """For each stage whether, for some input, a late token changes late outputs alone and an early one reaches them."""
     origin = get_origin(located_model.model)
-    if origin is not None and modules.is_user_module(origin):
+    if origin is not None and user_modules.is_user_module(origin):
         small, real = located_model, build_model(origin)  # masks may be plain attributes, which only his code makes
     else:
         small = _shortened(located_model)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.files.cache import read_value, write_value
+from leanify.profiling.cost import Cost, ModelFacts
 from leanify.profiling.price_cache import CacheFile
-from leanify.profiling.shapes import Cost, Facts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ class Live(Protocol):
     model: nn.Module
 
     @property
-    def facts(self) -> Facts: ...
+    def facts(self) -> ModelFacts: ...
 
     def cost(self, shape: Architecture) -> Cost: ...
 
@@ -50,7 +50,7 @@ class ModelCosts:
 
     def __init__(self, make: Callable[[], tuple[Live, bool]], file: CacheFile | None = None) -> None:
         self._make, self._file = make, file
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, ModelFacts] = {}
         self._costs: dict[str, Cost] = {}
         self._tokens: dict[str, list[int]] = {}
         self._params: dict[str, int] = {}
@@ -60,7 +60,7 @@ class ModelCosts:
 
     def _restore(self, counts: Mapping[str, Any]) -> bool:
         """Take over counts from the cache, all or none."""
-        facts = {"": Facts.from_json(counts["facts"])}
+        facts = {"": ModelFacts.from_json(counts["facts"])}
         costs = {shape: Cost(*numbers) for shape, numbers in counts["costs"].items()}
         self._facts, self._costs, self._tokens, self._params = (
             facts,
@@ -89,7 +89,7 @@ class ModelCosts:
         return self.live.model
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ModelFacts:
         return self._count(self._facts, "", lambda: self.live.facts)
 
     def cost(self, shape: Architecture) -> Cost:

@@ -28,11 +28,11 @@ from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
 from leanify.lens.surgery import tie
-from leanify.profiling.shapes import Cost
-from leanify.upstream import modules
+from leanify.profiling.cost import Cost
+from leanify.upstream import user_modules
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import cache_size
-from leanify.upstream.given import Given, get_example
+from leanify.upstream.example_inputs import Given, get_example
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
@@ -216,7 +216,7 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
 def without_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     """The meta model in memory, as `zeros`, but with parameters that have no values yet."""
     real: nn.Module = copy.deepcopy(model).to_empty(device=device)
-    modules.empty_attributes(real, device)
+    user_modules.empty_attributes(real, device)
     tie(real, model)
 
     # upstream's buffers: tables of positions and windows decide on the way through the model

@@ -14,12 +14,13 @@ from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens.blocks import container_prefix
 from leanify.lens.families import short
-from leanify.lens.ledger import describe_kept
 from leanify.lens.located import LocatedModel, LocatedStage
+from leanify.lens.parameter_parts import describe_kept
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
 from leanify.lens.width import differs_in_width
 from leanify.profiling.causality import causal_stages
+from leanify.profiling.cost import Cost, ModelFacts
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import (
     body_parameters,
@@ -32,12 +33,11 @@ from leanify.profiling.counting import (
     unmasked_inputs,
 )
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost, Facts
 from leanify.upstream.caches import CacheSize, cache_size, longest_context
 from leanify.upstream.inputs import describe_inputs
 from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_origin
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 CONTEXT = 4096
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
@@ -54,7 +54,7 @@ class LiveModel:
         return locate(self.model)
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> ModelFacts:
         """Raises UnsupportedModel, as `locate` does."""
         # MACs of each module in one pass: on meta, or for small models with zeros in memory
         inputs = describe_inputs(unmasked_inputs(self.model, self._length))
@@ -70,7 +70,7 @@ class LiveModel:
             caches.append(tuple(stage_caches))
             kinds.append(tuple(_kinds(stage, caches[-1], macs or {})))
         origin = get_origin(self.model)
-        return Facts(
+        return ModelFacts(
             library=origin.library if origin else "",
             name=origin.name if origin else type(self.model).__name__,
             architecture=self.located_model.architecture,

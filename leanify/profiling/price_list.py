@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any
 
 from leanify.core.architecture import Architecture, primary_layer, widest
+from leanify.profiling.cost import Cost, Shape, StageShape, read_shape
 from leanify.profiling.cost_model import ModelCosts
-from leanify.profiling.shapes import Cost, Shape, StageShape, read_shape
 from leanify.spectra.theory import gaussian_kappa
 
 

@@ -30,10 +30,10 @@ from leanify.profiling import training_memory as peak
 from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
 from leanify.profiling.training_memory import flatten_tensors as flatten_tensors
 from leanify.sources import find
-from leanify.upstream.given import get_example, infer_batch_size
+from leanify.upstream.example_inputs import get_example, infer_batch_size
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 FUSED_KERNELS = (
     "aten::scaled_dot_product_attention",

@@ -20,7 +20,7 @@ import numpy as np
 
 from leanify.core.architecture import primary_layer
 from leanify.core.errors import BudgetError, ShapeError
-from leanify.profiling.shapes import Shape
+from leanify.profiling.cost import Shape
 from leanify.search.control import control
 from leanify.search.design import Design, make_design
 from leanify.search.grid import make_grids

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from leanify.core.architecture import primary_layer
+from leanify.profiling.cost import Cost, Shape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost, Shape
 from leanify.search.rules import SMALL_MULTIPLE, Rules
 from leanify.search.towers import Tower, towers
 

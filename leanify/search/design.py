@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leanify.core.architecture import Architecture
+from leanify.profiling.cost import Cost, Shape, StageShape, apply_shape, read_shape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost, Shape, StageShape, apply_shape, read_shape
 from leanify.search.ranking import score
 
 Sizes = int | list[int]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from leanify.core.architecture import Architecture, Layer, Stage, primary_layer
 from leanify.core.errors import ShapeError
+from leanify.profiling.cost import Cost, Shape, StageShape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost, Shape, StageShape
 from leanify.search.published import Row, nearest_row
 from leanify.search.request import Request
 from leanify.search.rules import EVEN_HEADS, Rules, tower_floor

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanify.core.architecture import Layer, primary_layer
+from leanify.profiling.cost import ModelFacts
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Facts
 from leanify.search.towers import Tower, tower_stages
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -84,7 +84,7 @@ def nearest_row(prices: PriceList, tower: Tower) -> Row | None:
     return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
-def tower_kind(facts: Facts, tower: Tower) -> str | None:
+def tower_kind(facts: ModelFacts, tower: Tower) -> str | None:
     """Return the kind of a tower as named by the rows; None if no row was published for such models."""
     stages = tower_stages(facts.architecture, tower)
     lead = facts.architecture.stages[tower.lead]

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leanify.core.architecture import Layer, primary_layer
+from leanify.profiling.cost import Shape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Shape
 from leanify.search.grid import Grid
 from leanify.search.published import Row, nearest_row
 from leanify.search.towers import Tower, towers

@@ -18,10 +18,10 @@ from leanify.core.errors import BudgetError, ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
 from leanify.core.units import format_share
+from leanify.profiling.cost import Cost
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.price_cache import price_file
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost
 from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of

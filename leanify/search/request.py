@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from leanify.core.errors import BudgetError, ShapeError
 from leanify.core.units import format_count, format_operations, format_share
+from leanify.profiling.cost import Cost
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Cost
 from leanify.search.amounts import BYTES, COUNTS, parse_budget
 from leanify.search.options import Options
 from leanify.search.rules import Rules

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from leanify.core.architecture import primary_layer
 from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.profiling.cost import Shape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import Shape
 from leanify.search.control import has_close_control
 from leanify.search.design import Design, changes, make_design
 from leanify.search.grid import Grid, make_grids

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from leanify.core.architecture import primary_layer
 from leanify.core.units import format_share
+from leanify.profiling.cost import StageShape
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.shapes import StageShape
 from leanify.search.control import CLOSE
 from leanify.search.design import Design, changes
 from leanify.search.limits import UNSPENT

@@ -16,9 +16,9 @@ from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
 from leanify.shrinking.axes import layer_sites
+from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 from leanify.upstream.origin import get_origin, set_origin
-from leanify.upstream.settle import drop_path_rates, sync_derived_attributes
 from leanify.upstream.spelling import resize_list
 
 

@@ -20,7 +20,7 @@ from leanify.lens.located import LocatedLayer, LocatedModel, Site, find_routers
 from leanify.lens.resize import resize
 from leanify.shrinking.axes import Axes, resizable_axes, select
 from leanify.shrinking.calibration import run
-from leanify.shrinking.tape import Call, first_tensor, record_trace
+from leanify.shrinking.call_traces import Call, first_tensor, record_trace
 from leanify.shrinking.teacher import CalibratedTeacher
 
 BATCHES = 4  # batches on which every expert is left out once

@@ -30,11 +30,11 @@ from leanify.lens.resize import linear_features, weighted_part
 from leanify.lens.sites import locate
 from leanify.shrinking.blocks import copy_block, stage_blocks
 from leanify.shrinking.calibration import token_rows
+from leanify.shrinking.call_traces import Call, replay
 from leanify.shrinking.choose import weight_matrix
 from leanify.shrinking.correction import OUTPUTS, set_matrix
 from leanify.shrinking.pair import check_alike, copy_sublayer, join_sites, output_projections
 from leanify.shrinking.residual import Residual, Sublayer, record_calls
-from leanify.shrinking.tape import Call, replay
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.upstream.hooked import remove_on_exit
 

@@ -23,12 +23,12 @@ from leanify.lens.sites import locate
 from leanify.shrinking.axes import shared_table
 from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
+from leanify.shrinking.call_traces import CallTrace, record, replay_recorded
 from leanify.shrinking.narrow import shape_layer, teacher_cuts
-from leanify.shrinking.tape import CallTrace, record, replay_recorded
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import Step, TransferResult
+from leanify.upstream.derived_attributes import sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
-from leanify.upstream.settle import sync_derived_attributes
 
 UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a variant keeps
 ROUNDS = 2

@@ -23,13 +23,13 @@ from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.shrinking.axes import Picks, shared_table
 from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import accumulate_moments, moments, run
+from leanify.shrinking.call_traces import replay
 from leanify.shrinking.choose import importances, output_projection, weight_matrix
 from leanify.shrinking.correction import set_matrix
 from leanify.shrinking.fit import fit_pair
 from leanify.shrinking.narrow import common_heads, moment_cuts, projections, shape_layer, teacher_cuts
 from leanify.shrinking.pair import join_pair
 from leanify.shrinking.residual import Residual, residuals
-from leanify.shrinking.tape import replay
 from leanify.shrinking.teacher import CalibratedTeacher
 
 PROBE_SAMPLES = 2  # samples on which a block is analysed

@@ -22,8 +22,8 @@ from leanify.shrinking.choose import choose_units, importances, most_important, 
 from leanify.shrinking.correction import correct_output, set_matrix
 from leanify.shrinking.experts import keep_experts
 from leanify.shrinking.teacher import CalibratedTeacher, Cut, loses_units, target_count
+from leanify.upstream.derived_attributes import sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy, place_weights
-from leanify.upstream.settle import sync_derived_attributes
 
 CutOf = Callable[[Site, str], Cut]
 

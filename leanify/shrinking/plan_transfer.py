@@ -16,7 +16,7 @@ from leanify.core.terminal import note, progress
 from leanify.core.units import format_damage as damage_words
 from leanify.core.units import format_forecast
 from leanify.data.probe_inputs import data_file, feed
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.search.design import Design
 from leanify.search.plan import Plan
 from leanify.search.redesign import redesign
@@ -163,7 +163,7 @@ class PlanTransfer:
                     f"{self.data} gives {len(read)} batch of {size} samples; at least two are needed, one to measure"
                 )
             if self.place is not None and "input_ids" in read[0]:
-                words = vocabulary.unknown_words(vocabulary.load(self.place), read, self.data)
+                words = tokenizers.unknown_words(tokenizers.load(self.place), read, self.data)
                 note(f"warning: {words}") if words else None
             self._batches = read
             count = sum(len(next(iter(batch.values()))) for batch in read)

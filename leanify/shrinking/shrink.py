@@ -28,7 +28,7 @@ from leanify.core.units import format_damage as damage_words
 from leanify.core.units import format_metric as metric_words
 from leanify.data.common import vocabulary_size
 from leanify.data.splits import load_splits
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.lens import surgery
 from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
@@ -400,8 +400,8 @@ def _transfer_all(folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape
     to_master_weights(original)  # moments and least squares need more precision than 16-bit activations
     batches = calibration_batches(recipe, bench.splits, original, TOKENS)
     if recipe.data.task != "classification":
-        tokenizer, _ = vocabulary.make_tokenizer(data_section(recipe).tokenizer, lambda: [], "")
-        words = vocabulary.unknown_words(tokenizer, batches, recipe.data.path)
+        tokenizer, _ = tokenizers.make_tokenizer(data_section(recipe).tokenizer, lambda: [], "")
+        words = tokenizers.unknown_words(tokenizer, batches, recipe.data.path)
         note(f"warning: {words}") if words else None
     # three of four batches select and correct, the others measure the damage
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]

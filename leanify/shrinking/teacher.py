@@ -21,9 +21,9 @@ from leanify.lens.sites import locate
 from leanify.shrinking.axes import Picks, layer_sites
 from leanify.shrinking.blocks import stage_blocks
 from leanify.shrinking.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
+from leanify.shrinking.call_traces import Call, CallTrace, record, replay
 from leanify.shrinking.choose import choose_units, output_projection
 from leanify.shrinking.correction import Weights, correct_output
-from leanify.shrinking.tape import Call, CallTrace, record, replay
 from leanify.upstream import on_disk
 
 PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers

@@ -24,9 +24,9 @@ from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import RunningDivergence, drop_padding, model_divergence, run
+from leanify.shrinking.call_traces import Call, record_trace, replay, replay_recorded
 from leanify.shrinking.join import join_blocks
 from leanify.shrinking.narrow import narrow_model
-from leanify.shrinking.tape import Call, record_trace, replay, replay_recorded
 from leanify.shrinking.teacher import CalibratedTeacher, Slot, keep_depth
 from leanify.upstream.on_disk import deep_copy, place_weights
 

@@ -16,7 +16,7 @@ from leanify.core.errors import LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import describe_misfits, tensor_shapes
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
 from leanify.upstream.spelling import respell
@@ -33,7 +33,7 @@ def describe(model: nn.Module) -> ModelSource:
     architecture = surgery.read(model)
     source = ModelSource(origin, architecture)
     # the user's own code rebuilds the user's module
-    if modules.is_user_module(origin):
+    if user_modules.is_user_module(origin):
         return source
     # where upstream can say the shape itself, the configuration alone is enough
     native = find_expression(model, origin, architecture)
@@ -59,7 +59,7 @@ def check_rebuilt(model: nn.Module, source: ModelSource, hint: str = "") -> None
 def _origin(model: Any) -> Origin:
     """How upstream builds the model, updated with options that changed on the live module."""
     origin = get_origin(model)
-    if origin is None or origin.library == modules.LIVE:
+    if origin is None or origin.library == user_modules.LIVE:
         raise SourceError(
             f"this {type(model).__name__} is neither a timm nor a transformers model, so no loader could rebuild it; "
             "of your own module say what builds it: leanify.save(model, directory, source='path/to/model.py:make'), or "

@@ -36,13 +36,13 @@ from leanify.sources.overrides import hf_origin, override_source, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, preview, read_tensors
-from leanify.upstream import hooks, modules
+from leanify.upstream import hooks, user_modules
 from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
+from leanify.upstream.reraise import reraise_as
 from leanify.upstream.timm_data import read_pretrained_cfg
-from leanify.upstream.wall import reraise_as
 
 HUB = (  # the hub's well-known models without a slash, as suggestions
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
@@ -119,7 +119,7 @@ def find(
         cls = str(options.pop("class"))
     # objects: a live module, a resolved source, a recipe
     if isinstance(source, nn.Module):
-        return ModelSource(Origin(modules.LIVE, type(source).__name__, {}, "", source))
+        return ModelSource(Origin(user_modules.LIVE, type(source).__name__, {}, "", source))
     if isinstance(source, ModelSource):
         return override_source(source, options, cls)
     if isinstance(source, recipe.Recipe):
@@ -128,7 +128,7 @@ def find(
     text = current_source(text)
     # code and recipes, which are named by their files
     if is_code(text):
-        return override_source(ModelSource(modules.parse_module_source(text)), options, cls)
+        return override_source(ModelSource(user_modules.parse_module_source(text)), options, cls)
     file = _recipe_file(text)
     if file is not None:
         return _find_recipe(recipe.load(file), str(file), options, cls, pretrained)
@@ -151,7 +151,7 @@ def find(
 def recorded_source(text: str) -> str | ModelSource:
     """A SOURCE that a recipe or a run names, for `find`: its code is run only if the user named it himself."""
     text = current_source(text)
-    return ModelSource(modules.origin_of_code(text)) if is_code(text) else text
+    return ModelSource(user_modules.origin_of_code(text)) if is_code(text) else text
 
 
 def section_source(model: recipe.ModelSection) -> ModelSource:
@@ -374,9 +374,9 @@ def _find_on_hub(name: str) -> ModelSource:
     config = hub.config_on_hub(name)
     model_source = ModelSource(hf_origin(config["model_type"], config), weights=name)
     modules = hub.download_file(name, pooling.MODULES)
-    return (
-        model_source if modules is None or not pooling.is_encoder(modules.parent) else heads.bare_encoder(model_source)
-    )
+    if modules is None or not pooling.is_encoder(modules.parent):
+        return model_source
+    return heads.bare_encoder(model_source)
 
 
 def _try_hub(name: str, unknown: SourceError) -> ModelSource:

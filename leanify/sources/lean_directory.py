@@ -37,9 +37,9 @@ from leanify.lens import surgery
 from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.describe import check_rebuilt, describe
 from leanify.sources.source import ModelSource
-from leanify.upstream import hooks, modules
+from leanify.upstream import hooks, user_modules
 from leanify.upstream.origin import Origin, get_origin, set_origin
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 WEIGHTS = "model.safetensors"
 TITLE = "A lean model"
@@ -65,10 +65,10 @@ def save(
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
     if source is not None:
-        set_origin(model, modules.parse_module_source(source))
+        set_origin(model, user_modules.parse_module_source(source))
     # how the model is built again, checked before anything is written
     description = describe(model)
-    if description.origin.library == modules.LIBRARY:
+    if description.origin.library == user_modules.LIBRARY:
         check_rebuilt(model, description)
     with new_directory(directory, force) as folder:
         # weights, configuration and the checkpoint's other files (tokenizer, processor)
@@ -163,7 +163,7 @@ def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, titl
         who = "Without leanify, transformers opens this shape with trust_remote_code=True and refuses it otherwise."
     elif upstream:
         who = f"{upstream} alone cannot express this shape, and refuses to load it."
-    elif origin.library == modules.LIBRARY:
+    elif origin.library == user_modules.LIBRARY:
         who = f"`leanify.load` builds the module again by running {origin.name}, and refuses if that file has changed."
     else:
         who = "The model is leanify's own."
@@ -204,7 +204,7 @@ def read_card(directory: Path) -> Card:
         origin = Origin(**card["origin"])
         # models that once came with the package are named by their recipes' code now
         if origin.library == "leanify":  # of an older leanify, which had these models inside
-            origin = replace(modules.origin_of_code(current_source(str(origin))), options=origin.options)
+            origin = replace(user_modules.origin_of_code(current_source(str(origin))), options=origin.options)
         if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
             raise TypeError("origin must have a name (string) and options (object)")
         if not isinstance(origin.pictures, dict):

@@ -14,7 +14,7 @@ from leanify.core.errors import SourceError
 from leanify.core.recipe_code import SHIPPED_CODE
 from leanify.upstream.libraries import drop_type, import_transformers, nearest
 from leanify.upstream.origin import Origin
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -12,7 +12,7 @@ from torch import nn
 from leanify.core.architecture import Architecture
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import surgery
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
@@ -38,11 +38,11 @@ def build_on_meta(source: ModelSource, must_be_read: bool = True) -> nn.Module:
 
     A user's own module is read while it can still be run. Raises UnsupportedModel if it cannot be read and must be.
     """
-    if modules.is_user_module(source.origin):
+    if user_modules.is_user_module(source.origin):
         real = build_model(source.origin)
         with nullcontext() if must_be_read else suppress(UnsupportedModel):
             surgery.read(real)
-        model = modules.copy_to_meta(real)
+        model = user_modules.copy_to_meta(real)
     else:
         model = build_model(source.origin, "meta")
     return model if source.architecture is None else surgery.write(model, source.architecture)

@@ -21,9 +21,8 @@ from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, load_into, preview, read_tensors, weight_map
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers
-from leanify.upstream.origin import Origin, set_origin
-from leanify.upstream.record import get_record, note_fact
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.origin import Origin, get_record, note_fact, set_origin
+from leanify.upstream.reraise import reraise_as
 
 # File name prefixes that trainers leave next to the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")

@@ -36,7 +36,7 @@ from leanify.sources.source import ModelSource
 from leanify.tasks import UsualSettings, usual_settings
 from leanify.training.preparation import find_tokenizer
 from leanify.training.text_classifier import CLASSIFIER
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.inputs import example_inputs, takes_chosen
 from leanify.upstream.libraries import drop_type, import_transformers
 
@@ -267,7 +267,7 @@ def model_recipe(
         return _embedding_recipe(name, source)
 
     # labelled texts; a student of transformers keeps its head, so it must be a classifier's
-    takes_labels = not has_teacher or source.origin.library == modules.LIBRARY
+    takes_labels = not has_teacher or source.origin.library == user_modules.LIBRARY
     takes_labels = takes_labels or _auto_class(source, CLASSIFIER) == source.origin.cls
     if path is not None and takes_labels:
         labels = _find_labels(path, columns)
@@ -300,7 +300,8 @@ def _image_recipe(name: str, path: str | None, source: ModelSource, columns: Nam
             data = replace(data, image=images.columns[0][0], label=images.columns[1])
 
         # a model with weights, in a lean shape or of the user's own code keeps its outputs
-        is_fresh = source.weights is None and source.architecture is None and source.origin.library != modules.LIBRARY
+        is_own_code = source.origin.library == user_modules.LIBRARY
+        is_fresh = source.weights is None and source.architecture is None and not is_own_code
         if is_fresh and images.classes is not None:
             override = {"num_labels" if cls else "num_classes": images.classes}
     return _usual_recipe(name, source, cls, data, override, label_smoothing=0.1, samples=samples)

@@ -16,7 +16,7 @@ from leanify.data.samples import Batch, Reader, Samples, Splits
 from leanify.data.sampling import evaluation_batches
 from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -23,7 +23,7 @@ from leanify.data.images.folder import transforms
 from leanify.data.splits import BUILT_IN
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import labelled_text, vocabulary
+from leanify.data.texts import labelled_text, tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
@@ -120,7 +120,7 @@ def _texts(
         rows += _rows(str(name), data)
     if not rows:
         raise DataError(f"{', '.join(map(str, inputs))}: there is no text to predict from")
-    tokenizer, length = vocabulary.make_tokenizer(data.tokenizer, lambda: [], "")[0], max_text_length(data, model)
+    tokenizer, length = tokenizers.make_tokenizer(data.tokenizer, lambda: [], "")[0], max_text_length(data, model)
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         sentences = Sentences([(texts, 0) for _, texts in part], tokenizer, length, takes_types(model))

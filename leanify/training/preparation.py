@@ -16,7 +16,7 @@ from leanify.core.recipe import DataSection, ModelSection, Recipe, TrainingRecip
 from leanify.core.recipe_code import is_code
 from leanify.data.samples import Splits
 from leanify.data.splits import load_splits
-from leanify.data.texts import own_texts, vocabulary
+from leanify.data.texts import own_texts, tokenizers
 from leanify.lens import surgery
 from leanify.profiling.counting import parameters
 from leanify.sources import find, lean_directory, weights
@@ -163,4 +163,4 @@ def find_tokenizer(source: str | Path, model_source: ModelSource) -> str | None:
     base = model_source.origin.options.get("_name_or_path")
     if isinstance(base, str) and base:
         folders.append(Path(base))
-    return next((str(folder) for folder in folders if folder.is_dir() and vocabulary.has_tokenizer(folder)), None)
+    return next((str(folder) for folder in folders if folder.is_dir() and tokenizers.has_tokenizer(folder)), None)

@@ -19,17 +19,17 @@ from leanify.core.recipe import Recipe
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import IMAGES, TASKS
 from leanify.core.terminal import note
-from leanify.data.look import look_at
+from leanify.data.data_checks import look_at
 from leanify.data.samples import Splits
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.profiling.counting import parameters
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import default_recipe, rates
 from leanify.training.callbacks import Callback, ProgressBar
 from leanify.training.engine import disable_malloc_trim
 from leanify.training.loop import Trainer
-from leanify.upstream import modules
-from leanify.upstream.wall import reraise_as
+from leanify.upstream import user_modules
+from leanify.upstream.reraise import reraise_as
 
 MAX_TIMED_STEPS, MAX_SECONDS = 8, 2.0  # steps that a rehearsal times at most, and the seconds after which it stops
 LONG_STEP = 10.0  # seconds of a first step in which the warm-up no longer counts
@@ -116,7 +116,7 @@ def _add_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
 def recorded_recipe(run: RunDirectory) -> Recipe:
     """The recipe of a run as it began: with the tokenizer that it keeps, and an old run's samples and pixels."""
     value, data = run.recipe, run.recipe.data
-    if data is not None and vocabulary.has_tokenizer(run.path):
+    if data is not None and tokenizers.has_tokenizer(run.path):
         data = replace(data, tokenizer=str(run.path))
     if data is not None and run.is_older:
         data = replace(data, subset="first")
@@ -142,7 +142,7 @@ def resolve(
     _allow_code(settings)
     value = recipes.apply_settings(value, settings) if settings else value
     if value.data is not None and is_code(value.data.name):  # a run finds its data's code from anywhere
-        value = replace(value, data=replace(value.data, name=modules.origin_of_code(value.data.name).name))
+        value = replace(value, data=replace(value.data, name=user_modules.origin_of_code(value.data.name).name))
     if not isinstance(recipe, Recipe):
         default_recipe.check_data(recipe, value)
     return value
@@ -153,7 +153,7 @@ def _allow_code(settings: Sequence[str]) -> None:
     for key, text in map(recipes.split_setting, settings):
         name = recipes.parse_value(text) if key in ("data.name", "model.source") and text else None
         if isinstance(name, str) and is_code(name):
-            modules.parse_module_source(name)
+            user_modules.parse_module_source(name)
 
 
 def new_folder(recipe: str | Path | Recipe) -> Path:

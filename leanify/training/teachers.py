@@ -13,7 +13,7 @@ from leanify.core.errors import RecipeError
 from leanify.core.recipe import DistillSection, TrainingRecipe
 from leanify.data.common import vocabulary_size
 from leanify.data.samples import Splits
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.sources import find, heads, pooling, side_files, weights
 from leanify.sources.weights import require_all_layers
 from leanify.training.master_weights import to_master_weights
@@ -111,9 +111,9 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
 
     # the same number for each word, if both folders have a tokenizer
     place = Path(name).expanduser()
-    if tokenizer is None or not all(d.is_dir() and vocabulary.has_tokenizer(d) for d in (Path(tokenizer), place)):
+    if tokenizer is None or not all(d.is_dir() and tokenizers.has_tokenizer(d) for d in (Path(tokenizer), place)):
         return
-    numbers, others = vocabulary.load(tokenizer).get_vocab(), vocabulary.load(str(place)).get_vocab()
+    numbers, others = tokenizers.load(tokenizer).get_vocab(), tokenizers.load(str(place)).get_vocab()
     if unlike := [word for word, number in numbers.items() if others.get(word) != number]:
         raise RecipeError(
             f"the tokenizers of the student and of the teacher {name} number {len(unlike):,} words differently, "

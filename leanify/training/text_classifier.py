@@ -23,7 +23,7 @@ from leanify.sources.find import find, recorded_source
 from leanify.sources.overrides import override_source
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import describe_misfits, tensor_shapes
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.origin import set_origin
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -66,7 +66,7 @@ def _classifier_source(encoder: ModelSource, model: ModelSection, outputs: int, 
         if names:
             overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
         return override_source(encoder, overrides, CLASSIFIER)
-    if modules.takes_argument(origin, "classes"):
+    if user_modules.takes_argument(origin, "classes"):
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(encoder, origin=replace(origin, options=options))
     reason = "takes images" if origin.library == "timm" else "has no head for text classification"

@@ -20,14 +20,14 @@ from leanify.core import machine
 from leanify.core.architecture import MAX_BLOCKS
 from leanify.core.errors import LeanifyError, ShapeError, SourceError
 from leanify.core.units import format_bytes
-from leanify.upstream import hooks, modules
+from leanify.upstream import hooks, user_modules
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import drop_type, import_timm, import_transformers, nearest
 from leanify.upstream.on_disk import is_on_disk
 from leanify.upstream.origin import Origin, set_origin
+from leanify.upstream.reraise import reraise_as
 from leanify.upstream.timm_data import check_pretrained_cfg
-from leanify.upstream.wall import reraise_as
 
 DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -48,8 +48,8 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and
     ShapeError for one with too many parts.
     """
-    if modules.is_user_module(origin):
-        return modules.build(origin, device)
+    if user_modules.is_user_module(origin):
+        return user_modules.build(origin, device)
     if device == "meta":
         return _build(origin, device)
     return build_if_it_fits(origin, lambda: _build(origin, device), lambda: _build(origin, "meta"))
@@ -99,8 +99,8 @@ def _construct(origin: Origin) -> nn.Module:
                 model = getattr(library, origin.cls)(config)
     elif origin.library == "diffusers":  # in older lean directories and runs
         raise SourceError(f"{origin}: {NO_DIFFUSERS}")
-    elif modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
-        model = modules.build(origin, "cpu")
+    elif user_modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
+        model = user_modules.build(origin, "cpu")
     else:
         raise SourceError(f"nothing builds models of {origin.library!r}")
     return model
@@ -203,7 +203,7 @@ def build_shell(origin: Origin) -> nn.Module:
     Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during
     construction (a ViT with a ResNet stem) get real parameters, and so do a user's own modules.
     """
-    if modules.is_user_module(origin):
+    if user_modules.is_user_module(origin):
         return build_model(origin)
     try:
         with parameters_on_meta():

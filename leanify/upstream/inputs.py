@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.upstream.caches import longest_context
-from leanify.upstream.given import Given, describe_example, get_example, resize_batch
+from leanify.upstream.example_inputs import Given, describe_example, get_example, resize_batch
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
 from leanify.upstream.origin import get_origin, is_hf

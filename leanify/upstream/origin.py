@@ -1,17 +1,24 @@
-"""The origin of a model: what upstream needs to build it again."""
+"""The origin of a model, what upstream needs to build it again, and the record that keeps it with the model.
+
+One record holds what leanify knows about a model as a whole; it lies in the model, and copies inherit it. Facts of
+single modules stay with them: the row that reads a module (`lens.families`), how many experts process a token
+(`lens.mlps`), and why the depth of its blocks is fixed (`lens.blocks`).
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from leanify.upstream.lean_config import KEY, buildable
-from leanify.upstream.record import get_record, note_fact
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
+
+_RECORD = "_leanify"
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,30 @@ class Origin:
 
     def __deepcopy__(self, memo: Any) -> Origin:
         return self
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The facts of one model. A record never changes: `note_fact` replaces it, so copies of a model share none."""
+
+    origin: Origin | None = None  # how upstream builds the model
+    is_stamped: bool = False  # leanify built or reshaped it: ``origin`` holds, also where it is None
+    inputs: Mapping[str, Any] | None = None  # the example that a user gave, by argument
+    new_tensors: tuple[str, ...] = ()  # initialised while loading, because the checkpoint lacks them
+    stages: tuple[str, ...] = ()  # their names before a cut to one block, after which a list is none
+    is_read: bool = False  # trials have read every attention (`lens.discovery`)
+    is_depth_checked: bool = False  # it has run with one block less (`lens.discovery.check_depth`)
+
+
+def get_record(model: Any) -> ModelRecord:
+    """Return the record of a model; an empty one where leanify has noted nothing."""
+    record: ModelRecord = vars(model).get(_RECORD, ModelRecord())
+    return record
+
+
+def note_fact(model: nn.Module, **facts: Any) -> None:
+    """Note facts in the record of a model, by the names of its fields."""
+    model.__dict__[_RECORD] = replace(get_record(model), **facts)
 
 
 def set_origin(model: nn.Module, origin: Origin | None) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from leanify.core.architecture import Architecture
-from leanify.upstream import modules
+from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.libraries import import_timm
 from leanify.upstream.origin import Origin
@@ -70,11 +70,11 @@ def respell_width(origin: Origin, old: Architecture, new: Architecture) -> Itera
     Depth, head_dim and MLPs are left to surgery. ``old`` is the shape that ``origin`` builds.
     """
     # a user's own code has one argument for it
-    if origin.library == modules.LIBRARY:
+    if origin.library == user_modules.LIBRARY:
         widths, heads = {layer.width for layer in new.layers()}, {layer.heads for layer in new.layers()}
-        if len(widths) == 1 and modules.takes_argument(origin, "width"):
+        if len(widths) == 1 and user_modules.takes_argument(origin, "width"):
             options = {**origin.options, "width": widths.pop()}
-            if len(heads) == 1 and modules.takes_argument(origin, "heads"):
+            if len(heads) == 1 and user_modules.takes_argument(origin, "heads"):
                 options["heads"] = heads.pop()
             yield Candidate(replace(origin, options=options), {})
         return

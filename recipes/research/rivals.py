@@ -37,11 +37,11 @@ from leanify.profiling.counting import body_parameters, call, parameters
 from leanify.shrinking.axes import layer_sites
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import collect_outputs, divergence
+from leanify.shrinking.call_traces import record
 from leanify.shrinking.designs import plan_shapes
 from leanify.shrinking.free import transfer_free
 from leanify.shrinking.neighbours import nearest_neighbours
 from leanify.shrinking.shrink import shrink_recipe
-from leanify.shrinking.tape import record
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import transfer_weights
 from leanify.sources import find

@@ -23,8 +23,8 @@ from torch import nn
 
 import leanify
 from leanify.core.errors import LeanifyError
-from leanify.lens.trials import InDouble
-from leanify.upstream.given import inputs_by_name
+from leanify.lens.row_laws import InDouble
+from leanify.upstream.example_inputs import inputs_by_name
 from recipes.research import further_styles, own_modules, own_styles
 from recipes.research.library_models import LIBRARY_MODELS
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.data.probe_inputs import feed
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.lens.sites import locate
 from leanify.profiling.counting import body_parameters
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -109,7 +109,7 @@ class Scales:
     """Cosine to the teacher on held-out sentences, and Spearman's ρ on STS-B's test pairs."""
 
     def __init__(self, minilm: Path, held_out: Path, stsb: Path) -> None:
-        self.tokenizer = vocabulary.load(str(minilm))
+        self.tokenizer = tokenizers.load(str(minilm))
         with held_out.open(newline="", encoding="utf-8") as file:
             self.texts = [row["text"] for row in csv.DictReader(file)][:500]
         with (stsb / "test.tsv").open(encoding="utf-8") as file:

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture, Layer, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
-from leanify.lens import resize, sites, surgery, trials
+from leanify.lens import resize, row_laws, sites, surgery
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, parameter_names
 from leanify.profiling import counting
+from leanify.profiling.cost import StageShape, apply_shape
 from leanify.profiling.live_model import make_price_list
-from leanify.profiling.shapes import StageShape, apply_shape
 from leanify.search import search
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
@@ -135,11 +135,11 @@ def check_reordered(model: nn.Module, call: Call, reference: list[Tensor]) -> bo
         return False
     location = sites.locate(copy.deepcopy(model))
     attentions = [layer.attention for layer in location.layers]
-    order_of = {site.path: trials.head_order(site.reading, site.sizes) for site in attentions}
+    order_of = {site.path: row_laws.head_order(site.reading, site.sizes) for site in attentions}
     for site in location.sites:
         if "h" in site.sizes:
             order = order_of.get(site.path) or order_of[surgery.dependent_attentions(location, site)[0].path]
-            trials.reorder_heads(site.module, site.reading, site.sizes, order)
+            row_laws.reorder_heads(site.module, site.reading, site.sizes, order)
     _require_equal("reordered", outputs(location.model, call), reference)
     return any(layer.heads > 1 for layer in surgery.read(model).layers())
 

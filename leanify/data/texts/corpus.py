@@ -23,7 +23,7 @@ from leanify.data.common import choose_indices, data_path, max_text_length, voca
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tables import columns
-from leanify.data.texts import tokens, vocabulary
+from leanify.data.texts import tokenizers, tokens
 from leanify.data.texts.tokens import END as END
 from leanify.data.texts.tokens import Encode, Text
 
@@ -96,7 +96,7 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
         if size < 256:
             raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {size}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
-    tokenizer_model = vocabulary.load(
+    tokenizer_model = tokenizers.load(
         tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.upstream.origin import is_hf
 
 ENCODED_AT_ONCE = 8192  # texts: a tokenizer's own answer takes some hundred times the memory of their ids
@@ -33,7 +33,7 @@ class Sentences:
         lengths: list[int] = []
         for texts in _portions(rows, tokenizer.truncation_side):
             columns = [list(column) for column in zip(*texts, strict=True)]
-            encodings = vocabulary.encode(tokenizer, *columns, **options)
+            encodings = tokenizers.encode(tokenizer, *columns, **options)
             lengths += [len(ids) for ids in encodings["input_ids"]]
             for name in padding.keys() & encodings.keys():
                 pieces.setdefault(name, []).append(np.fromiter(chain.from_iterable(encodings[name]), np.int32))
@@ -64,7 +64,7 @@ class Sentences:
 
 def _portions(rows: Sequence[Row], truncation_side: str) -> Iterator[list[list[str]]]:
     """Yield the texts of rows in portions for the tokenizer; what no truncated text would keep is cut off."""
-    kept = slice(-vocabulary.LONGEST, None) if truncation_side == "left" else slice(vocabulary.LONGEST)
+    kept = slice(-tokenizers.LONGEST, None) if truncation_side == "left" else slice(tokenizers.LONGEST)
     portion: list[list[str]] = []
     size = 0
     for texts, _ in rows:

@@ -23,7 +23,7 @@ from leanify.data.common import max_text_length, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.sampling import HOLDOUT, SAMPLE, Key
-from leanify.data.texts import corpus, tokens, vocabulary
+from leanify.data.texts import corpus, tokenizers, tokens
 from leanify.data.texts.tokens import Encode, Text
 
 MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
@@ -81,8 +81,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     size, _ = vocabulary_size(model, data.task)
     faults = Faults(data.on_error == "skip")
     texts, where = corpus.find_texts(data, faults)
-    tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: text_lines(texts[0]), cache_key(texts[0]))
-    vocabulary.check_fit(tokenizer, size, by)
+    tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: text_lines(texts[0]), cache_key(texts[0]))
+    tokenizers.check_fit(tokenizer, size, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
     # token ids of each split; validation always masks the same places
@@ -125,9 +125,9 @@ def encode_text(text: str | Text, tokenizer: Any) -> np.ndarray:
 def _lines(text: str) -> list[str]:
     """The lines of a text, those beyond the tokenizer's bound in several parts."""
     lines = text.splitlines(keepends=True)
-    if max(map(len, lines), default=0) <= vocabulary.LONGEST:
+    if max(map(len, lines), default=0) <= tokenizers.LONGEST:
         return lines
-    size = vocabulary.LONGEST
+    size = tokenizers.LONGEST
     parts: list[str] = []
     for line in lines:
         parts += [line[start : start + size] for start in range(0, len(line), size)]
@@ -144,7 +144,7 @@ def encoder(tokenizer: Any) -> Encode:
         documents = [_lines(part) for part in block.split(tokens.END)]
         lines = [*chain(*documents)]
         options = {"add_special_tokens": False, "verbose": False}
-        ids = iter(vocabulary.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
+        ids = iter(tokenizers.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
         # documents behind one another
         ids_with_ends: list[int] = []
         for place, document in enumerate(documents, 1):

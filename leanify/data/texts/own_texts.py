@@ -22,7 +22,7 @@ from leanify.data.common import HOLD_OUT, data_path, hold_out, max_text_length, 
 from leanify.data.faults import Faults
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, describe_table, find_split_file, is_table, only_file, split_stem
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.data.texts.labelled_text import LabelledTable
 
@@ -51,8 +51,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     faults = Faults(skip=data.on_error == "skip")
     table = read_split_table(data, data.train, faults)
     names = _names(table, data)
-    tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
-    vocabulary.check_fit(tokenizer, size, by)
+    tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
+    tokenizers.check_fit(tokenizer, size, by)
     types = takes_types(model)
     # training and validation, of which one may be a share of the other
     train: Any = subset(table.encode(names, tokenizer, length, types), data)

@@ -23,7 +23,7 @@ from leanify.data.faults import Faults
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
 
@@ -36,8 +36,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     # a tokenizer that fits the model
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
-    tokenizer, by = vocabulary.make_tokenizer(data.tokenizer, lambda: [], "")
-    vocabulary.check_fit(tokenizer, size, by)
+    tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: [], "")
+    tokenizers.check_fit(tokenizer, size, by)
     faults = Faults(skip=data.on_error == "skip")
 
     def encoded(*files: Path) -> Any:

@@ -15,20 +15,20 @@ from leanify.core.files.reading import preview, read_lines
 from leanify.data.faults import Faults
 from leanify.data.tables.columns import guess_texts, is_table, pick_columns
 from leanify.data.tables.rows import Row, read_table
-from leanify.data.texts import vocabulary
+from leanify.data.texts import tokenizers
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
     """A function from text to token ids, and its description: the directory's tokenizer, or bytes."""
-    if directory is None or not vocabulary.has_tokenizer(directory):
+    if directory is None or not tokenizers.has_tokenizer(directory):
         words = f"bytes modulo {vocab}, as there is no tokenizer"
         return (lambda text, _: [byte % vocab for byte in text.encode()]), words
-    tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
+    tokenizer = tokenizers.load(directory, "put the tokenizer that the model was trained with there")
 
     def encode(text: str, around: bool) -> list[int]:
-        return list(vocabulary.encode(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
+        return list(tokenizers.encode(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
 
     return encode, f"the tokenizer in {directory}"
 
@@ -43,7 +43,7 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
         raise DataError(f"{path} does not exist")
     encodings = _pieces(path, encode, tokens)
     if is_table(path):
-        encodings = (encode(text[: vocabulary.LONGEST], True)[:tokens] for text in read_texts(path))
+        encodings = (encode(text[: tokenizers.LONGEST], True)[:tokens] for text in read_texts(path))
     chosen = islice((ids for ids in encodings if ids), samples)
     empty = True
     while batch := list(islice(chosen, batch_size)):
@@ -61,8 +61,8 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     is_cut = False
     lines = read_lines(path, DataError)
     while part := "".join(islice(lines, 64)):
-        for start in range(0, len(part), vocabulary.LONGEST):
-            buffer += encode(part[start : start + vocabulary.LONGEST], False)
+        for start in range(0, len(part), tokenizers.LONGEST):
+            buffer += encode(part[start : start + tokenizers.LONGEST], False)
             whole = len(buffer) // tokens * tokens
             yield from (buffer[place : place + tokens] for place in range(0, whole, tokens))
             is_cut, buffer = is_cut or whole > 0, buffer[whole:]

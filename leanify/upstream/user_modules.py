@@ -29,7 +29,7 @@ from leanify.core import recipe_code as code
 from leanify.core.errors import LeanifyError, SourceError
 from leanify.core.files import cache, writing
 from leanify.core.files.reading import read_bytes
-from leanify.upstream.given import give
+from leanify.upstream.example_inputs import give
 from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import Origin, is_stamped, set_origin
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, SourceError
-from leanify.upstream.record import get_record, note_fact
+from leanify.upstream.origin import get_record, note_fact
 
 
 class Given(dict[str, Any]):

@@ -23,7 +23,7 @@ from leanify.core.files.reading import check_regular, check_size
 from leanify.core.units import format_share
 from leanify.data.texts.tokenizer_files import check_tokenizer
 from leanify.upstream.libraries import import_transformers
-from leanify.upstream.wall import reraise_as
+from leanify.upstream.reraise import reraise_as
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -96,7 +96,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """The facts of a model in its own shape.
 
     library, name  timm or transformers, and upstream's name of the model
@@ -132,7 +132,7 @@ class Facts:
         return {**vars(self), "architecture": architecture, "min_depths": min_depths, "caches": caches}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Facts:
+    def from_json(cls, data: Mapping[str, Any]) -> ModelFacts:
         """The inverse of `to_json`. Raises KeyError, TypeError, ValueError or ShapeError for anything else."""
         # minimum depths are not part of an architecture's JSON
         architecture = Architecture.from_json(data["architecture"])
