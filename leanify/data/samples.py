@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from leanify.core import machine
 from leanify.core.errors import DataError
 from leanify.data.faults import Faults
+from leanify.data.labels import LabelMatch
 from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 
@@ -66,6 +67,7 @@ class Splits:
     constant: int | None = None  # train's most frequent class
     scale: Callable[[Any], Any] | None = None  # normalises a batch on the device: bytes are moved there faster
     names: tuple[str, ...] = ()  # class names in order, saved with the run
+    labels: LabelMatch = field(default_factory=LabelMatch)  # how they were matched with the outputs of a trained model
     pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
     unchanged: Samples | None = None  # train without augmentation, if that differs

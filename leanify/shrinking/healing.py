@@ -47,6 +47,7 @@ WARM_UP, SHORT_WARM_UP, SHORT_RUN = 0.05, 0.2, 100  # shares of a run: of long r
 EPOCHS = 20.0  # maximum, even if there is more time
 DEFAULT_MINUTES = 10.0  # time for which samples are counted without healing
 RESERVED_SHARE = 0.03  # share of the total time to write the result
+LABEL_SAMPLES = 128  # that show whether the original's outputs mean the data's labels
 SAMPLE_LIMITS = (64, 2_000)  # minimum and maximum number of samples for selection, and for the final measurement
 
 
@@ -134,6 +135,13 @@ def _check_head(recipe: TrainingRecipe, trainer: Trainer) -> None:
             f"{source} tells {outputs:,} classes apart and {data.path} has {classes:,}, so its score would be chance; "
             f"{remedy}"
         )
+    # what the outputs mean: by name, and where names say nothing by a score
+    if data.task in ("classification", "text-classification") and classes:
+        labels, validation = trainer.splits.labels, trainer.splits.validation
+        if labels.kind == "other":
+            raise LeanifyError(f"the labels are not those of {source}: {labels.lists}. Name them alike, or {remedy}")
+        few = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))
+        labels.check_score(trainer.evaluate(few)["top1"] / 100, len(few))
 
 
 def _without_teacher(recipe: TrainingRecipe) -> TrainingRecipe:

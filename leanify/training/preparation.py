@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from leanify.core.errors import RecipeError, SourceError
 from leanify.core.path_kinds import FORMAT
 from leanify.core.recipe import DataSection, ModelSection, Recipe, TrainingRecipe
 from leanify.core.recipe_code import is_code
+from leanify.data.labels import config_names, match_labels
 from leanify.data.samples import Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts, tokenizers
@@ -96,13 +98,26 @@ def _load_model(recipe: Recipe, on_meta: bool) -> nn.Module:
 
     # labelled texts decide the head
     if data is not None and data.task in own_texts.TASKS and not is_code(data.name):
-        names = own_texts.find_classes(data)
+        names = _order_classes(model, own_texts.find_classes(data))
         return text_classifier.add_head(model, len(names) or 1, names, on_meta=on_meta)
     model_source = find.section_source(model)
     if model.reshapes:
         architecture = model.shape(surgery.read(find.build_on_meta(model_source)))
         model_source = replace(model_source, architecture=architecture, weights=None)
     return find.build_on_meta(model_source) if on_meta else weights.load(model_source)
+
+
+def _order_classes(model: ModelSection, names: Sequence[str]) -> Sequence[str]:
+    """The classes of a table in the order of a trained classifier's outputs; as they are for any other model."""
+    source = find.find(find.recorded_source(model.source), cls=model.cls)
+    if source.weights is None or not source.origin.cls.endswith("ForSequenceClassification"):
+        return names
+    labels = match_labels(names, config_names(source.origin.options))
+    if labels.kind == "other":
+        warnings.warn(
+            f"{model.source} was trained for other labels, and learns these as a new task: {labels.lists}", stacklevel=2
+        )
+    return labels.names
 
 
 def _has_loose_tensors(model: nn.Module) -> bool:

@@ -23,7 +23,8 @@ from leanify.data.common import data_path, hold_out, subset
 from leanify.data.images import tables as image_tables
 from leanify.data.images.decoding import PLAIN, SKIP, Decoder, choose_decoder
 from leanify.data.images.files import ImageFiles, class_folders, find_images, find_split_folder, split_names
-from leanify.data.images.processor import find_processor, model_order
+from leanify.data.images.processor import find_processor
+from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import IMAGES
 from leanify.upstream.inputs import example_inputs
@@ -95,12 +96,12 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if isinstance(getattr(model, "vocab", None), int):
         raise DataError(f"image classification needs an image model; {get_origin(model)} is a text model")
     readers, classes, where = read(data)
-    ordered_classes = model_order(classes, model)
-    if ordered_classes != classes and all(hasattr(reader, "relabel") for reader in readers):
+    labels = match_labels(classes, output_names(model))
+    if list(labels.names) != classes and all(hasattr(reader, "relabel") for reader in readers):
         # the outputs of a trained classifier have an order of their own
         for reader in readers:
-            reader.relabel([ordered_classes.index(name) for name in classes])
-        classes = ordered_classes
+            reader.relabel([labels.names.index(name) for name in classes])
+        classes = list(labels.names)
     # how pictures are augmented, and how they are decoded
     augmentation, plain, scale, mode = transforms(data, model)
     decoder, decoding_note = choose_decoder(readers[0], data.background, data.pixel_range)
@@ -124,6 +125,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         test=next(iter(test), None),
         scale=scale,
         names=tuple(classes),
+        labels=labels,
         unchanged=without_augmentation(train, plain),
         decoding=decoder.settings,
     )

@@ -63,22 +63,3 @@ def find_processor(model: nn.Module, shape: tuple[int, ...]) -> ProcessorTransfo
     if channels != {shape[0]}:
         raise DataError(f"the processor in {place} has statistics of {max(channels)} channels, the model {shape[0]}")
     return transform
-
-
-def label_names(model: Any) -> tuple[str, ...]:
-    """The names of a trained classifier's outputs, in their order; empty where its folder has none."""
-    if is_hf(model):
-        labels = getattr(model.config, "id2label", None) or {}
-        names = [labels.get(number, labels.get(str(number))) for number in range(len(labels))]
-        is_default = all(name == f"LABEL_{number}" for number, name in enumerate(names))
-        return () if is_default or None in names else tuple(map(str, names))
-    stored_names = (getattr(model, "pretrained_cfg", None) or {}).get("label_names") or ()
-    return tuple(map(str, stored_names))
-
-
-def model_order(classes: list[str], model: nn.Module) -> list[str]:
-    """The classes of a folder in the order of the model's outputs, where its names are the same ones."""
-    names = label_names(model)
-    if len(set(names)) == len(names) == len(classes) and set(names) == set(classes):
-        return list(names)
-    return classes

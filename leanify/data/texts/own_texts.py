@@ -20,6 +20,7 @@ from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
 from leanify.data.common import HOLD_OUT, data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
 from leanify.data.faults import Faults
+from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, describe_table, find_split_file, is_table, only_file, split_stem
 from leanify.data.texts import tokenizers
@@ -50,7 +51,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     size, _ = vocabulary_size(model, data.task)
     faults = Faults(skip=data.on_error == "skip")
     table = read_split_table(data, data.train, faults)
-    names = _names(table, data)
+    labels = match_labels(_names(table, data), output_names(model))
+    names = labels.names
     tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
     tokenizers.check_fit(tokenizer, size, by)
     types = takes_types(model)
@@ -74,7 +76,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         f"{describe_table(table.file)} ({table.columns}, {kinds}), {counts}",
         classes=len(names) or None,
         tokenizer=tokenizer,
-        names=tuple(names),
+        names=names,
+        labels=labels,
         skipped=tuple(faults.names),
     )
 
