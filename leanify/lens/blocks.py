@@ -11,6 +11,7 @@ A stage is named by the position of its blocks:
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -64,7 +65,7 @@ class Part(Run):
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         return iter(self._entries()[:: self.step])
 
-    def _groups(self) -> list[list[nn.Module]]:
+    def _groups(self) -> list[list[Any]]:
         """Return each block behind the entries between it and the block before."""
         entries = [child for _, child in self._entries()]
         ends = range(1, len(entries) + 1, self.step)
@@ -96,6 +97,25 @@ class Part(Run):
             names = [*old_names, *new_names, *names[end:]]
         self.parent._modules.clear()
         self.parent._modules.update(dict(zip(names, new, strict=True)))
+
+
+class Sparse(Part):
+    """A list that holds None between its blocks, in places that a forward counts; None goes with the block before."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__(parent, 0, 0)
+
+    def _groups(self) -> list[list[Any]]:
+        entries = list(self.parent._modules.values())
+        starts = [index for index, entry in enumerate(entries) if entry is not None]
+        bounds = [0, *starts[1:], len(entries)]
+        return [entries[start:end] for start, end in itertools.pairwise(bounds)]
+
+    def append(self, block: nn.Module) -> None:
+        raise ShapeError(
+            f"a list of {len(self)} blocks holds None between them, so there cannot be more of them; at most as many "
+            "as there are"
+        )
 
 
 class Numbered(Run):
@@ -131,6 +151,8 @@ def get_container(model: nn.Module, name: str) -> Any:
         return Numbered(parent, numbered_match["stem"])
     if isinstance(parent, nn.Sequential) and not all(key.isdigit() for key in parent._modules):
         return Part(parent, 0, 0)  # its own deletion would rename the entries to numbers
+    if isinstance(parent, nn.ModuleList) and None in parent._modules.values():
+        return Sparse(parent)
     return parent
 
 

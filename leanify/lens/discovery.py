@@ -26,9 +26,9 @@ from leanify.lens import families
 from leanify.lens.blocks import container_prefix, fix, get_container
 from leanify.lens.families import Row, toml
 from leanify.lens.flow import Candidate, follow
-from leanify.lens.located import LocatedModel, LocatedStage, is_inside, relative_path
+from leanify.lens.located import LocatedModel, LocatedStage, ancestors, is_inside, relative_path
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
-from leanify.lens.resize import get_attribute, linear_features, set_number, solve_sizes
+from leanify.lens.resize import get_attribute, get_fields, linear_features, set_number, solve_sizes
 from leanify.lens.rewrites import INSTANCE, rewrites
 from leanify.lens.row_candidates import (
     SYMBOL_NAMES,
@@ -38,7 +38,7 @@ from leanify.lens.row_candidates import (
     iterate_integers,
     mlp_guesses,
 )
-from leanify.lens.row_laws import Trial, count_moved_channels, remove_hooks
+from leanify.lens.row_laws import Trial, count_moved_channels, record_integers, remove_hooks
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import example_inputs
@@ -60,7 +60,8 @@ def discover(model: nn.Module) -> dict[str, str]:
     # one forward pass of a copy shows its attentions and MLPs
     start = time.process_time()
     twin = make_twin(model)
-    with follow(twin) as follower:
+    of_user = get_example(model) is not None
+    with record_integers(twin if of_user else nn.Module(), assumes_read=False) as numbers, follow(twin) as follower:
         try:
             run(twin)
         except UnsupportedModel:  # on meta, upstream may read values: keep the results up to then
@@ -95,6 +96,7 @@ def discover(model: nn.Module) -> dict[str, str]:
             row, _ = _find_row(twin, candidate, row_cache, start)
             if row is not None:
                 _attach_mlp(model, candidate.owner.path, row)
+    _attach_counts(model, numbers)
     _find_experts(model, twin)
     if not failures:
         note_fact(model, is_read=True)
@@ -171,6 +173,27 @@ def _attach_tables(model: nn.Module, candidate: Candidate, row: Row) -> None:
             families.attach(owner, Row(kind, tensors={leaf: axes}, attributes=names))
 
 
+def _attach_counts(model: nn.Module, numbers: Mapping[str, int]) -> None:
+    """Attach rows to the modules outside attentions whose forwards read the number of heads (for a mask of each)."""
+    attentions = {path: row for path, row in _rows_by_path(model).items() if row.is_attention}
+    heads = {path: solve_sizes(path, model.get_submodule(path), row)["h"] for path, row in attentions.items()}
+    paths = {path for path, _ in model.named_modules()}
+    for name, value in numbers.items():
+        owner = next(path for path in ancestors(name) if path in paths)
+        inner = {count for path, count in heads.items() if is_inside(path, owner)}
+        is_outside = not any(is_inside(owner, path) for path in attentions)
+        if is_outside and inner == {value} and SYMBOL_NAMES["h"].search(name.rpartition(".")[2].lower()):
+            _attach_numbers(model.get_submodule(owner), {relative_path(name, owner): "h"})
+
+
+def _attach_numbers(module: nn.Module, attributes: dict[str, str]) -> None:
+    """Let numbers of a module follow the model's sizes, besides those that already do."""
+    row = Row(families.full_name(families.upstream_class(module)), attributes=attributes)
+    attached_row = families.attached_row(module)
+    if attached_row is None or attached_row.is_table:
+        families.attach(module, row if attached_row is None else merge_rows(attached_row, row))
+
+
 def _find_experts(model: nn.Module, twin: nn.Module) -> None:
     """Attach a row to each expert in a list, and record how many experts process each token."""
     copy_rows_to_siblings(model)
@@ -226,17 +249,22 @@ def make_twin(model: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-def run(model: nn.Module) -> Any:
-    """Run one forward pass on the user's example inputs, or on generated inputs for the model's modality.
+def make_inputs(model: nn.Module) -> dict[str, Any]:
+    """Return the user's example inputs, or short ones generated for the model's modality, on its device."""
+    parameter = next(model.parameters(), torch.empty(0))
+    tokens = None if get_example(model) else TOKENS
+    inputs = example_inputs(model, None, tokens, parameter.device)
+    return {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
+
+
+def run(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Any:
+    """Run one forward pass on ``inputs``, by default the user's example, or generated inputs for the model's modality.
 
     The random state is restored, and compiled forwards run in eager mode. Raises UnsupportedModel if the model does
     not run.
     """
-    parameter = next(model.parameters(), torch.empty(0))
     try:
-        tokens = None if get_example(model) else TOKENS
-        inputs = example_inputs(model, None, tokens, parameter.device)
-        inputs = {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
+        inputs = make_inputs(model) if inputs is None else inputs
         compiles = "torch._dynamo" in sys.modules
         eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
         with torch.random.fork_rng(devices=[]), eager, torch.no_grad():
@@ -437,10 +465,7 @@ def check_depth(located_model: LocatedModel) -> bool:
     if _runs(model, stages, numbers):
         for stage in stages:
             for holder, names in numbers[stage.name].items():
-                module = model.get_submodule(holder)
-                if families.attached_row(module) is None:
-                    name = families.full_name(families.upstream_class(module))
-                    families.attach(module, Row(name, attributes=dict.fromkeys(names, "l")))
+                _attach_numbers(model.get_submodule(holder), dict.fromkeys(names, "l"))
         return True
     # neither runs: the depth is fixed
     for stage in stages:
@@ -480,9 +505,9 @@ def _block_counters(model: nn.Module, stage: LocatedStage) -> dict[str, list[str
         if not is_inside(container_prefix(stage.name), path):
             continue
         for name, value in vars(module).items():
-            if isinstance(value, nn.Module):
+            if isinstance(value, nn.Module) or name.startswith("_leanify"):
                 continue
-            content = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            content = get_fields(value)
             pairs = [(name, value)]
             pairs += [(f"{name}.{key}", number) for key, number in content.items() if "." not in str(key)]
             for key, number in pairs:

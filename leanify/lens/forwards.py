@@ -54,7 +54,8 @@ def multihead(
         key_padding_mask = key_padding_mask[:, None, None]
     for mask in (attn_mask, key_padding_mask):
         if mask is not None:
-            mask = mask.view(-1, self.num_heads, *mask.shape[1:]) if mask.dim() == 3 else mask
+            if mask.dim() == 3:  # for each sample and head; never fewer samples, which would be broadcast
+                mask = mask.view(len(q), self.num_heads, *mask.shape[1:])
             logits = logits.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
     attention = F.dropout(logits.softmax(-1), self.dropout, self.training)
     out = self.out_proj((attention @ v).transpose(1, 2).flatten(2))

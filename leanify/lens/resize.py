@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,29 @@ def get_attribute(value: Any, path: str) -> Any:
     return value
 
 
-def set_number(module: nn.Module, path: str, value: float) -> None:
-    """Set a number in a module, or in a dictionary or object (even a frozen dataclass) stored in the module."""
+def get_fields(value: Any) -> Mapping[str, Any]:
+    """Return what an object holds by name: a mapping, a named tuple, an object with a dictionary or with slots."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, tuple):
+        return dict(zip(getattr(value, "_fields", ()), value, strict=False))
+    fields = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                fields[name] = getattr(value, name)
+    return fields
+
+
+def set_number(module: nn.Module, path: str, value: Any) -> None:
+    """Set a number in a module, or in a configuration stored in it: a mapping, a named tuple, a frozen dataclass."""
     owner_path, _, name = path.rpartition(".")
     owner = get_attribute(module, owner_path)
-    if isinstance(owner, dict):
+    if isinstance(owner, MutableMapping):
         owner[name] = value
+    elif isinstance(owner, tuple):  # it cannot change: another takes its place
+        set_number(module, owner_path, owner._replace(**{name: value}))  # type: ignore[attr-defined]
     else:
         name = getattr(type(owner), "attribute_map", {}).get(name, name)  # a configuration of transformers has aliases
         object.__setattr__(owner, name, value)  # bypass frozen dataclasses, and nn.Module's handling of parameters
@@ -372,12 +389,14 @@ def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Size
     before, after = notation.evaluate(how, old), notation.evaluate(how, new)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or before == after:
         return
-    # a configuration: replace it by a copy
+    # a configuration: replace it by a copy, with all that it is nested in
     owner_path = path.rpartition(".")[0]
-    owner = get_attribute(module, owner_path)
-    if not isinstance(owner, nn.Module):
-        holder_path, _, owner_name = owner_path.rpartition(".")
-        setattr(get_attribute(module, holder_path), owner_name, copy.deepcopy(owner))
+    parts = owner_path.split(".") if owner_path else []
+    for end in range(1, len(parts) + 1):
+        config = get_attribute(module, ".".join(parts[:end]))
+        if not isinstance(config, nn.Module):
+            setattr(get_attribute(module, ".".join(parts[: end - 1])), parts[end - 1], copy.deepcopy(config))
+            break
     set_number(module, path, after if value == before else value * (after / before))
     layer_path, _, owner_name = owner_path.rpartition(".")
     layer = get_attribute(module, layer_path)

@@ -19,7 +19,7 @@ from leanify.lens.families import Row, full_name, upstream_class
 from leanify.lens.flow import Candidate, Use
 from leanify.lens.located import relative_path
 from leanify.lens.notation import evaluate, symbols
-from leanify.lens.resize import get_attribute, linear_features, solve_sizes
+from leanify.lens.resize import get_attribute, get_fields, linear_features, solve_sizes
 
 FUSED_3 = ("3 h d", "h 3 d", "h d 3", "3 d h", "d 3 h", "d h 3")
 FUSED_2 = ("2 h d", "h 2 d", "h d 2", "2 d h", "d 2 h", "d h 2")
@@ -200,10 +200,8 @@ def iterate_integers(module: nn.Module, recurses: bool = True) -> Iterator[tuple
     for path, part in parts:
         for name, value in vars(part).items():
             content: Mapping[str, Any] = {}
-            if isinstance(value, Mapping):
-                content = value
-            elif "conf" in name:
-                content = getattr(value, "__dict__", {})
+            if "conf" in name or isinstance(value, (Mapping, tuple)):
+                content = get_fields(value)
             for key, number in ((name, value), *((f"{name}.{key}", number) for key, number in content.items())):
                 if type(number) is int:
                     yield f"{path}.{key}".lstrip("."), number

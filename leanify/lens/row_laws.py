@@ -21,7 +21,7 @@ import random
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,13 @@ from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
-from leanify.lens.resize import clear_caches, get_attribute, map_axes, resize, solve_sizes, weighted_part
+from leanify.lens.resize import clear_caches, get_attribute, get_fields, map_axes, resize, solve_sizes, weighted_part
 from leanify.upstream.libraries import format_error
 
 PACKAGE = Path(__file__).parents[1]
 TOLERANCE = 1e-10
 MARK = 2.0**40  # numbering of a copy's entries starts here, far above any random weight
+NESTED = 3  # levels of configurations in configurations that are watched
 MOVED_MAPS = 8  # number of projections that are changed to detect heads
 Sizes = dict[str, int]
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
@@ -469,21 +470,23 @@ def remove_hooks(model: nn.Module) -> None:
 
 
 @contextmanager
-def record_integers(module: nn.Module) -> Iterator[dict[str, int]]:
+def record_integers(module: nn.Module, assumes_read: bool = True) -> Iterator[dict[str, int]]:
     """Record the integers that the forwards of a module and its submodules read, by path.
 
-    Integers in an object or dictionary stored in the module (a configuration) are included. The module must be a copy:
-    its submodules temporarily get subclasses of their classes.
+    Integers in a configuration stored in the module are included; ``assumes_read`` includes all of one that cannot be
+    watched (a named tuple, a mapping). The module must be a copy: its submodules temporarily get subclasses of their
+    classes.
     """
     # replace dictionaries by watched ones, and classes by watched subclasses
     integers: dict[str, int] = {}
+    assumed: dict[str, int] = integers if assumes_read else {}
     original_classes: dict[int, tuple[Any, type]] = {}
     for path, part in module.named_modules():
         for name, value in list(vars(part).items()):
             if type(value) is dict and not name.startswith("_"):
                 part.__dict__[name] = _WatchedDict(value, f"{path}.{name}".lstrip("."), integers)
-            elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type)):
-                _watch(value, f"{path}.{name}".lstrip("."), integers, original_classes)
+            elif not (name.startswith("_leanify") or (name.startswith("_") and isinstance(value, Mapping))):
+                _watch_config(value, f"{path}.{name}".lstrip("."), integers, assumed, original_classes)
         _watch(part, path, integers, original_classes)
     try:
         yield integers
@@ -494,29 +497,53 @@ def record_integers(module: nn.Module) -> Iterator[dict[str, int]]:
     # restore both
     finally:
         for thing, kind in original_classes.values():
-            thing.__class__ = kind
+            object.__setattr__(thing, "__class__", kind)
         for part in module.modules():
             for name, value in list(vars(part).items()):
                 if isinstance(value, _WatchedDict):
                     part.__dict__[name] = dict(value)
 
 
-def _watch(thing: Any, path: str, integers: dict[str, int], original_classes: dict[int, tuple[Any, type]]) -> None:
-    kind: Any = type(thing)
-    if id(thing) in original_classes or (callable(thing) and not isinstance(thing, nn.Module)):
+def _watch_config(
+    value: Any,
+    path: str,
+    integers: dict[str, int],
+    assumed: dict[str, int],
+    original_classes: dict[int, tuple[Any, type]],
+    level: int = 0,
+) -> None:
+    """Watch a configuration and those nested in it. ``assumed`` gets the integers of those that cannot be watched."""
+    if isinstance(value, (nn.Module, Tensor, type, str)) or callable(value) or id(value) in original_classes:
         return
+    fields = {name: field for name, field in get_fields(value).items() if isinstance(name, str) and name[:1] != "_"}
+    if not fields or level > NESTED:
+        return
+    if isinstance(value, Mapping) or not _watch(value, path, integers, original_classes):
+        assumed.update({f"{path}.{name}": number for name, number in fields.items() if type(number) is int})
+    for name, inner in fields.items():
+        if not isinstance(inner, (int, float)):
+            _watch_config(inner, f"{path}.{name}", integers, assumed, original_classes, level + 1)
+
+
+def _watch(thing: Any, path: str, integers: dict[str, int], original_classes: dict[int, tuple[Any, type]]) -> bool:
+    """Give an object a subclass of its class that records the integers read. Returns whether that was possible."""
+    kind: Any = type(thing)
+    if id(thing) in original_classes:
+        return True
 
     def get(self: Any, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if type(value) is int and not name.startswith("__"):
+        if type(value) is int and name[:2] != "__" and not isinstance(getattr(kind, name, None), property):
             integers[f"{path}.{name}".lstrip(".")] = value
         return value
 
     try:
-        thing.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__slots__": ()})
-    except TypeError:  # the class cannot be replaced: a named tuple, or one written in C
-        return
+        watched = type(kind.__name__, (kind,), {"__getattribute__": get, "__slots__": ()})
+        object.__setattr__(thing, "__class__", watched)  # past a frozen dataclass, which forbids to set attributes
+    except Exception:  # a named tuple, a class written in C, one with rules for its subclasses
+        return False
     original_classes[id(thing)] = thing, kind
+    return True
 
 
 class _WatchedDict(dict[Any, Any]):

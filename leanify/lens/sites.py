@@ -127,7 +127,7 @@ def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], m
     if get_example(model) is None or name.endswith("*"):
         return name
     entries = model.get_submodule(name)
-    if not isinstance(entries, (nn.ModuleList, nn.Sequential)):
+    if not isinstance(entries, (nn.ModuleList, nn.Sequential)) or None in entries._modules.values():
         return name
     paths = [f"{name}.{child}".lstrip(".") for child in entries._modules]
     kinds = {upstream_class(model.get_submodule(path)) for path in attentions}
@@ -335,6 +335,8 @@ class _BlockFinder:
         """Move one level out if the list is itself a block, like DaViT's Sequential of two different layers."""
         layers = self.model.get_submodule(container)
         outer, _, index = container.rpartition(".")
+        if index.isdigit() and _may_lack_parts(self.model.get_submodule(outer)):
+            return outer, container
         if type(layers) is not nn.Sequential or not index.isdigit():
             return container, block
         kinds = [type(layer) for layer in layers.children()]
@@ -349,6 +351,13 @@ class _BlockFinder:
             if parameter.dim() > 1 and self.attentions.isdisjoint(ancestors(f"{path}.{name}".lstrip("."))):
                 return True
         return False
+
+
+def _may_lack_parts(blocks: nn.Module) -> bool:
+    """Whether each entry of a list is a list of as many parts, of which some are None."""
+    parts = [list(block._modules.values()) for block in blocks.children() if isinstance(block, nn.ModuleList)]
+    is_regular = isinstance(blocks, nn.ModuleList) and len(parts) == len(blocks) and len(set(map(len, parts))) == 1
+    return is_regular and any(None in part for part in parts)
 
 
 def _is_uniform(blocks: nn.Module) -> bool:

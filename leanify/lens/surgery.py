@@ -22,13 +22,12 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.core.units import format_names
 from leanify.lens import width
 from leanify.lens.blocks import container_prefix, get_container
-from leanify.lens.discovery import make_twin, run
 from leanify.lens.families import Rows
-from leanify.lens.flow import iterate_tensors
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, find_routers, is_inside, parameter_names
 from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
+from leanify.lens.whole_laws import run_beside
 from leanify.upstream.derived_attributes import drop_path_rates, leave_fast_path, sync_derived_attributes
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
@@ -81,7 +80,7 @@ def write(
     located_model = locate(model, inputs, rows)
     written = write_located(located_model, architecture, weights).model
     if get_example(model) is not None or width.differs_in_width(located_model.architecture, architecture):
-        _run_once(model, written, keeps_outputs=False)
+        run_beside(model, written, keeps_outputs=False)
     return written
 
 
@@ -204,51 +203,8 @@ def grow(
         now = grown.sites_by_path[site.path]
         repeat_rows(site.module, now.module, now.reading, site.sizes, now.sizes)
     if get_example(model) is not None:
-        _run_once(model, grown.model, keeps_outputs=True)
+        run_beside(model, grown.model, keeps_outputs=True)
     return grown.model
-
-
-def _run_once(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
-    """Run a user's module, or any model of a new width, in its new shape. Raises UnsupportedModel if it fails where the
-    old one runs.
-
-    A grown module must reproduce the old outputs, unless its forward draws random numbers.
-    """
-    if any(parameter.is_meta for parameter in new.parameters()):
-        return
-    # both modules on the example inputs, in copies without hooks
-    before_twin, after_twin = make_twin(old), make_twin(new)
-    try:
-        before = _outputs(before_twin)
-    except UnsupportedModel:
-        return
-    try:
-        after = _outputs(after_twin)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(
-            f"{type(old).__name__} runs as it is, but not in the requested shape ({error}): something "
-            "outside its attentions and MLPs depends on their sizes"
-        ) from error
-    if not keeps_outputs or len(before) != len(after):
-        return
-    # compare outputs within the precision of their type, unless the forward is random
-    for a, b in zip(before, after, strict=True):
-        limit = 1e-9 if a.dtype == torch.float64 else 1e-3
-        is_narrow = a.dtype in (torch.float16, torch.bfloat16)
-        if a.shape != b.shape or not a.is_floating_point() or is_narrow or not a.numel():
-            continue
-        difference, size = float((a - b).nan_to_num().abs().max()), float(a.nan_to_num().abs().max())
-        if difference > limit * max(size, 1e-3) and all(map(torch.equal, before, _outputs(before_twin, seed=1))):
-            raise UnsupportedModel(
-                f"growth changes the outputs of {type(old).__name__} by {difference:.1e} (they are {size:.1e} at "
-                "most), although each attention alone keeps its outputs: something outside them mixes their heads"
-            )
-
-
-def _outputs(model: nn.Module, seed: int = 0) -> list[torch.Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return [tensor.detach() for tensor in iterate_tensors(run(model))]
 
 
 def unread_parts(located_model: LocatedModel) -> Iterator[str]:

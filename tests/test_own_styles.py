@@ -1,0 +1,206 @@
+"""Ways in which people write modules: where their numbers lie, what their lists hold, what their forwards count."""
+
+from __future__ import annotations
+
+import types
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import leanify
+
+WIDTH, HEADS, DEPTH, UNITS = 24, 4, 3, 40
+
+
+@dataclass(frozen=True)
+class Frozen:
+    width: int = WIDTH
+    heads: int = HEADS
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    width: int = WIDTH
+    heads: int = HEADS
+
+
+class Pair(NamedTuple):
+    width: int = WIDTH
+    heads: int = HEADS
+
+
+class Locked:
+    def __init__(self) -> None:
+        vars(self).update(width=WIDTH, heads=HEADS)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise TypeError(f"{name} cannot be set")
+
+
+class Items(UserDict[str, int]):
+    def __getattr__(self, name: str) -> int:
+        try:
+            return self.__dict__["data"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True)
+class Nested:
+    inner: Frozen
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    @property
+    def heads(self) -> int:
+        return self.inner.heads
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "frozen": Frozen, "frozen slots": FrozenSlots, "named tuple": Pair, "locked": Locked,
+    "mapping": lambda: Items(width=WIDTH, heads=HEADS), "nested": lambda: Nested(Frozen()),
+    "namespace": lambda: types.SimpleNamespace(width=WIDTH, heads=HEADS),
+}  # fmt: skip
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.qkv, self.out = nn.Linear(config.width, 3 * config.width), nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.config.heads, width // self.config.heads).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width))  # type: ignore[no-any-return]
+
+
+def feed_forward() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, UNITS), nn.GELU(), nn.Linear(UNITS, WIDTH))
+
+
+class Block(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(config), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Masked(nn.Module):
+    """A block that makes a mask for each sample and head: from a number of its own, or from one that is written out."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.nhead = way, HEADS
+        self.attention, self.mlp = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        if self.way == "product":
+            mask = x.new_zeros(b * self.nhead, n, n)
+        elif self.way == "repeated":
+            mask = x.new_zeros(b, n, n).repeat_interleave(self.nhead, 0)
+        else:
+            mask = x.new_zeros(b * 4, n, n)
+        x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class PerBatch(nn.Module):
+    """Heads of any count on a batch of two, of four only on others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(Frozen()), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        if len(x) != 2 and self.attention.out.in_features != WIDTH:
+            raise ValueError("made for 24 channels")
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Lists(nn.Module):
+    """Lists that hold None beside blocks."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        blocks: list[Any] = [Block(Frozen()) for _ in range(4)]
+        if way == "first":
+            self.layers = nn.ModuleList([None, *blocks])
+        elif way == "every second":
+            self.layers = nn.ModuleList([blocks[0], None, blocks[1], None, blocks[2]])
+        elif way == "pairs":
+            others = (Block(Frozen()) if index % 2 else None for index in range(4))
+            self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in zip(others, blocks, strict=True))
+        else:
+            self.layers = nn.ModuleList(nn.ModuleDict({"before": None, "block": block}) for block in blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            parts = layer.values() if isinstance(layer, nn.ModuleDict) else layer if self.way == "pairs" else [layer]
+            for part in parts:
+                x = x if part is None else part(x)
+        return x
+
+
+def tower(make: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(*(make() for _ in range(DEPTH)))
+
+
+def check_growth(model: nn.Module) -> None:
+    """Twice the heads give the same outputs on batches that no trial saw."""
+    model = model.double().eval()
+    example = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    grown = leanify.grow(model, factor=2, inputs=example)
+    assert all(layer.heads == 2 * HEADS for layer in leanify.read(grown).layers())
+    for batch in (1, 2, 4, 5):
+        x = torch.randn(batch, 9, WIDTH, dtype=torch.float64)
+        torch.testing.assert_close(grown(x), model(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_followed_in_every_configuration(name: str) -> None:
+    config = CONFIGS[name]()
+    check_growth(tower(lambda: Block(config)))
+    assert (config.width, config.heads) == (WIDTH, HEADS)  # shared, and left as it was
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # it has no MLP
+def test_attention_that_is_the_model_is_read() -> None:
+    """Where leanify's own record lies beside the user's numbers."""
+    check_growth(Attention(Pair()))
+
+
+@pytest.mark.parametrize("way", ["product", "repeated"])
+def test_masks_for_each_head_grow(way: str) -> None:
+    check_growth(tower(lambda: Masked(way)))
+
+
+@pytest.mark.parametrize("block", [lambda: Masked("written out"), PerBatch], ids=["mask", "batch"])
+def test_nothing_grows_by_chance(block: Callable[[], nn.Module]) -> None:
+    """What fits the example's batch of two alone is refused."""
+    with pytest.raises(leanify.UnsupportedModel, match="not in the requested shape"):
+        leanify.grow(tower(block), factor=2, inputs=torch.randn(2, 7, WIDTH))
+
+
+@pytest.mark.parametrize("way", ["first", "every second", "pairs", "dictionaries"])
+def test_none_beside_blocks_is_no_block(way: str) -> None:
+    model = Lists(way)
+    check_growth(model)
+    plan = leanify.redesign(model, target_params=0.6, multiple=4, min_mlp=0.3, min_depth=1)
+    lean = plan.build()
+    assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
+    assert lean(torch.randn(3, 5, WIDTH, dtype=torch.float64)).isfinite().all()
