@@ -114,7 +114,7 @@ def check_vocabulary(model: Any, folder: Path) -> None:
     vocabulary = (read_object(file).get("model") or {}).get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
     # the embedding has one row for each id
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = model.config.get_text_config().vocab_size
     if ids and all(isinstance(number, int) for number in ids) and max(ids) >= rows:
         raise SourceError(
             f"the tokenizer of {getattr(model.config, '_name_or_path', 'the model')} has ids up to {max(ids)}, but the "

@@ -1,0 +1,170 @@
+"""What a tokenizer.json holds: WordPiece, byte-level BPE, BPE with byte fallback, or Unigram.
+
+A vocabulary can be cut if each token that goes can be spelled by tokens that stay. Characters and bytes as a vocabulary
+(CANINE, ByT5) and lists of whole words have no such tokens, and are refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from leanify.core.errors import DataError, UnsupportedModel
+from leanify.core.files.reading import read_object
+
+FILE = "tokenizer.json"
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# tokenizers whose tokens are characters or bytes
+CHARACTERS = {"CanineTokenizer": "characters", "ByT5Tokenizer": "bytes", "PerceiverTokenizer": "bytes"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The content of a tokenizer.json, and the names of special tokens in the files beside it."""
+
+    state: Mapping[str, Any]
+    special: frozenset[str] = frozenset()
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        model: Mapping[str, Any] = self.state["model"]
+        return model
+
+    @property
+    def kind(self) -> str:
+        """WordPiece, BPE or Unigram."""
+        return str(self.model["type"])
+
+    @property
+    def has_byte_fallback(self) -> bool:
+        """Whether a character without a token is spelled by its bytes, ``<0x00>`` to ``<0xFF>``."""
+        return bool(self.model.get("byte_fallback"))
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The ids of the tokens that texts are split into, without tokens that are only added."""
+        entries = self.model["vocab"]
+        if isinstance(entries, dict):
+            return dict(entries)
+        return {word: number for number, (word, _) in enumerate(entries)}
+
+    @cached_property
+    def added(self) -> set[int]:
+        """The ids of special and other added tokens, which are found in a text before it is split."""
+        return {added["id"] for added in self.state.get("added_tokens") or ()}
+
+    @cached_property
+    def tokens(self) -> dict[int, str]:
+        """Every token by its id, in the order of ids, those that are only added among them."""
+        words = {number: word for word, number in self.ids.items()}
+        words |= {added["id"]: added["content"] for added in self.state.get("added_tokens") or ()}
+        return dict(sorted(words.items()))
+
+    @cached_property
+    def scores(self) -> dict[int, float]:
+        """A Unigram's log probabilities by id; {} for another kind."""
+        if self.kind != "Unigram":
+            return {}
+        return {number: score for number, (_, score) in enumerate(self.model["vocab"])}
+
+    @cached_property
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges of a BPE in their order; [] for another kind."""
+        pairs = []
+        for merge in self.model.get("merges") or ():
+            left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+            pairs.append((left, right))
+        return pairs
+
+    @property
+    def prefix(self) -> str:
+        """What a token inside a word begins with: ``##`` in BERT."""
+        return self.model.get("continuing_subword_prefix") or ""
+
+    @property
+    def suffix(self) -> str:
+        """What a token at the end of a word ends with: ``</w>`` in CLIP."""
+        return self.model.get("end_of_word_suffix") or ""
+
+    def join(self, left: str, right: str) -> str:
+        """The product of a merge."""
+        return left + right.removeprefix(self.prefix)
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Read the vocabulary of a tokenizer's folder.
+
+    Raises UnsupportedModel for a vocabulary that cannot be cut, and DataError for a damaged file.
+    """
+    # names of special tokens, and tokenizers without a vocabulary of pieces
+    beside: dict[str, Any] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            beside |= read_object(folder / name, DataError)
+    tokenizer_class = str(beside.get("tokenizer_class", ""))
+    if tokenizer_class in CHARACTERS:
+        raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
+    if not (folder / FILE).is_file():
+        raise UnsupportedModel(
+            f"{folder} has no {FILE}, from which the vocabulary is read; load its tokenizer and save it there: "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+
+    # the content, as far as it is read here
+    state = read_object(folder / FILE, DataError)
+    model = state.get("model")
+    kind = (model.get("type") or _guess_kind(model)) if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
+        raise DataError(f"{folder / FILE} is damaged: it has no vocabulary")
+    if kind not in ("WordPiece", "BPE", "Unigram"):
+        raise UnsupportedModel(
+            f"the vocabulary of {folder} is a {kind}: a token that goes must be spelled by others, which WordPiece, "
+            "BPE and Unigram do"
+        )
+    return Vocabulary({**state, "model": {**model, "type": kind}}, frozenset(_special_names(beside)))
+
+
+def spell(vocabulary: Vocabulary, word: str) -> list[str]:
+    """Return the single characters of a token as the vocabulary writes them: ``##ab`` is ``##a`` and ``##b``."""
+    prefix, suffix = vocabulary.prefix, vocabulary.suffix
+    is_inner = bool(prefix) and word.startswith(prefix) and len(word) > len(prefix)
+    is_end = bool(suffix) and word.endswith(suffix) and len(word) > len(suffix)
+    letters = list(word.removeprefix(prefix) if is_inner else word)
+    if is_end:
+        letters = letters[: -len(suffix)]
+    if not letters:
+        return [word]
+    symbols = [letters[0] if not is_inner else prefix + letters[0]]
+    symbols += [prefix + letter for letter in letters[1:]]
+    if is_end:
+        symbols[-1] += suffix
+    return symbols
+
+
+def _guess_kind(model: Mapping[str, Any]) -> str | None:
+    """The kind of a file of an old version of the tokenizers library, which did not say it."""
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "continuing_subword_prefix" in model else None
+
+
+def _special_names(beside: Mapping[str, Any]) -> list[str]:
+    """The special tokens that tokenizer_config.json and special_tokens_map.json name."""
+    names: list[str] = []
+    for key, value in beside.items():
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) and "content" not in value:
+            values = list(value.values())
+        if not key.endswith(("_token", "special_tokens")):
+            continue
+        for one in values:
+            content = one.get("content") if isinstance(one, dict) else one
+            if isinstance(content, str):
+                names.append(content)
+    return names

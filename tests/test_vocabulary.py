@@ -1,0 +1,326 @@
+"""Fewer tokens: texts of kept tokens are split and computed as before, and every id follows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vocabularies
+from flows import missing_schemas
+from torch import nn
+from vocabularies import KINDS
+
+from leanify.core.errors import BudgetError, UnsupportedModel
+from leanify.core.files.reading import read_json
+from leanify.upstream.libraries import import_transformers
+from leanify.upstream.on_disk import on_disk
+from leanify.vocabulary.closure import KeptTokens, keep_tokens, required_tokens
+from leanify.vocabulary.cut_checkpoint import save_cut
+from leanify.vocabulary.cut_model import cut_model
+from leanify.vocabulary.cut_tokenizer import cut_state
+from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
+from leanify.vocabulary.ranking import prior_probabilities, rank_tokens
+from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
+
+FAMILIES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "mpnet": "MPNetForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "albert": "AlbertForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "clip": "CLIPModel",
+}
+# each family once in the default suite, each kind at least twice
+CORE = (
+    ("bert", "WordPiece"), ("mpnet", "WordPiece"), ("roberta", "byte-level BPE"), ("gpt2", "byte-level BPE"),
+    ("llama", "BPE with byte fallback"), ("gemma", "BPE with byte fallback"), ("t5", "Unigram"), ("clip", "Unigram"),
+)  # fmt: skip
+CASES = [
+    pytest.param(family, kind, marks=[] if (family, kind) in CORE else pytest.mark.slow)
+    for family in FAMILIES
+    for kind in KINDS
+]
+COUNTED, NEW = vocabularies.texts(60), vocabularies.texts(300, seed=3)
+STRANGE = ["Ünïcode 漢字 🙂", "zzz qqq", "7 7 7", "baLiné日 xx"]
+
+
+@functools.cache
+def tokenizer(kind: str) -> Any:
+    return vocabularies.tokenizer(kind)
+
+
+def split(words: Any, texts: list[str]) -> list[list[int]]:
+    result: list[list[int]] = words(texts)["input_ids"]
+    return result
+
+
+def choose(words: Any, folder: Path, model: nn.Module | None = None, size: int = 0) -> tuple[Vocabulary, KeptTokens]:
+    """The tokens that stay, by default half of those that may go."""
+    vocabulary = read_vocabulary(folder)
+    counts = Counter(number for ids in split(words, COUNTED) for number in ids)
+    others = set() if model is None else named_ids(model)
+    size = size or (len(required_tokens(vocabulary, others)) + len(words)) // 2
+    return vocabulary, keep_tokens(vocabulary, rank_tokens(vocabulary, counts), size, others)
+
+
+@pytest.fixture(params=KINDS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    """A tokenizer of each kind, and its folder."""
+    words = tokenizer(request.param)
+    words.save_pretrained(tmp_path)
+    return words, tmp_path
+
+
+def check_splits(old: Any, new: Any, kept: KeptTokens) -> list[tuple[list[int], list[int]]]:
+    """Check that kept texts are split as before, and no text has a new unknown; returns the kept texts' ids."""
+    texts = [*COUNTED, *NEW, *STRANGE]
+    pairs = [*zip(split(old, texts), split(new, texts), strict=True)]
+    same = [(before, after) for before, after in pairs if all(number in kept.new_ids for number in before)]
+    assert len(same) > 20
+    for before, after in same:
+        assert [kept.new_ids[number] for number in before] == after
+    for before, after in pairs:
+        assert (new.unk_token_id in after) <= (old.unk_token_id in before)
+    return same
+
+
+def outputs(model: nn.Module, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A text's hidden states, and its logits where the model has a head."""
+    inputs = torch.tensor([ids])
+    with torch.no_grad():
+        if hasattr(model, "text_model"):
+            result = model.text_model(inputs)
+            return result.last_hidden_state, result.pooler_output
+        more = {"decoder_input_ids": inputs} if model.config.is_encoder_decoder else {}
+        result = model(inputs, output_hidden_states=True, **more)
+    states = result.decoder_hidden_states if more else result.hidden_states
+    return states[-1], result.logits
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_kept_texts_compute_as_before(family: str, kind: str, tmp_path: Path) -> None:
+    """In a folder that transformers opens: the same splits, hidden states and logits, and no higher causal loss."""
+    library = import_transformers()
+    old = vocabularies.checkpoint(tmp_path / "old", family, FAMILIES[family], tokenizer(kind))
+    words = library.AutoTokenizer.from_pretrained(tmp_path / "old")
+    vocabulary, kept = choose(words, tmp_path / "old", old)
+    save_cut(old, vocabulary, kept, tmp_path / "new")
+    new = getattr(library, FAMILIES[family]).from_pretrained(tmp_path / "new")
+    new_words = library.AutoTokenizer.from_pretrained(tmp_path / "new")
+
+    rows = len(kept.ids)
+    assert vocabulary_rows(new) == rows == len(new_words)
+    sizes = {size for parameter in new.parameters() for size in parameter.shape}
+    assert rows in sizes
+    assert vocabulary_rows(old) not in sizes
+    same = check_splits(words, new_words, kept)
+    for before, after in same[:12]:
+        (states, logits), (new_states, new_logits) = outputs(old, before), outputs(new, after)
+        assert torch.equal(states, new_states)
+        if family == "clip":
+            assert torch.equal(logits, new_logits)
+            continue
+        assert torch.allclose(logits[..., list(kept.ids)], new_logits, atol=1e-6)
+        losses = []
+        for ids, scores in ((before, logits), (after, new_logits)):
+            losses.append(nn.functional.cross_entropy(scores[0, :-1], torch.tensor(ids[1:])))
+        assert losses[1] <= losses[0] + 1e-5
+
+    # what users do with it
+    if old.can_generate():
+        new.generate(torch.tensor([same[0][1]]), max_new_tokens=3, do_sample=False)
+    elif family != "clip" and (family, kind) not in CORE:
+        filled = library.pipeline("fill-mask", model=new, tokenizer=new_words)(f"ba {new_words.mask_token} ko")
+        assert filled[0]["token_str"]
+    if family != "clip":
+        new.resize_token_embeddings(rows + 7)
+        assert outputs(new, same[0][1])[1].shape[-1] == rows + 7
+
+
+def test_splits_by_tokenizers_alone(saved: tuple[Any, Path]) -> None:
+    """The tokenizers library reads the cut file as transformers does, whatever the size."""
+    from tokenizers import Tokenizer
+
+    words, folder = saved
+    for size in (len(required_tokens(read_vocabulary(folder))) + 30, 0):
+        vocabulary, kept = choose(words, folder, size=size)
+        new = Tokenizer.from_str(json.dumps(cut_state(vocabulary, kept)))
+        assert not {number for ids in split(words, NEW) for number in ids} <= set(kept.ids)
+        for before, text in zip(split(words, NEW), NEW, strict=True):
+            after = new.encode(text).ids
+            if all(number in kept.new_ids for number in before):
+                assert [kept.new_ids[number] for number in before] == after
+            assert new.decode(after) == words.decode(before, skip_special_tokens=True)
+
+
+def test_all_tokens_change_nothing(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    words, folder = saved
+    old = vocabularies.checkpoint(tmp_path / "old", "bert", "BertForMaskedLM", words)
+    _, kept = choose(words, folder, old, size=10_000)
+    new = cut_model(old, kept)
+    assert kept.is_all
+    assert new.config.to_dict() == old.config.to_dict()
+    tensors = new.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in old.state_dict().items())
+
+
+def test_special_tokens_stay(saved: tuple[Any, Path]) -> None:
+    """Also an unknown or a mask token that is no token of the model's, only an added one."""
+    words, folder = saved
+    _, kept = choose(words, folder)
+    assert {words.convert_tokens_to_ids(token) for token in words.all_special_tokens} <= set(kept.ids)
+
+
+def test_too_few_tokens_are_refused(saved: tuple[Any, Path]) -> None:
+    words, folder = saved
+    fewest = len(required_tokens(read_vocabulary(folder)))
+    with pytest.raises(BudgetError, match=f"the smallest vocabulary has {fewest:,}"):
+        choose(words, folder, size=fewest - 1)
+    assert len(choose(words, folder, size=fewest)[1].ids) == fewest
+
+
+def test_multiple_is_filled_with_tokens(saved: tuple[Any, Path]) -> None:
+    vocabulary = read_vocabulary(saved[1])
+    total = len(vocabulary.tokens)
+    kept = keep_tokens(vocabulary, rank_tokens(vocabulary, {}), total - 1, multiple=16)
+    assert len(kept.ids) == (total - 1) // 16 * 16
+
+
+def test_prior_is_a_distribution(saved: tuple[Any, Path]) -> None:
+    """It ranks what texts have not shown; counts of many texts outweigh it."""
+    vocabulary = read_vocabulary(saved[1])
+    prior = prior_probabilities(vocabulary)
+    assert sum(prior.values()) == pytest.approx(1)
+    ranking = rank_tokens(vocabulary, {})
+    assert sorted(ranking) == sorted(vocabulary.ids.values())
+    assert rank_tokens(vocabulary, {ranking[-1]: 10_000})[0] == ranking[-1]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "has no tokenizer.json"),
+        ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "is characters"),
+        ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "is bytes"),
+        ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}}}}, "is a WordLevel"),
+    ],
+)
+def test_refused_vocabularies(files: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModel, match=reason):
+        read_vocabulary(tmp_path)
+
+
+def test_ids_of_configurations_follow(tmp_path: Path) -> None:
+    """Nested ones and that of generation; tokens to avoid leave their lists where they went."""
+    words = tokenizer("WordPiece")
+    old = vocabularies.checkpoint(tmp_path / "old", "gpt2", "GPT2LMHeadModel", words)
+    end, avoided = words.vocab_size - 1, 300
+    old.config.eos_token_id = old.generation_config.eos_token_id = [2, end]
+    old.generation_config.suppress_tokens = [avoided, end]
+    old.generation_config.bad_words_ids = [[end, 4], [avoided]]
+    old.generation_config.forced_decoder_ids = [[1, end]]
+    _, kept = choose(words, tmp_path / "old", old)
+    if avoided in kept.ids:
+        kept = KeptTokens(tuple(number for number in kept.ids if number != avoided), kept.old_count)
+    new: Any = cut_model(old, kept)
+    new_end = kept.new_ids[end]
+    assert new.config.eos_token_id == new.generation_config.eos_token_id == [2, new_end]
+    assert new.generation_config.suppress_tokens == [new_end]
+    assert new.generation_config.bad_words_ids == [[new_end, kept.new_ids[4]]]
+    assert new.generation_config.forced_decoder_ids == [[1, new_end]]
+    assert old.config.eos_token_id == [2, end]
+
+
+def test_cuts_on_meta_and_from_disk(tmp_path: Path) -> None:
+    words = tokenizer("byte-level BPE")
+    old = vocabularies.checkpoint(tmp_path / "old", "llama", "LlamaForCausalLM", words)
+    _, kept = choose(words, tmp_path / "old", old)
+    with on_disk(tmp_path):
+        new = cut_model(old, kept)
+    shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
+    with torch.device("meta"):
+        shell = type(old)(old.config)
+    cut_shell = cut_model(shell, kept)
+    assert {name: tensor.shape for name, tensor in cut_shell.state_dict().items()} == shapes
+    assert torch.equal(new.get_input_embeddings().weight, old.get_input_embeddings().weight[list(kept.ids)])  # type: ignore[operator]
+
+
+def test_padding_with_positions_behind_it_stays(tmp_path: Path) -> None:
+    """RoBERTa counts positions from the padding's id on: no id below it goes."""
+    old = vocabularies.checkpoint(tmp_path, "roberta", "RobertaForMaskedLM", tokenizer("Unigram"))
+    assert {0, 1} <= named_ids(old)
+
+
+@pytest.mark.slow
+def test_opens_without_leanify(tmp_path: Path) -> None:
+    """In transformers, tokenizers and sentence-transformers, which have never heard of leanify."""
+    words = tokenizer("WordPiece")
+    old = vocabularies.checkpoint(tmp_path / "old", "bert", "BertModel", words)
+    transformer, pooling = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": transformer}]
+    modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": pooling})
+    (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "old" / "1_Pooling").mkdir()
+    facts = {"word_embedding_dimension": old.config.hidden_size, "pooling_mode_mean_tokens": True}
+    (tmp_path / "old" / "1_Pooling" / "config.json").write_text(json.dumps(facts))
+    vocabulary, kept = choose(words, tmp_path / "old", old)
+    save_cut(old, vocabulary, kept, tmp_path / "new")
+    code = (
+        missing_schemas()
+        + f"""
+import sys, torch, transformers, tokenizers
+model = transformers.AutoModel.from_pretrained({str(tmp_path / "new")!r})
+words = transformers.AutoTokenizer.from_pretrained({str(tmp_path / "new")!r})
+other = tokenizers.Tokenizer.from_file({str(tmp_path / "new" / "tokenizer.json")!r})
+ids = words("ba ko Li")["input_ids"]
+assert ids == other.encode("ba ko Li").ids
+model(torch.tensor([ids]))
+try:
+    from sentence_transformers import SentenceTransformer
+except ImportError:
+    pass
+else:
+    assert SentenceTransformer({str(tmp_path / "new")!r}, device="cpu").encode(["ba ko"]).shape[0] == 1
+assert "leanify" not in sys.modules
+"""
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_files_beside_follow(tmp_path: Path) -> None:
+    """Lists of tokens are the tokenizer's; a SentencePiece model is left out."""
+    words = tokenizer("byte-level BPE")
+    old = vocabularies.checkpoint(tmp_path / "old", "gpt2", "GPT2LMHeadModel", words)
+    state = read_json(tmp_path / "old" / "tokenizer.json")
+    (tmp_path / "old" / "vocab.json").write_text(json.dumps(state["model"]["vocab"]))
+    merges = [" ".join(merge) for merge in state["model"]["merges"]]
+    (tmp_path / "old" / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    (tmp_path / "old" / "tokenizer.model").write_text("of SentencePiece")
+    vocabulary, kept = choose(words, tmp_path / "old", old)
+    new = save_cut(old, vocabulary, kept, tmp_path / "new")
+    from transformers import GPT2Tokenizer
+
+    assert not (new / "tokenizer.model").exists()
+    (new / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    alone = GPT2Tokenizer(vocab=str(new / "vocab.json"), merges=str(new / "merges.txt"))
+    text = NEW[0]
+    ids = import_transformers().PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))(text)
+    assert alone.convert_ids_to_tokens(alone(" " + text)["input_ids"]) == alone.convert_ids_to_tokens(
+        ids["input_ids"][1:-1]
+    )
