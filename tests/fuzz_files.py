@@ -200,7 +200,7 @@ def some_file(draw: random.Random, folder: Path) -> Path:
 USER_FILE = "mine.user"  # a file of the user's, in folders that leanify writes to
 NAMES = (  # that leanify writes or reads, with what it might write beside them
     *("recipe.toml", "environment.json", "metrics.jsonl", "leanify.json", "data.json", "skipped.json", "kappa.json"),
-    *("study.toml", "results.json", "report.html", "tournament.json", "worker.log", "baseline-0.json", "baseline-0"),
+    *("study.toml", "results.json", "report.html", "worker.log", "baseline-0.json", "baseline-0"),
     *("checkpoints", "00000003", "model.safetensors", "state.pt", "checkpoint.json", "shards", "runs", "starts"),
     *("config.json", "modules.json", "1_Pooling", "tokenizer.json", "tokenizer_notes.txt", "adapter_config.json"),
     *("pytorch_model.bin", "model.safetensors.index.json", "train-000000.tar", "train.csv", "train", "notes.txt"),

@@ -1,6 +1,6 @@
 """Kills of every command that works for long: the same command goes on, and its result is that of an undisturbed one.
 
-    python tests/kills.py            15 kills of each kind: a run, a study, a tournament, a shrink
+    python tests/kills.py            15 kills of each kind: a run, a study, a shrink
     python tests/kills.py 3 run      3 of the kind `run`
     python tests/kills.py pause      each kind beside eight busy loops, and stopped for a minute in its middle
 
@@ -59,25 +59,6 @@ def make_study(home: Path) -> Subject:
     return Subject(words, words, outcomes)
 
 
-def make_tournament(home: Path) -> Subject:
-    words = ("compare", "digits-study", "--tournament", "6", "--seeds", "3", "--jobs", "2", "-o", "{out}")
-    for setting in ("schedule.epochs=3", "data.samples=300", "run.log_every=1", "schedule.warmup=0.2"):
-        words += ("--set", setting)
-    return Subject(words, words, tournament_result)
-
-
-def tournament_result(out: Path) -> Any:
-    """The rounds and the winner, and every run's outcome, log and weights."""
-    rounds = [
-        {key: value for key, value in row.items() if key not in CLOCK_KEYS}
-        for row in json.loads((out / "tournament.json").read_text())
-    ]
-    from leanify.comparison.folder import StudyFolder
-
-    plan = StudyFolder.open(out).plan
-    return rounds, plan.winner, sorted(design.name for design in plan.remaining), outcomes(out)
-
-
 def make_shrink(home: Path) -> Subject:
     make_documents(home, sentences="reviews", checkpoint="old")
     words = ("shrink", str(home / "old"), "--data", str(home / "reviews"), "--target-params", "0.7", "--rates", "1e-4")
@@ -105,7 +86,7 @@ def without_clock(value: Any) -> Any:
     return [without_clock(item) for item in value] if isinstance(value, list) else value
 
 
-KINDS = {"run": make_run, "study": make_study, "tournament": make_tournament, "shrink": make_shrink}
+KINDS = {"run": make_run, "study": make_study, "shrink": make_shrink}
 
 # -- killing ----------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from leanify.core.recipe import ModelSection
 from leanify.runs.run_directory import RunDirectory
 
 TINY = recipes.parse(RECIPE)
-OLD = Path(__file__).parent / "fixtures" / "studies"
 
 
 @pytest.fixture(scope="module")
@@ -323,28 +321,6 @@ def test_sample_outcomes_average_to_quality(study: tuple[Path, dict[str, object]
             right = folder.run_samples(Key(design["name"], entry["seed"]))
             assert set(right) <= {0.0, 100.0}
             assert right.mean() == pytest.approx(entry["quality"])
-
-
-@pytest.mark.parametrize("name", ["old", "oldt"])
-def test_old_study_opens(name: str, tmp_path: Path) -> None:
-    """Written before outcomes, looks, rates and ranges of costs were kept."""
-    path = shutil.copytree(OLD / name, tmp_path / "s")
-    written = json.loads((path / "results.json").read_text())
-    found = studies.finish_study(StudyFolder.open(path))
-    again = found.to_json()
-    for before, now in zip(written["designs"], again["designs"], strict=True):
-        assert {key: now[key] for key in ("name", "depth", "mlp", "params", "latency_s", "kappa")} == {
-            key: before[key] for key in ("name", "depth", "mlp", "params", "latency_s", "kappa")
-        }
-        assert now["quality"]["mean"] == pytest.approx(before["quality"]["mean"])
-    before, now = (
-        {frozenset((pair["design"], pair["against"])): abs(pair["difference"]) for pair in data["pairs"]}
-        for data in (written, again)
-    )
-    assert before.keys() & now.keys()
-    assert all(now[pair] == pytest.approx(before[pair]) for pair in before.keys() & now.keys())
-    assert {verdict.answer for verdict in found.verdicts} <= {"undecided"}
-    assert found.html(path / "report.html").is_file()
 
 
 def test_study_numbers_match_runs(study: tuple[Path, dict[str, object]]) -> None:

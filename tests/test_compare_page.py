@@ -51,7 +51,7 @@ def study(tmp_path: Path) -> Study:
             {"step": s, "epoch": s / 10, "split": "validation", "loss": 1.0, "top1": quality - 20 + s} for s in (10, 20)
         ]
         (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, None, quality, 20, kappas)
+        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, quality, 20, kappas)
         folder.record(replace(done, kappa_bounds=BOUNDS.get(key.design), best=100.0, unit="points of top1"))
         right = np.arange(500) < 5 * quality
         folder.record_samples(key, 100.0 * right - 100 * right.mean() + quality)
@@ -95,8 +95,6 @@ def test_failures_and_differences_are_counted(study: Study) -> None:
     pair = next(pair for pair in study.pairs if (pair.design, pair.against) == ("wide", "baseline"))
     assert [seed for seed, _ in pair.seeds] == [0, 1, 2]
     assert [verdict.answer for verdict in study.verdicts] == ["shown", "shown"]
-    frame = pytest.importorskip("pandas", reason="optional") and study.frame()
-    assert len(frame) == 16
 
 
 def test_single_difference_stays_inside_figure(study: Study) -> None:

@@ -59,7 +59,7 @@ MISTAKES = [
     Mistake("profile --no-measure", "Missing argument 'SOURCE…'"),
     Mistake("compare digits-study --more 4", 'name the designs: --designs "name=depth:7,heads:18,mlp:1536"'),
     Mistake("redesign vit_tiny --study studies/x", "leanify.redesign(SOURCE, ranking=FUNCTION)"),
-    Mistake("compare digits --tournament -o tour", "Invalid value for '--tournament'"),
+    Mistake("compare digits --tournament 9 -o tour", "its winners beat no design"),
     Mistake(
         "redesign vit_tniy --target-params 0.5",
         "nearest: vit_tiny",

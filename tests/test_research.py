@@ -70,7 +70,6 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "ranking.rates": ("{results}/ranking-rates.csv -o {results}/ranking-rates.md",),
     "ranking.rule": ("",),
     "ranking.sweep": (f"runs {LISTOPS}", f"runs {LISTOPS} --table runs.csv"),
-    "ranking.tournaments": (f"runs {LISTOPS}", "runs --page tournaments.md"),
     "reading": ("--rows 600",),
     "recipe_costs": ("digits -o costs.json",),
     "reference_table": ("digits",),

@@ -22,7 +22,7 @@ class Board:
     def __init__(self, folder: StudyFolder) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-        self.folder, self.plan = folder, folder.plan
+        self.folder = folder
         self.console = console(stderr=True)
 
         # a bar for each task if the terminal is wide enough
@@ -84,30 +84,20 @@ class Board:
 
     def _update(self) -> None:
         """Count the finished parts of runs, so that the time left is known before the first one ends."""
-        parts = 0.0
-        if not self.plan.tournament:  # its runs end before their last step and continue later
-            running = [task for task in self.progress.tasks if task.id != self.study]
-            parts = sum(task.completed / task.total for task in running if task.total)
+        running = [task for task in self.progress.tasks if task.id != self.study]
+        parts = sum(task.completed / task.total for task in running if task.total)
         self.progress.update(self.study, completed=self.ended_runs + parts)
 
 
 def _amounts(folder: StudyFolder) -> tuple[int, int]:
-    """The numbers of all runs and of ended ones; in a tournament each part of the schedule counts as a run."""
-    from leanify.comparison import tournament
-
-    if tournament.is_open(folder.plan):
-        return tournament.run_counts(folder)
+    """The numbers of all runs and of ended ones."""
     keys = [*folder.plan.runs(), *folder.plan.trials()]
     return len(keys), sum(folder.outcome(key) is not None for key in keys)
 
 
 def _opening(folder: StudyFolder, runs: int, ended_runs: int) -> str:
-    from leanify.comparison import tournament
-
     plan = folder.plan
     names = ", ".join(design.name for design in plan.designs)
-    if tournament.is_open(plan):
-        return f"{plan.title} in {folder.path}: {tournament.summary(plan)} ({names})"
     trials = f", after trials of {len(plan.rates)} learning rates each" if list(plan.trials()) else ""
     text = f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds{trials} = {runs} runs"
     if ended_runs:

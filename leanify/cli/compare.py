@@ -53,10 +53,6 @@ def compare(
     output: Annotated[
         Path | None, study_option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
     ] = None,
-    tournament: Annotated[
-        int | None,
-        design_option(metavar="N", help="try N designs, drop the worse half twice, judge the winner by fresh seeds"),
-    ] = None,
     weights: Annotated[str | None, design_option(metavar="SOURCE", help="weights from which all designs start")] = None,
     teacher: Annotated[
         str | None, design_option(metavar="SOURCE", help="a trained model to distil into all designs")
@@ -66,7 +62,7 @@ def compare(
         evidence_option(
             metavar="X,X,…",
             help="multiples of the recipe's learning rate; each design takes its best, tried on one seed and half "
-            "of the schedule (default: 0.5,1,2; in a tournament 1; 1: no trials)",
+            "of the schedule (default: 0.5,1,2; 1: no trials)",
         ),
     ] = None,
     minutes: Annotated[
@@ -127,7 +123,6 @@ def compare(
         settings=tuple(settings or ()),
         margin=margin,
         jobs=jobs,
-        tournament=tournament,
         weights=weights,
         teacher=teacher,
         rates=None if rates is None else parse(rates),

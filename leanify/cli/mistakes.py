@@ -36,7 +36,10 @@ REMOVED_OPTIONS: dict[str, dict[str, str]] = {
     "zoo": dict.fromkeys(
         ("check", "propose", "log"), "in a clone of the repository: python -m tests.zoo --check NAME, or --propose NAME"
     ),
-    "compare": {"more": 'name the designs: --designs "name=depth:7,heads:18,mlp:1536"'},
+    "compare": {
+        "more": 'name the designs: --designs "name=depth:7,heads:18,mlp:1536"',
+        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6",
+    },
 }
 
 

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from leanify.cli.next_lines import print_next
 from leanify.cli.tables import print_table, table
-from leanify.comparison import tables, tournament
+from leanify.comparison import tables
 from leanify.comparison.designs import design_argument
 from leanify.comparison.methods import about_rates
-from leanify.comparison.verdicts import describe_changes
 from leanify.core.terminal import GREEN, ORANGE, RED, console
 from leanify.core.units import format_bytes, format_count, format_forecast, format_sizes, macs_column
 
@@ -77,10 +76,7 @@ def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
     if plan.budget is not None:
         command += ["--target-params", plan.budget]
     command += ["--seeds", str(len(plan.seeds)), "--rates", ",".join(f"{rate:g}" for rate in plan.rates)]
-    if plan.tournament:
-        command += ["--tournament", str(len(plan.designs))]
-    else:
-        command += ["--designs", ",".join(design_argument(design) for design in plan.designs)]
+    command += ["--designs", ",".join(design_argument(design) for design in plan.designs)]
     if plan.margin is not None:
         command += ["--margin", f"{plan.margin:g}"]
     if plan.weights is not None:
@@ -89,16 +85,13 @@ def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
 
 
 def _print_details(study: Study, out: Console) -> None:
-    """Print trials of rates, the rounds of a tournament, costs and differences."""
-    # how to read the numbers; the learning rates; the rounds of a tournament
+    """Print trials of rates, costs and differences."""
+    # how to read the numbers; the learning rates
     out.print(
         f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
     )
     if rates_text := about_rates(study):
         out.print(rates_text)
-    for cut in tournament.tables(study):
-        out.print(f"\n{cut.title}")
-        print_table(out, table(cut.head, cut.rows))
     costs, pairs = tables.costs(study), tables.pairs(study)
     if costs.rows:
         out.print()
@@ -127,8 +120,6 @@ def _about(study: Study) -> str:
 
 
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
-    if line := tournament.winner_line(study.plan):
-        yield line
     no_answer = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
     verdicts = study.verdicts
     if verdicts and not (study.learnt or explain):
@@ -140,8 +131,6 @@ def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
         for run in result.runs:
             if run.status != "finished":
                 yield Text.assemble((run.status, STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
-    for sentence in describe_changes(study):
-        yield Text.assemble(("changed", STYLES["undecided"]), f"  {sentence}")
 
 
 def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
@@ -176,7 +165,5 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
     ]
     if forecast["memory_predicted_bytes"]:
         parts.append(f"memory {format_bytes(forecast['memory_predicted_bytes'])}")
-    if share := forecast["baseline_trainings"]:
-        parts.append(f"about {share:.1f} × training the baseline once to find the winner, by multiply-adds")
     out.print(" · ".join(parts))
     print_next(command)

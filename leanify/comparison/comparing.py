@@ -11,7 +11,6 @@ from typing import Any
 
 from leanify.comparison import duration, engines, learning, runner, warm_start
 from leanify.comparison import rates as learning_rates
-from leanify.comparison import tournament as tournaments
 from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import (
@@ -20,10 +19,7 @@ from leanify.comparison.plan import (
     LEAN,
     MAX_RUNS,
     NARROW,
-    OLD_ORDER,
-    ORDER,
     Key,
-    PlannedDesign,
     StudyPlan,
 )
 from leanify.comparison.results import Study, read_study
@@ -56,7 +52,6 @@ class Request:
     settings: Sequence[str] = ()
     margin: float | None = None
     jobs: int = 1
-    tournament: int | None = None
     weights: str | Path | None = None
     teacher: str | Path | None = None
     rates: Sequence[float] | None = None
@@ -76,8 +71,6 @@ class Request:
 
     @property
     def usual_seeds(self) -> int:
-        if self.tournament is not None:
-            return tournaments.SEEDS
         return ALONE_SEEDS if self.recipe is None else SEEDS
 
     @property
@@ -104,7 +97,6 @@ def compare(
     sweep: Mapping[str, Sequence[int]] | None = None,
     settings: Sequence[str] = (),
     margin: float | None = None,
-    tournament: int | None = None,
     weights: str | Path | None = None,
     teacher: str | Path | None = None,
     rates: Sequence[float] | None = None,
@@ -125,12 +117,10 @@ def compare(
     sweep          values per axis, ``{"heads": [2, 4]}``; every combination becomes a design
     settings       changes to the recipe: ``["schedule.epochs=5"]``
     margin         the non-inferiority margin in the metric's unit; default: the task's
-    tournament     try this many designs within the budget, drop the worse half twice during training, and judge the
-                   winner with fresh seeds
     weights        a trained model of the recipe's shape from which all designs start
     teacher        a model from which all designs are distilled
     rates          multiples of the recipe's learning rate; each design uses its best one, tried with one seed for half
-                   of the schedule; default: (0.5, 1, 2), in a tournament (1,)
+                   of the schedule; default: (0.5, 1, 2)
     minutes        limit for the whole study: removes the trials of rates, then seeds, then designs, but never steps of
                    a run; default: no limit
     jobs           number of concurrent runs on this machine
@@ -141,9 +131,8 @@ def compare(
     Raises LeanifyError.
     """
     request = Request(
-        recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament,
-        weights, teacher, rates, minutes,
-    )  # fmt: skip
+        recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, weights, teacher, rates, minutes
+    )
     if isinstance(engine, str):
         engines.check_engine(engine)
     folder = open_folder(request, output, runs_here=engine == "local")
@@ -190,7 +179,7 @@ def _price_plan(request: Request) -> StudyPlan:
     # the usual plan, and the request's changes to it
     designs: Sequence[str] = ()
     if old is not None:
-        usual = replace(old, designs=(), order=ORDER)
+        usual = replace(old, designs=())
     else:
         designs = DESIGNS
         usual = StudyPlan(
@@ -200,8 +189,7 @@ def _price_plan(request: Request) -> StudyPlan:
             seeds=tuple(range(request.usual_seeds)),
             designs=(),
             threads=max(1, machine.cores() // request.jobs),
-            tournament=request.tournament is not None,
-            rates=(1.0,) if request.recipe is None or request.tournament is not None else learning_rates.USUAL,
+            rates=(1.0,) if request.recipe is None else learning_rates.USUAL,
         )
     plan_fields: dict[str, Any] = {"recipe": value, "margin": request.margin}
     if request.recipe is None and request.margin is None:
@@ -221,10 +209,10 @@ def _price_plan(request: Request) -> StudyPlan:
     # resolve and price the designs, then merge with the old study or fit the limit in minutes
     plan = replace(usual, **plan_fields)
     designer = Designer(value, str(plan.budget))
-    if request.designs is None and NARROW in designs and request.tournament is None:
+    if request.designs is None and NARROW in designs:
         designs = _usual_designs(request, designer, designs)
-    designs_planned = _designs(request, designer, designs)
-    plan = replace(plan, designs=designs_planned, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
+    planned_designs = designer.all(designs, request.sweep)
+    plan = replace(plan, designs=planned_designs, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
     return plan if old is None else old.merge(plan)
 
 
@@ -260,15 +248,6 @@ def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -
     return names
 
 
-def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
-    """The requested designs: by name and sweep, or by a tournament."""
-    if request.tournament is not None and (request.designs is not None or request.sweep):
-        raise RecipeError("--tournament chooses its own designs; it cannot be combined with --designs or --sweep")
-    if request.tournament is not None:
-        return tournaments.candidates(designer, request.tournament)
-    return designer.all(names, request.sweep)
-
-
 def open_folder(
     request: Request, output: str | Path | None = None, runs_here: bool = False, announces: bool = False
 ) -> StudyFolder:
@@ -279,8 +258,6 @@ def open_folder(
     """
     path = Path("studies") / request.title if output is None else Path(output)
     folder = request.study or (StudyFolder(path) if is_study(path) else None)
-    if folder is not None and folder.plan.order != ORDER:
-        note(OLD_ORDER)
     # the existing study, if the request changes nothing
     if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
         return folder
@@ -308,15 +285,13 @@ def _continue_within(old: StudyPlan, full: StudyPlan) -> StudyPlan:
 
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: OnEnd = lambda key: None) -> None:
-    """Train every run that has not ended; in a tournament, first find the winner."""
+    """Train every run that has not ended, after the trials of rates."""
 
     def on_run_end(key: Key) -> None:
         on_end(key)
         abort_if_all_failed(folder)
 
     warm_start.prepare(folder)
-    if folder.plan.tournament:
-        tournaments.run_tournament(folder, engine, on_end)
     learning_rates.select_rates(folder, engine, on_end)
     learning.write_reference(folder)
     runner.run_all(folder, folder.plan.runs(), engine, on_run_end)

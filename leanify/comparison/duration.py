@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from leanify.comparison import tournament
-from leanify.comparison.plan import ALWAYS, BASELINE, TRIAL, Key, PlannedDesign, StudyPlan
+from leanify.comparison.plan import BASELINE, TRIAL, Key, PlannedDesign, StudyPlan
 from leanify.comparison.statistics import MIN_SEEDS
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import Recipe
@@ -108,18 +107,10 @@ def _time(recipe: Recipe, evaluations: int | None) -> Timing:
 def study_seconds(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> float:
     """Return the seconds of a full study with ``jobs`` concurrent runs."""
     designs = [timings[design.name] for design in plan.designs]
-    mean_run = sum(timing.run for timing in designs) / len(designs)
     training = sum(timings[key.design].run for key in plan.runs())
-    if tournament.is_open(plan):  # the other seeds judge the winner, baseline, lean and control
-        training = timings[BASELINE].run * tournament.cost(plan) + mean_run * judging_runs(plan)
     trials = sum(timings[key.design].trial for key in plan.trials())
     measuring = MEASURING * len(designs)
     return (training + trials) / min(jobs, len(designs) * len(plan.seeds)) + measuring
-
-
-def judging_runs(plan: StudyPlan) -> int:
-    """Return the number of runs that judge the winner of a tournament."""
-    return (len(ALWAYS) + 1) * len(plan.judging)
 
 
 def describe(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> str:
@@ -149,10 +140,9 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
         removed.append(f"the trials of {len(plan.rates)} learning rates")
         plan = replace(plan, rates=(1.0,))
 
-    # seeds, the last ones first; a tournament needs one more, which chooses the winner
-    min_seeds = MIN_SEEDS + plan.tournament
+    # seeds, the last ones first
     seeds = plan.seeds
-    while not is_within(plan) and len(plan.seeds) > min_seeds:
+    while not is_within(plan) and len(plan.seeds) > MIN_SEEDS:
         plan = replace(plan, seeds=plan.seeds[:-1])
     if len(plan.seeds) < len(seeds):
         removed.append(f"{len(seeds) - len(plan.seeds)} of {len(seeds)} seeds")
@@ -179,8 +169,6 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
 
 def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:
     """Return the last design that is neither the baseline nor the design in focus."""
-    if plan.tournament:
-        return None  # a tournament keeps its field
     others = [design for design in plan.designs if design.name not in (BASELINE, plan.focus)]
     return others[-1] if others else None
 
@@ -191,10 +179,6 @@ def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:
 def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str, Any]:
     """Return the object that ``leanify compare --dry-run --json`` prints."""
     trials, runs = len(list(plan.trials())), len(list(plan.runs()))
-    trainings = None  # of the baseline, to find a tournament's winner
-    if tournament.is_open(plan):
-        trainings = tournament.cost(plan)
-        runs += judging_runs(plan)
     runs += trials
 
     # checkpoints of all runs on disk, and memory of the runs at a time
@@ -215,7 +199,6 @@ def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str
         "seeds": list(plan.seeds),
         "runs": runs,
         "steps": max(timing.steps for timing in timings.values()),
-        "baseline_trainings": trainings,
         "jobs": jobs,
         "hours_predicted": study_seconds(plan, timings, jobs) / 3600,
         "bytes_predicted": disk,

@@ -6,7 +6,6 @@
     … outcomes.safetensors in a run's folder: the contribution of each validation sample to its quality
     looks.json             the numbers of seeds at which the study's answers were looked at
     runs/worker.log        standard error of the worker processes
-    tournament.json        the cuts of a tournament
     starts/DESIGN          with --weights: the initial weights of a design's runs
     results.json           the study as one JSON object, including costs
     report.html            the study as a page
@@ -66,10 +65,9 @@ def read_content(file: Path, make: Callable[[Any], T], missing: T, remedy: str) 
 class Outcome:
     """The outcome of a run. ``quality`` is the final metric on the test split, or on the validation split.
 
-    ``sign`` is 1 if higher is better, −1 if lower is; ``best`` is a perfect model's quality, None in runs of earlier
-    versions, which had an absolute ``margin`` instead; ``unit`` is the unit of the quality; ``rate`` marks a trial.
-    ``kappas`` are (step, κ) pairs; ``kappa_bounds`` are the bounds of the last κ, without an upper one if it is
-    infinite. ``reason`` explains a failure.
+    ``sign`` is 1 if higher is better, −1 if lower is; ``best`` is a perfect model's quality; ``unit`` is that of the
+    quality; ``rate`` marks a trial. ``kappas`` are (step, κ) pairs; ``kappa_bounds`` are the bounds of the last κ,
+    without an upper one if it is infinite. ``reason`` explains a failure.
     """
 
     design: str
@@ -80,7 +78,6 @@ class Outcome:
     metric: str = ""
     split: str = ""
     sign: int = 1
-    margin: float | None = None
     quality: float | None = None
     step: int = 0
     kappas: tuple[tuple[int, float], ...] = field(default=())
@@ -232,11 +229,9 @@ class StudyFolder:
         """The first training loss that a run logged; None if it logged none."""
         return next((float(row["loss"]) for row in self.rows(key) if row["split"] == "train"), None)
 
-    def training_loss(self, key: Key, max_step: int | None = None) -> float | None:
-        """The mean training loss over the last WINDOW of a run's steps up to ``max_step``; None if it logged none."""
+    def training_loss(self, key: Key) -> float | None:
+        """The mean training loss over the last WINDOW of a run's steps; None if it logged none."""
         rows = [row for row in self.rows(key) if row["split"] == "train"]
-        if max_step is not None:
-            rows = [row for row in rows if row["step"] <= max_step]
         if not rows:
             return None
         start = (1 - WINDOW) * rows[-1]["step"]

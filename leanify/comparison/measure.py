@@ -30,7 +30,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     threads = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     try:
-        shells = {design.name: model_on_meta(design.model) for design in plan.remaining}
+        shells = {design.name: model_on_meta(design.model) for design in plan.designs}
         # the first training step loads libraries that are not part of any design, so memory comes second
         seconds = time_rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
         memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}

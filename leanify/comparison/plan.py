@@ -22,11 +22,8 @@ from leanify.runs.run_directory import leaves
 from leanify.upstream.libraries import first_line
 
 FORMAT = 1
-ORDER = 2  # of designs: 1 was most attention, 2 is published practice (`search.ranking`)
-OLD_ORDER = "an earlier leanify planned this study: its lean and its predicted ranks follow the rule of then"
 MAX_BYTES = 4 << 20  # of study.toml; a hundred designs have 30 kB
 BASELINE, LEAN, CONTROL, NARROW = "baseline", "lean", "control", "narrow"
-ALWAYS = (BASELINE, LEAN, CONTROL)  # designs that a tournament does not drop
 RIVALS = (CONTROL, NARROW)  # designs that lean should beat, one question of the study for each
 MAX_RUNS = 10_000  # of a study, by designs and seeds
 MAX_THREADS = 4096
@@ -41,7 +38,6 @@ class PlannedDesign:
     ``rank`` is its predicted rank within the study, 1 being best. ``predicted`` is the score of `redesign`'s ranking
     (lower is better), None if infinite. ``params`` and ``macs`` are exact, for one sample.
     ``rate`` is the multiple of the recipe's learning rate that its runs take, None until it is known (`rates`).
-    ``dropped`` is whether a tournament stopped it early.
     """
 
     name: str
@@ -55,7 +51,6 @@ class PlannedDesign:
     rank: int = 0
     predicted: float | None = None
     rate: float | None = None
-    dropped: bool = False
     width: Sizes | None = None  # None in studies of older versions, whose designs have the baseline's width
 
     @property
@@ -93,11 +88,8 @@ class StudyPlan:
     threads     CPU threads of each run; part of the plan because results depend on it in the last bits
     margin      the non-inferiority margin in the metric's unit; None for the task's default
     tokens      the sequence length for which designs were priced
-    tournament  whether the designs are a field to be reduced by early stopping (`tournament`)
-    winner      the best design of a tournament by its first seed; None until it is known
     rates       multiples of the recipe's learning rate; each design uses its best one; a single value needs no trials
     weights     the SOURCE of all designs' initial weights; None for random initialisation by each run's seed
-    order       the version of `redesign`'s order of designs by which lean was chosen and ``rank`` predicted
     """
 
     title: str
@@ -108,12 +100,9 @@ class StudyPlan:
     threads: int
     margin: float | None = None
     tokens: int | None = None
-    tournament: bool = False
     baseline_macs: int | None = None
     weights: str | None = None
     rates: tuple[float, ...] = (1.0,)
-    winner: str | None = None
-    order: int = ORDER
 
     def __post_init__(self) -> None:
         check_names([design.name for design in self.designs])
@@ -147,32 +136,15 @@ class StudyPlan:
 
     @property
     def focus(self) -> str | None:
-        """The design in focus of the verdicts: a tournament's winner, lean, or the first other design."""
-        if self.tournament and self.winner not in (BASELINE, CONTROL):
-            return self.winner
+        """The design in focus of the verdicts: lean, or the first other design."""
         names = [design.name for design in self.designs if design.name not in (BASELINE, *self.rivals)]
         return LEAN if LEAN in names else next(iter(names), None)
 
-    @property
-    def remaining(self) -> tuple[PlannedDesign, ...]:
-        """The designs that have not been dropped."""
-        return tuple(design for design in self.designs if not design.dropped)
-
-    @property
-    def judging(self) -> tuple[int, ...]:
-        """The seeds that judge: in a tournament all but the first, which chose the winner."""
-        return self.seeds[1:] if self.tournament else self.seeds
-
     def runs(self) -> Iterator[Key]:
-        """All runs, seed by seed, so that a study stopped early has complete pairs.
-
-        In a tournament, only the winner and the designs that always run have more than one seed.
-        """
+        """All runs, seed by seed, so that a study stopped early has complete pairs."""
         for seed in self.seeds:
-            for design in self.remaining:
-                is_judged = self.winner is not None and design.name in (self.winner, *ALWAYS)
-                if not self.tournament or seed == self.seeds[0] or is_judged:
-                    yield Key(design.name, seed)
+            for design in self.designs:
+                yield Key(design.name, seed)
 
     def trials(self) -> Iterator[Key]:
         """The trials of rates for designs that have none yet."""
@@ -214,13 +186,10 @@ class StudyPlan:
             "threads": self.threads,
             "budget": self.budget,
             "margin": self.margin,
-            "tournament": self.tournament or None,
-            "winner": self.winner,
             "weights": self.weights,
             "rates": None if self.rates == (1.0,) else list(self.rates),
             "baseline_macs": self.baseline_macs,
             "tokens": self.tokens,
-            "order": self.order,
             "recipe": self.recipe.to_dict(),
             "designs": designs,
         }
@@ -253,25 +222,16 @@ class StudyPlan:
             conflicts.append(f"weights: {self.weights or 'random'} → {other.weights or 'random'}")
         if other.rates != self.rates:
             conflicts.append(f"rates: {_format_rates(self.rates)} → {_format_rates(other.rates)}")
-        if other.tournament != self.tournament:
-            conflicts.append("a tournament" if self.tournament else "no tournament")
         if conflicts:
-            changed_rule = ""
-            if self.order != other.order:
-                changed_rule = f" ({OLD_ORDER}; leanify compare FOLDER continues it)"
             raise RecipeError(
-                f"this folder contains another study ({'; '.join(conflicts)}){changed_rule}; choose another folder "
-                "with -o"
+                f"this folder contains another study ({'; '.join(conflicts)}); choose another folder with -o, or "
+                "continue this one as it was planned: leanify compare FOLDER"
             )
         # new designs, seeds and margin
         fresh = tuple(design for design in other.designs if not self.has(design.name))
         seeds = tuple(dict.fromkeys((*self.seeds, *other.seeds)))
         margin = self.margin if other.margin is None else other.margin
         designs = rank_designs((*self.designs, *fresh))
-        if self.order != other.order:  # scores of two orders do not compare: later designs get later ranks
-            later = rank_designs(fresh)
-            last = max(design.rank for design in self.designs)
-            designs = (*self.designs, *(replace(design, rank=last + design.rank) for design in later))
         return replace(self, designs=designs, seeds=seeds, margin=margin)
 
 
@@ -317,12 +277,11 @@ class _StudyFile:
     budget: str | None = None
     margin: float | None = None
     tokens: int | None = None
-    tournament: bool = False
-    winner: str | None = None
+    tournament: bool = False  # of earlier versions
     weights: str | None = None
     baseline_macs: int | None = None
     rates: tuple[float, ...] = (1.0,)
-    order: int = 1
+    order: int = 2  # of earlier versions
 
 
 def _plan(table: Mapping[str, Any]) -> StudyPlan:
@@ -330,10 +289,11 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
     if isinstance(number, int) and number > FORMAT:
         raise RecipeError(f"it was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
     file: _StudyFile = read_table(_StudyFile, table)
+    if file.tournament:
+        raise RecipeError("it is a tournament of an earlier version; leanify show RUN shows its runs")
     designs = []
     for name, sizes in file.designs.items():
         designs.append(read_table(PlannedDesign, {"name": name, **sizes}, f"designs.{name}"))
-    finalists = file.winner is None and BASELINE not in file.designs  # earlier versions kept only these of a tournament
     return StudyPlan(
         title=file.title,
         recipe=recipes.from_dict(file.recipe),
@@ -343,10 +303,7 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         threads=file.threads,
         margin=file.margin,
         tokens=file.tokens,
-        tournament=file.tournament and not finalists,
-        winner=file.winner,
         weights=file.weights,
         baseline_macs=file.baseline_macs,
         rates=file.rates,
-        order=file.order,
     )

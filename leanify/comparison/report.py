@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leanify.comparison import efficiency, tables, tournament
+from leanify.comparison import efficiency, tables
 from leanify.comparison.figures import figures
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.methods import methods
 from leanify.comparison.values import Findings
-from leanify.comparison.verdicts import describe_changes
 from leanify.core.errors import DirectoryError
 from leanify.core.files import writing
 from leanify.training.overview import data_name
@@ -30,8 +29,7 @@ def render(study: Findings) -> str:
     """The page as HTML. Each run's number links to the run's folder, relative to the study's folder."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    page_tables = [tables.designs(study, "page"), tables.costs(study, page=True)]
-    page_tables += [*tournament.tables(study), tables.pairs(study)]
+    page_tables = [tables.designs(study, "page"), tables.costs(study, page=True), tables.pairs(study)]
     loader = PackageLoader("leanify.comparison", "")
     engine = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return engine.get_template(TEMPLATE).render(
@@ -60,10 +58,8 @@ def about(study: Findings) -> str:
 
 
 def _notes(study: Findings) -> list[str]:
-    """A tournament's winner, the Pareto front of each cost, runs that failed or diverged, and answers that changed."""
+    """The Pareto front of each cost, and runs that failed or diverged."""
     notes = []
-    if line := tournament.winner_line(study.plan):
-        notes.append(line)
     fronts = []
     for cost, names in efficiency.fronts(study).items():
         if names:
@@ -77,4 +73,4 @@ def _notes(study: Findings) -> list[str]:
         for run in result.runs:
             if run.status != "finished":
                 notes.append(f"{result.name}, seed {run.seed}, {run.status}: {run.reason}")
-    return notes + describe_changes(study)
+    return notes

@@ -9,22 +9,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanify.comparison import efficiency, learning, rates, report, verdicts
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import BASELINE, Key, PlannedDesign
 from leanify.comparison.statistics import MIN_SEEDS, Run, RunTable
-from leanify.comparison.tournament import rounds
 from leanify.comparison.values import Costs, DesignResult, Findings, Quality, RunResult
 from leanify.core.errors import DirectoryError
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
 from leanify.training.overview import data_name
 from leanify.upstream.reraise import reraise_as
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +53,7 @@ class Study(Findings, Tabular):
 
     def notes(self) -> list[str]:
         notes = [] if self.learnt else [f"Not learnt: {self.learnt_why}."]
-        notes += [verdict.words for verdict in self.verdicts]
-        return notes + verdicts.describe_changes(self)
+        return notes + [verdict.words for verdict in self.verdicts]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``leanify compare --json`` prints and ``results.json`` stores."""
@@ -82,25 +77,12 @@ class Study(Findings, Tabular):
             "designs": [result.to_json() for result in self.results],
             "pairs": [pair.to_json() for pair in self.pairs],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
-            "rule": verdicts.RULE,
-            "earlier": self.earlier,
-            "tournament": [asdict(one) for one in self.rounds],
             "fronts": {cost: list(names) for cost, names in efficiency.fronts(self).items()},
         }
 
     def html(self, path: str | Path) -> Path:
         """Write the study as one self-contained page. Raises DirectoryError."""
         return report.write(self, Path(path))
-
-    def frame(self) -> pandas.DataFrame:
-        """Return a pandas data frame with one row per run. Raises ImportError if pandas is not installed."""
-        import pandas
-
-        rows = []
-        for result in self.results:
-            design = {"design": result.name, "params": result.plan.params, "macs": result.plan.macs}
-            rows += [design | asdict(run) for run in result.runs]
-        return pandas.DataFrame(rows)
 
 
 def _format_quality(quality: Quality) -> str:
@@ -134,14 +116,12 @@ def _study(folder: StudyFolder) -> Study:
     table = RunTable(runs)
 
     # quality, κ and costs of each design
-    stored_results = folder.results()
-    costs = {entry["name"]: _costs(entry) for entry in stored_results.get("designs", [])}
+    costs = {entry["name"]: _costs(entry) for entry in folder.results().get("designs", [])}
     results = []
-    for design in plan.remaining:
+    for design in plan.designs:
         design_outcomes = [outcome for outcome in outcomes if outcome.design == design.name]
         results.append(_design(folder, design, design_outcomes, diverged, table, costs.get(design.name)))
-    study = Study(folder.path, plan, tuple(results), margin=plan.margin, rounds=rounds(folder))
-    study = replace(study, earlier=verdicts.earlier_answers(stored_results))
+    study = Study(folder.path, plan, tuple(results), margin=plan.margin)
     if not runs:
         return study
 
@@ -154,19 +134,18 @@ def _study(folder: StudyFolder) -> Study:
     study = replace(study, **_learnt(folder, study, table, first))
 
     # the number of this look: one plus the earlier looks with fewer seeds
-    judging_table = RunTable([run for run in runs if run.seed in plan.judging])
     margins = verdicts.question_margins(plan, margin)
-    seeds = max((len(judging_table.common_seeds(str(plan.focus), against)) for against in margins), default=0)
+    seeds = max((len(table.common_seeds(str(plan.focus), against)) for against in margins), default=0)
     if seeds >= MIN_SEEDS:
         study = replace(study, look=1 + sum(MIN_SEEDS <= before < seeds for before in folder.looks()))
 
     # differences, and the answers to the questions
-    study = replace(study, pairs=tuple(verdicts.make_pairs(plan, judging_table, margins, max(study.look, 1))))
-    unlearnt = _unlearnt(study, judging_table, first)
+    study = replace(study, pairs=tuple(verdicts.make_pairs(plan, table, margins, max(study.look, 1))))
+    unlearnt = _unlearnt(study, table, first)
     answers = []
     for pair in study.pairs:
         if pair.asked:
-            difference = judging_table.difference(pair.design, pair.against)
+            difference = table.difference(pair.design, pair.against)
             answers.append(verdicts.make_verdict(study, pair, difference, margins[pair.against], unlearnt))
     return replace(study, verdicts=tuple(answers))
 

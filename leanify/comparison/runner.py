@@ -55,18 +55,16 @@ class Engine(Protocol):
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job: ...
 
 
-def execute(study: str, design: str, seed: int, share: float | None = None, rate: float | None = None) -> None:
+def execute(study: str, design: str, seed: int, rate: float | None = None) -> None:
     """Execute one run in its own process. This is the function that engines submit."""
     with Local(StudyFolder.open(Path(study)), 1) as engine:
-        job = engine.submit(execute, study, design, seed, share, rate)
+        job = engine.submit(execute, study, design, seed, rate)
         while not job.done():
             time.sleep(POLL_SECONDS)
         job.result()
 
 
-def run_all(
-    folder: StudyFolder, keys: Iterable[Key], engine: Engine, on_end: OnEnd, share: float | None = None
-) -> None:
+def run_all(folder: StudyFolder, keys: Iterable[Key], engine: Engine, on_end: OnEnd) -> None:
     """Submit the runs that have not ended, and wait for them; ``on_end`` is called as each ends.
 
     An exception, including Ctrl-C, cancels runs that have not started.
@@ -75,7 +73,7 @@ def run_all(
     jobs: dict[Key, Job] = {}
     for key in keys:
         if folder.outcome(key) is None:
-            jobs[key] = engine.submit(execute, str(folder.path), key.design, key.seed, share, key.rate)
+            jobs[key] = engine.submit(execute, str(folder.path), key.design, key.seed, key.rate)
     # poll until all have ended; on an error, cancel the ones that have not started
     try:
         while jobs:
@@ -108,8 +106,8 @@ def _result(key: Key, job: Job) -> None:
 class LocalRun:
     """A run that waits for a free slot, and then its process; `run_all` polls it like a job."""
 
-    def __init__(self, engine: Local, key: Key, share: float | None) -> None:
-        self.engine, self.key, self.share = engine, key, share
+    def __init__(self, engine: Local, key: Key) -> None:
+        self.engine, self.key = engine, key
         self.gpu: int | None = None
         self.code: int | None = None
         self.reason = ""
@@ -125,7 +123,7 @@ class LocalRun:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         self.receiver, sender = multiprocessing.Pipe(duplex=False)
-        arguments = (str(folder.path), self.key, self.share, environment, sender)
+        arguments = (str(folder.path), self.key, environment, sender)
         context = multiprocessing.get_context("forkserver")
         # the fork server imports once the modules that this process imported for the study's models
         context.set_forkserver_preload([worker.__name__, *filter(LIBRARIES.fullmatch, list(sys.modules))])
@@ -202,8 +200,8 @@ class Local:
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job:
         assert function is execute
-        _, design, seed, share, *rate = arguments
-        self.waiting.append(LocalRun(self, Key(design, seed, *rate), share))
+        _, *key = arguments
+        self.waiting.append(LocalRun(self, Key(*key)))
         return self.waiting[-1]
 
     def poll(self) -> None:

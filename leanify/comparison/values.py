@@ -6,8 +6,7 @@ Differences are signed so that positive is better, whatever the metric.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from leanify.comparison.plan import PlannedDesign, StudyPlan
 from leanify.comparison.statistics import Answer
 
 if TYPE_CHECKING:
-    from leanify.comparison.tournament import Round
     from leanify.training.reference import ReferenceScore
 
 Range = tuple[float, float]
@@ -155,7 +153,6 @@ class Findings:
     evaluated  validation samples behind each quality, or blocks of them; 0 if the runs stored no outcomes
     reference  a trivial model on the same samples; None if there is none for the task
     learnt     whether the baseline has learnt, with the reason in ``learnt_why``; if not, nothing is answered
-    earlier    answers of the rule of earlier versions, by question without its margin
     suggested_steps  steps with which models probably learn that have not yet; None if more steps do not help
     look       number of looks at the answers, including this one; 0 if nothing can be answered yet
     """
@@ -176,9 +173,7 @@ class Findings:
     learnt: bool = True
     learnt_why: str = ""
     suggested_steps: int | None = None
-    rounds: tuple[Round, ...] = ()
     steps: int | None = None
-    earlier: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> int | None:

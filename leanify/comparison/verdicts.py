@@ -25,7 +25,6 @@ from leanify.core.units import format_difference, format_share
 MARGIN = 0.05  # share of the baseline's error or loss
 ERRORS = ("top1", "accuracy", "majority")  # for these metrics, 100 − metric is the percentage of errors
 RIVAL_NAMES = {NARROW: "a narrower model of the same parameters"}
-RULE = 2  # version of the decision rule; 1 pooled the noise of a run over all designs
 
 
 def question_margins(plan: StudyPlan, margin: float) -> dict[str, float]:
@@ -45,7 +44,7 @@ def resolve_margin(study: Findings, first: Outcome) -> float:
         return study.plan.margin
     reference = study.plan.has(BASELINE) and study.result(BASELINE).quality.mean
     if first.best is None or not reference:
-        return first.margin or 0.0  # runs of earlier versions, and studies without a baseline
+        return 0.0  # without a baseline nothing is asked of it
     return MARGIN * abs(first.best - reference)
 
 
@@ -66,7 +65,7 @@ def describe_margin(study: Findings, first: Outcome, margin: float) -> str:
 
 def make_pairs(plan: StudyPlan, table: RunTable, questions: Container[str], look: int) -> list[Pair]:
     """Compare every design with the baseline and its rivals; differences with a question keep their own p."""
-    names = [design.name for design in plan.remaining]
+    names = [design.name for design in plan.designs]
     differences: dict[tuple[str, str], Estimate] = {}
     for against in (BASELINE, *plan.rivals):
         for name in names:
@@ -182,39 +181,3 @@ def describe_needed(estimate: Estimate, needed: statistics.Needed | None) -> str
     return (
         f"about {needed.seeds} seeds in all would decide it at the effect seen, {needed.low} to {high} at likely ones"
     )
-
-
-# -- answers of earlier versions --------------------------------------------------------------------------------------
-
-
-def earlier_answers(results: Mapping[str, object]) -> dict[str, str]:
-    """Return the answers of earlier versions' rule, by question, from the contents of ``results.json``."""
-    if results.get("rule") == RULE:
-        earlier = results.get("earlier")
-        return dict(earlier) if isinstance(earlier, Mapping) else {}
-    answers = {}
-    verdicts = results.get("verdicts")
-    if not isinstance(verdicts, list):
-        return {}
-    for verdict in verdicts:
-        if isinstance(verdict, Mapping) and "question" in verdict:
-            answers[_stem(str(verdict["question"]))] = str(verdict.get("answer"))
-    return answers
-
-
-def describe_changes(study: Findings) -> list[str]:
-    """Yield one sentence per answer that changed from earlier versions' rule."""
-    sentences = []
-    for verdict in study.verdicts:
-        before = study.earlier.get(_stem(verdict.question), verdict.answer)
-        if before != verdict.answer:
-            sentences.append(
-                f"An earlier version answered {before!r} to “{verdict.question}”. It took all designs to be equally "
-                f"noisy, which made wrong answers where they are not; now each design has its own noise."
-            )
-    return sentences
-
-
-def _stem(question: str) -> str:
-    """Return a question without its margin, which changes a little with every run."""
-    return question.split(" by more than ")[0].rstrip("?")

@@ -1,8 +1,8 @@
 """Execute one run of a study in a separate process, started by `runner`.
 
-The run starts, or resumes from its checkpoint; with a share of the schedule it stops there, with a checkpoint. κ is
-probed during training, and the outcome is written next to the run. Rows of the run's log are sent to the parent
-process. When the parent ends, this process is killed, so that no process remains.
+The run starts, or resumes from its checkpoint. κ is probed during training, and the outcome is written next to the run.
+Rows of the run's log are sent to the parent process. When the parent ends, this process is killed, so that no process
+remains.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OnRow = Callable[[dict[str, Any]], None]
 
 
 class RunCallback(Callback):
-    """Follows a run: forwards its log rows, probes κ at evaluations, and stops it at step ``stop``.
+    """Follows a run: forwards its log rows, and probes κ at evaluations.
 
     κ is the median over samples and layers, so that one rank-deficient layer does not hide the others. The probe points
     depend only on the step, so a resumed run probes at the same ones.
@@ -63,8 +63,7 @@ class RunCallback(Callback):
 
     def __init__(self, on_row: OnRow, probes: bool) -> None:
         self.on_row, self.probes = on_row, probes
-        self.stop: int | None = None
-        self.has_stopped = self.has_evaluated = False
+        self.has_evaluated = False
         self.run: RunDirectory | None = None
         self.file: Path | None = None
         self.trainer: Trainer | None = None
@@ -93,9 +92,6 @@ class RunCallback(Callback):
         if self.has_evaluated:
             self.has_evaluated = False
             self.probe(step)
-        if step == self.stop:
-            self.has_stopped = True
-            signal.raise_signal(signal.SIGINT)
 
     def probe(self, step: int) -> None:
         """Probe κ at a step, unless this eighth of the run already has a value."""
@@ -157,22 +153,21 @@ def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
     return median_kappa, statistics.median(lows), statistics.median(highs)
 
 
-def execute_run(folder: StudyFolder, key: Key, share: float | None = None, on_row: OnRow = lambda row: None) -> None:
-    """Train one run to its end, or for a share of it, and record its outcome. Does nothing for an ended run."""
+def execute_run(folder: StudyFolder, key: Key, on_row: OnRow = lambda row: None) -> None:
+    """Train one run to its end, and record its outcome. Does nothing for an ended run."""
     with folder.lock_run(key):
         if folder.outcome(key) is not None:
             return
         try:
-            trainer = _train(folder, key, share, on_row)
+            trainer = _train(folder, key, on_row)
         except LeanifyError as error:
             if _is_full_disk(error):
                 raise
             print_ = folder.plan.fingerprint(key)
             folder.record(Outcome(key.design, key.seed, print_, "failed", str(error), rate=key.rate))
             return
-        if trainer is not None:
-            folder.record_samples(key, _outcomes(folder, key, trainer))
-            folder.record(_outcome(folder, key, trainer))
+        folder.record_samples(key, _outcomes(folder, key, trainer))
+        folder.record(_outcome(folder, key, trainer))
 
 
 def _is_full_disk(error: BaseException | None) -> bool:
@@ -182,8 +177,8 @@ def _is_full_disk(error: BaseException | None) -> bool:
     return error is not None and _is_full_disk(error.__cause__)
 
 
-def _train(folder: StudyFolder, key: Key, share: float | None, on_row: OnRow) -> Trainer | None:
-    """Train a run; return its trainer if it reached the end, None if it stopped before."""
+def _train(folder: StudyFolder, key: Key, on_row: OnRow) -> Trainer:
+    """Train a run to its end, and return its trainer."""
     path = folder.run(key)
     # remove leftovers of a killed run
     for leftover in path.parent.glob(f".{path.name}.leanify-*"):
@@ -195,17 +190,7 @@ def _train(folder: StudyFolder, key: Key, share: float | None, on_row: OnRow) ->
     trainer = Trainer(recipe, callback)
     run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
     callback.attend(trainer, run)
-    # train up to the share of the schedule, unless an earlier process has reached it
-    stop = None if share is None else max(1, round(share * trainer.steps))
-    callback.stop = stop
-    if stop is not None and any(checkpoint.step >= stop for checkpoint in run.checkpoints()):
-        return None
-    try:
-        trainer.fit(run)
-    except KeyboardInterrupt:
-        if not callback.has_stopped:  # a user or the system interrupted it, perhaps before its stop step
-            raise
-        return None
+    trainer.fit(run)
     return trainer
 
 
@@ -250,12 +235,12 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def main(study: str, key: Key, share: float | None, environment: Mapping[str, str], rows: Connection) -> None:
+def main(study: str, key: Key, environment: Mapping[str, str], rows: Connection) -> None:
     """Execute one run in this process, and end it with INTERRUPTED, NO_ROOM or 1 if the run has no outcome."""
     _end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it, but trials end themselves with it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it
     # start data readers as in `train`: children of the fork server would have no parent here
     multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn", force=True)
     folder = StudyFolder.open(Path(study))
@@ -270,7 +255,7 @@ def main(study: str, key: Key, share: float | None, environment: Mapping[str, st
             rows.send(row)
 
     try:
-        execute_run(folder, key, share, send)
+        execute_run(folder, key, send)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_CODE)
     except BaseException as error:

@@ -3,7 +3,7 @@
 Each is `python -m recipes.research.NAME` from a clone, and says with `-h` what it takes. Those that take hours have a
 small setting, by which `tests/test_research.py` runs all of them.
 
-ranking.sweep, ranking.rates, ranking.tournaments, ranking.pages     which designs of equal parameters are best
+ranking.sweep, ranking.rates, ranking.pages     which designs of equal parameters are best
 scale, farthest_point, demonstration, reference_table                other sizes and tasks, ten repetitions, references
 warm_minilm, warm_small, warm_rivals, rivals, shrinking              smaller shapes of trained models
 statistics_simulated                                                 how often a study's answers are wrong
