@@ -16,6 +16,7 @@ from leanify.comparison import duration
 from leanify.core.errors import DataError, RecipeError
 from leanify.data import recognition
 from leanify.training import default_recipe
+from leanify.training import start as training
 from leanify.training.preparation import model_on_meta
 
 RNG = np.random.default_rng(2)
@@ -52,14 +53,14 @@ def test_few_epochs_keep_whole_images(samples: int, smallest: float, tmp_path: P
 def test_image_size_is_capped_for_laptops(
     size: tuple[int, int], mode: str, expected: tuple[int, int, int | None], tmp_path: Path
 ) -> None:
-    recipe = default_recipe.find_recipe(pictures(tmp_path / "own", size, mode))
+    recipe = training.resolve(pictures(tmp_path / "own", size, mode))
     override = recipe.model.override
     assert (override["img_size"], override["patch_size"], override.get("in_chans")) == expected
     assert override["img_size"] % override["patch_size"] == 0
     assert override["num_classes"] == 2
     assert (recipe.data.flip, recipe.data.holdout) == (0.0, 0.2)
     assert recipe.schedule.warmup == pytest.approx(default_recipe.WARMUP * recipe.schedule.epochs)
-    assert recipe == default_recipe.find_recipe("own-images", str(tmp_path / "own"))
+    assert recipe == training.resolve("own-images", [f"data.path={tmp_path / 'own'}"])
 
 
 def test_texts_set_length_and_vocabulary(tmp_path: Path) -> None:
@@ -69,14 +70,14 @@ def test_texts_set_length_and_vocabulary(tmp_path: Path) -> None:
         file.write_text("text,label\n" + "\n".join(rows) + "\n")
         return file
 
-    short, long = (default_recipe.find_recipe(table(words)).data for words in (6, 400))
+    short, long = (training.resolve(table(words)).data for words in (6, 400))
     assert 6 < short.length < 32
     assert long.length == 128
     known = recognition.recognise(table(6))
     assert known.words == 6
     assert known.vocabulary is not None
     assert short.tokenizer in ("wordpiece-512", "wordpiece-1024")
-    assert default_recipe.find_recipe(table(6)).model.override["vocab_size"] in (512, 1024)
+    assert training.resolve(table(6)).model.override["vocab_size"] in (512, 1024)
 
 
 FACTS = {"seconds_a_step": 0.1, "steps": 300, "validated": 320, "data": "4 sentences", "memory_predicted_bytes": None}
@@ -153,7 +154,7 @@ def test_tables_are_counted(tmp_path: Path, rows: int, epochs: int) -> None:
     """A long table is seen as often as a short one needs, and its vocabulary is at most a third of the model."""
     lines = [f"word{number} of sentence{number % 701} here,{('neg', 'pos')[number % 2]}\n" for number in range(rows)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(lines))
-    recipe = default_recipe.find_recipe(str(tmp_path))
+    recipe = training.resolve(str(tmp_path))
     assert recipe.schedule.epochs == epochs
     model = model_on_meta(recipe.model)
     [embeddings] = [tensor for name, tensor in model.named_parameters() if name.endswith("word_embeddings.weight")]
@@ -168,7 +169,7 @@ def test_own_model_fits_few_pictures(tmp_path: Path) -> None:
     )
     plan.save(tmp_path / "fresh")
     leanify.save(leanify.load(tmp_path / "fresh"), tmp_path / "trained")
-    fresh, trained = (default_recipe.find_recipe(tmp_path / name, str(folder)) for name in ("fresh", "trained"))
+    fresh, trained = (training.resolve(tmp_path / name, [f"data.path={folder}"]) for name in ("fresh", "trained"))
     for recipe, epochs, rate in ((fresh, 100, 1e-3), (trained, 100, 1e-4)):
         assert (recipe.schedule.batch_size, recipe.schedule.epochs, recipe.optim.lr) == (32, epochs, rate)
         assert recipe.schedule.warmup == pytest.approx(0.1 * epochs)

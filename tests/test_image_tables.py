@@ -17,7 +17,6 @@ from leanify.data.images.folder import read, read_picture
 from leanify.data.recognition import recognise
 from leanify.data.tables import columns
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import default_recipe
 from leanify.training import start as training
 
 CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
@@ -94,7 +93,7 @@ def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_p
 
 
 def test_table_trains_and_keeps_classes(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
-    value = default_recipe.find_recipe(as_csv(rows, tmp_path))
+    value = training.resolve(as_csv(rows, tmp_path))
     assert value.model.override["num_classes"] == 2
     small = ["model.override.img_size=16", "model.override.embed_dim=12", "model.override.depth=1", "data.workers=0"]
     run = training.train(value, tmp_path / "run", settings=[*small, "schedule.epochs=1", "data.holdout=0.25"])
@@ -127,7 +126,7 @@ def test_every_form_is_fitted_alike(rows: list[tuple[Path, str]], tmp_path: Path
     fitted = []
     for write in (as_csv, as_parquet, as_data_set, as_shards):
         (tmp_path / write.__name__).mkdir()
-        recipe = default_recipe.find_recipe(write(rows, tmp_path / write.__name__))
+        recipe = training.resolve(write(rows, tmp_path / write.__name__))
         fitted.append((recipe.model, recipe.schedule, recipe.data and recipe.data.holdout))
     assert all(one == fitted[0] for one in fitted)
     assert fitted[0][0].override["img_size"] == 16

@@ -13,7 +13,6 @@ from leanify.cli import app
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError
 from leanify.data.recognition import recognise
-from leanify.training import default_recipe
 from leanify.training import start as training
 
 
@@ -78,24 +77,24 @@ def test_unknown_folders_are_nothing(tmp_path: Path, text: str) -> None:
     assert recognise(tmp_path) is None
 
 
-def test_train_names_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
-    """`train` with data says what to type."""
+def test_show_names_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
+    """`show` with data says what to type."""
     images(tmp_path / "pics", "cat", "dog")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(leanify.SourceError, match=r"leanify train own-images --set data\.path=pics") as raised:
-        app("train")(args=["pics"], prog_name="leanify", standalone_mode=False)
+    with pytest.raises(leanify.SourceError, match=r"leanify train pics\n") as raised:
+        app("show")(args=["pics"], prog_name="leanify", standalone_mode=False)
     assert "6 images of 2 classes (cat, dog)" in str(raised.value)
     assert "leanify compare pics" in str(raised.value)
 
 
 def test_data_has_its_own_recipe(tmp_path: Path) -> None:
-    value = default_recipe.find_recipe(images(tmp_path / "pics", "cat", "dog", number=500))
+    value = training.resolve(images(tmp_path / "pics", "cat", "dog", number=500))
     assert value.model.override["num_classes"] == 2
     assert (value.data.path, value.data.holdout, value.schedule.epochs) == (str(tmp_path / "pics"), 0.2, 30)
     usual = training.resolve("vit_tiny", [f"data.path={tmp_path / 'pics'}"])
     assert (usual.model.override, usual.data.holdout) == ({"num_classes": 2}, 0.1)
     (tmp_path / "train.csv").write_text("text,score\na,1.5\nb,2\n")
-    value = default_recipe.find_recipe(tmp_path / "train.csv")
+    value = training.resolve(tmp_path / "train.csv")
     assert value.data.task == "text-regression"
     assert json.dumps(recipes.from_dict(value.to_dict()).to_dict()) == json.dumps(value.to_dict())
 
@@ -112,6 +111,6 @@ def test_recipe_refuses_other_kinds(tmp_path: Path) -> None:
         with pytest.raises(
             RecipeError, match=rf"{name} does not take .*{file}.*: leanify train {right} --set data.path="
         ):
-            default_recipe.find_recipe(name, str(tmp_path / file))
-    recipe = default_recipe.find_recipe("own-text", str(tmp_path / "labelled.csv"))
+            training.resolve(name, [f"data.path={tmp_path / file}"])
+    recipe = training.resolve("own-text", [f"data.path={tmp_path / 'labelled.csv'}"])
     assert recipe.data.task == "causal-lm"

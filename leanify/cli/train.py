@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from leanify.cli.options import Format, Json, complete_recipe
 from leanify.cli.threads import spare_busy_cores
 from leanify.core.errors import raised_by_all
 
+if TYPE_CHECKING:
+    from leanify.core.recipe import Recipe
+
 run_option = partial(typer.Option, rich_help_panel="Run")
 recipe_option = partial(typer.Option, rich_help_panel="Recipe")
 
@@ -26,8 +29,8 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE | SOURCE",
-            help="a recipe file or a built-in name (default: digits), a run, or any model",
+            metavar="RECIPE | SOURCE | DATA",
+            help="a recipe file or a built-in name (default: digits), a run, any model, or your data",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -56,8 +59,8 @@ def train(
 ) -> None:
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
-    A run's folder contains its recipe; any other model is trained with the usual recipe for its kind, on --set
-    data.path=DIR. With --teacher, a model distils tokens, classes or, without a head, embeddings.
+    A run's folder contains its recipe; your data get the recipe that fits them; any other model is trained with the
+    usual recipe for its kind, on --set data.path=DIR. With --teacher, a model distils tokens, classes or, without a head, embeddings.
 
     A run that is killed at any moment continues with --resume RUN to the same numbers. Ctrl-C, SIGTERM and SIGHUP
     finish the step and write a checkpoint first; the exit code is then 130, 143 or 129.
@@ -65,7 +68,7 @@ def train(
     \b
     Examples:
       leanify train digits
-      leanify train own-images --set data.path=FOLDER -o run
+      leanify train FOLDER -o run
     """
     if show_list:
         from leanify.cli.recipes import list_recipes
@@ -75,7 +78,7 @@ def train(
     # mistakes that need no torch to be found
     kind = output_kind(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
-    _check(chosen, output, resume, settings or [], dry_run)
+    known = _check(chosen, output, resume, settings or [], dry_run)
     from leanify.cli import screen
     from leanify.core.terminal import progress
 
@@ -88,21 +91,26 @@ def train(
         from leanify.training import start as training
         from leanify.training.reference import judge_run
 
-        value = None if chosen is None else training.resolve(chosen, settings or [], teacher)
+        request = None if known is None else training.make_request(known, settings or [], teacher, chosen)
 
     # rehearse
     if dry_run:
-        assert value is not None
+        assert request is not None
         with progress("building the model and taking two steps", None):
-            facts: Mapping[str, Any] = training.rehearse(value, screen.Screen(), looks=True)
+            facts: Mapping[str, Any] = training.rehearse(request.recipe, screen.Screen(), looks=True)
         return show(kind, facts, [facts], lambda: screen.print_facts(facts, typed_without("--dry-run")))
 
-    # train; a resumed run accepts settings only if they are its own
-    if value is None and resume is not None and (settings or teacher is not None):
-        value = training.resolve(RunDirectory.open(resume).recipe, settings or [], teacher)
-    folder = training.new_folder(chosen) if output is None and resume is None and chosen is not None else output
+    # train, or resume with the run's own settings
     with screen.Screen() as callback:
-        path = training.train(value, folder, resume=resume, accept_changed_data=accept_changed_data, callback=callback)
+        path = training.train(
+            request,
+            output,
+            resume=resume,
+            settings=settings or [],
+            teacher=teacher,
+            accept_changed_data=accept_changed_data,
+            callback=callback,
+        )
     if machine.launcher_variable("RANK", 0) > 0:
         return None  # only the first process prints
     run = RunDirectory.open(path)
@@ -136,8 +144,10 @@ def _choose(device: str) -> None:
 
 
 @raised_by_all()
-def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
-    """Raise LeanifyError for mistakes that are detectable without the slow imports."""
+def _check(
+    chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool
+) -> str | Recipe | None:
+    """What is to be trained, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
     from leanify.core import recipe as recipes
     from leanify.core.errors import LeanifyError
 
@@ -153,10 +163,14 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
     for setting in settings:
         recipes.split_setting(setting)
     if chosen is None:
-        return
-    if recipes.find(chosen) is not None or chosen.endswith(".toml"):
-        recipes.apply_settings(recipes.load(chosen), settings)
-    elif Path(chosen).exists():
+        return None
+    file = recipes.find(chosen)
+    if file is not None or chosen.endswith(".toml"):
+        recipe = recipes.load(file or Path(chosen))
+        recipes.apply_settings(recipe, settings)
+        return chosen if recipe.data is not None and recipe.data.name == "data" else recipe  # made for the data
+    if Path(chosen).exists():
         from leanify.data.unrecognised import check_is_no_data
 
         check_is_no_data(chosen, say_why=True)
+    return chosen

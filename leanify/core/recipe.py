@@ -349,8 +349,8 @@ SECTIONS: Mapping[str, type] = {
 
 
 def load(source: str | Path) -> Recipe:
-    """Load a recipe from a TOML file, or a built-in one by its name. Raises RecipeError."""
-    path = find(str(source)) or Path(source)
+    """Load a recipe from a TOML file (a `Path` is always one), or a built-in one by its name. Raises RecipeError."""
+    path = source if isinstance(source, Path) else find(source) or Path(source)
     try:
         return _locate_code(parse(read_recipe_text(path)), path.parent)
     except OSError as error:

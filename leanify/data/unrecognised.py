@@ -59,11 +59,13 @@ def check_is_no_data(path: str, say_why: bool = False) -> None:
         raise SourceError(f"{path} is data, but of one class: {data.description}. Two or more are needed to tell apart")
     if data.fault is not None:
         raise SourceError(f"{path} is data that cannot be trained on: {data.description}; {data.fault}")
+    if say_why:
+        return
     place = quote(path)
     rest = "" if data.is_validated or data.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
         f"{path} is data, not a model: {data.description}{rest}. Train a model on it:\n"
-        f"  leanify train own-{data.kind} --set data.path={place}\n"
+        f"  leanify train {place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )
 

@@ -23,6 +23,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,7 +92,7 @@ class RunDirectory:
         check_format(run.card(), run.path)
         return run
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         return recipes.load(self.path / RECIPE)
 

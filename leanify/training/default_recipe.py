@@ -1,6 +1,6 @@
 """Which recipe a source gets: its own, or the default one for its kind of model, or for the user's data.
 
-a recipe's file or name, a run       that recipe                                    `find_recipe`
+a recipe's file or name, a run       that recipe                                    `read_recipe`
 the user's data                      the built-in recipe for such data, fitted to   `data_recipe`
                                      its pictures or texts
 any other model                      the usual recipe of its kind of model, on the  `model_recipe`
@@ -63,28 +63,31 @@ VOCABULARIES = (512, 1024, 2048, 4096)  # the largest takes a third of own-sente
 # -- by source --------------------------------------------------------------------------------------------------------
 
 
-def find_recipe(
-    source: str | Path, path: str | None = None, teacher: str | None = None, columns: NamedColumns = NO_COLUMNS
-) -> Recipe:
-    """A recipe from a file, a built-in name or a run; otherwise the default recipe of what SOURCE names.
+def read_recipe(source: str, path: str | None = None) -> Recipe | None:
+    """The recipe that a file, a built-in name or a run holds; None for any other SOURCE.
 
-    ``path`` is the user's data, which decides the task; with a teacher the model decides it. ``columns`` has the
-    columns and the task that the user names.
-
-    Raises RecipeError, and SourceError for an unknown SOURCE.
+    One of own data is made for the data at ``path``, not read. Raises RecipeError.
     """
-    text = str(source)
-    if places.is_run(text):
-        recipe = RunDirectory.open(text).recipe
-    elif text in OWN_RECIPES and path is not None and (data := _recognise_data(text, path, columns)) is not None:
-        recipe = data_recipe(data, path)
-    elif recipes.find(text) is not None or Path(text).suffix == ".toml":
-        recipe = recipes.load(text)
-    elif places.path_kind(text) is None and (data := recognition.recognise(text, columns)) is not None:
-        recipe = data_recipe(data, text)
-    else:
-        recipe = model_recipe(text, path, teacher is not None, columns)
-    return add_teacher(recipe, teacher)
+    if places.is_run(source):
+        return RunDirectory.open(source).recipe
+    file = recipes.find(source)
+    if (file is None and Path(source).suffix != ".toml") or (source in OWN_RECIPES and path is not None):
+        return None
+    return recipes.load(file or Path(source))
+
+
+def make_recipe(source: str, path: str | None, has_teacher: bool, columns: NamedColumns) -> Recipe:
+    """The recipe for a model, or for the user's data: at ``path`` for a recipe of own data, else named by SOURCE.
+
+    ``path`` is the data of a model, too, which decides the task; with a teacher the model decides it. ``columns`` are
+    what the user names of a table. Raises RecipeError, and SourceError for an unknown SOURCE.
+    """
+    if source in OWN_RECIPES and path is not None:
+        data = _recognise_data(source, path, columns)
+        return recipes.load(source) if data is None else data_recipe(data, path)
+    if places.path_kind(source) is None and (data := recognition.recognise(source, columns)) is not None:
+        return data_recipe(data, source)
+    return model_recipe(source, path, has_teacher, columns)
 
 
 def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData | None:
@@ -98,15 +101,8 @@ def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData | No
     return data
 
 
-def is_default(recipe: str | Path | Recipe) -> bool:
-    """Whether `find_recipe` makes a recipe for a source instead of reading one."""
-    if isinstance(recipe, Recipe):
-        return False
-    return not places.is_run(str(recipe)) and recipes.find(str(recipe)) is None and Path(recipe).suffix != ".toml"
-
-
 def is_data(source: str) -> bool:
-    """Whether a SOURCE is the user's data, of which `find_recipe` makes a recipe."""
+    """Whether a SOURCE is the user's data, of which `make_recipe` makes a recipe."""
     if recipes.find(source) is not None or Path(source).suffix == ".toml" or places.path_kind(source) is not None:
         return False
     return recognition.recognise(source, NO_COLUMNS) is not None

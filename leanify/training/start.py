@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,24 @@ MAX_TIMED_STEPS, MAX_SECONDS = 8, 2.0  # steps that a rehearsal times at most, a
 LONG_STEP = 10.0  # seconds of a first step in which the warm-up no longer counts
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be trained, as the command line and `train` both make it: `make_request`."""
+
+    recipe: Recipe  # with settings and teacher
+    name: str = "run"  # of the run's folder in runs/
+    is_default: bool = False  # whether leanify made the recipe, for a model or for the user's data
+    settings: tuple[str, ...] = ()
+    teacher: str | None = None
+
+    @property
+    def has_open_rate(self) -> bool:
+        """Whether nobody chose the learning rate, so that a test may."""
+        return self.is_default and not any(setting.strip().startswith("optim.lr=") for setting in self.settings)
+
+
 def train(
-    recipe: str | Path | Recipe | None = None,
+    recipe: str | Path | Recipe | Request | None = None,
     output: str | Path | None = None,
     *,
     resume: str | Path | None = None,
@@ -65,8 +81,8 @@ def train(
             run.check_unedited()
             value = run.recipe
             if recipe is not None or settings or teacher is not None:
-                resumed = resolve(value if recipe is None else recipe, settings, teacher)
-                run.check_recipe(_add_recorded_decoding(resumed, value))
+                request = _as_request(value if recipe is None else recipe, settings, teacher)
+                run.check_recipe(_add_recorded_decoding(request.recipe, value))
             with raised_by_all():
                 trainer = Trainer(recorded_recipe(run), listener)
             return trainer.fit(run, accept_changed_data).path
@@ -74,17 +90,18 @@ def train(
             raise RecipeError(
                 "a recipe is needed: a file, a name (leanify train --list) or a leanify.core.recipe.Recipe"
             )
-        value = resolve(recipe, settings, teacher)
+        request = _as_request(recipe, settings, teacher)
+        value = request.recipe
 
         # no rate was chosen: a short test finds a good one for weights that heal
-        if default_recipe.is_default(recipe) and not any(setting.startswith("optim.lr=") for setting in settings):
+        if request.has_open_rate:
             test = rates.range_test(value) if value.distill is not None else None
             if test is not None and value.optim is not None:
                 note(test.summary)
                 value = replace(value, optim=replace(value.optim, lr=test.best))
 
         # build everything before the run's folder is created
-        folder = Path(output) if output is not None else new_folder(recipe)
+        folder = Path(output) if output is not None else unused_path(Path("runs") / request.name)
         if folder.parent.is_dir():
             check_new_directory(folder)
         with raised_by_all():
@@ -127,16 +144,21 @@ def recorded_recipe(run: RunDirectory) -> Recipe:
 
 @raised_by_all()
 @reraise_as("the recipe cannot be found", RecipeError)
-def resolve(
-    recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
-) -> Recipe:
-    """The recipe of this name, of a run, or the usual one of a model, with a teacher and settings applied."""
+def make_request(
+    recipe: str | Path | Recipe, settings: Sequence[str] = (), teacher: str | None = None, name: str | None = None
+) -> Request:
+    """The recipe of this name, of a run, or the usual one of a model or data, with a teacher and settings applied.
+
+    ``name`` is what the run is called, by default after the recipe. Raises LeanifyError.
+    """
     # the recipe; the user's data decide which one a model gets
     path = next((setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.path=")), None)
-    if isinstance(recipe, Recipe):
-        value = default_recipe.add_teacher(recipe, teacher)
-    else:
-        value = default_recipe.find_recipe(recipe, path, teacher, default_recipe.parse_columns(settings))
+    value = recipe if isinstance(recipe, Recipe) else default_recipe.read_recipe(str(recipe), path)
+    is_default = value is None
+    if value is None:
+        columns = default_recipe.parse_columns(settings)
+        value = default_recipe.make_recipe(str(recipe), path, teacher is not None, columns)
+    value = default_recipe.add_teacher(value, teacher)
 
     # the settings, which may name code of the user's
     _allow_code(settings)
@@ -145,7 +167,17 @@ def resolve(
         value = replace(value, data=replace(value.data, name=user_modules.origin_of_code(value.data.name).name))
     if not isinstance(recipe, Recipe):
         default_recipe.check_data(recipe, value)
-    return value
+    title = name or ("run" if isinstance(recipe, Recipe) else str(recipe))
+    return Request(value, Path(title).stem, is_default, tuple(settings), teacher)
+
+
+def resolve(recipe: str | Path | Recipe, settings: Sequence[str] = (), teacher: str | None = None) -> Recipe:
+    """The recipe of `make_request` alone."""
+    return make_request(recipe, settings, teacher).recipe
+
+
+def _as_request(recipe: str | Path | Recipe | Request, settings: Sequence[str], teacher: str | None) -> Request:
+    return recipe if isinstance(recipe, Request) else make_request(recipe, settings, teacher)
 
 
 def _allow_code(settings: Sequence[str]) -> None:
@@ -154,12 +186,6 @@ def _allow_code(settings: Sequence[str]) -> None:
         name = recipes.parse_value(text) if key in ("data.name", "model.source") and text else None
         if isinstance(name, str) and is_code(name):
             user_modules.parse_module_source(name)
-
-
-def new_folder(recipe: str | Path | Recipe) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, … that does not exist."""
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    return unused_path(Path("runs") / name)
 
 
 def rehearse(
