@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import make_documents
 from test_layouts import typed
+
+import leanify
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TINY = (
@@ -26,6 +29,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     make_documents(folder, images="pets", sentences="reviews", checkpoint="old")
     shutil.copy(EXAMPLES / "own_gpt.py", folder)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 8, "num_heads": 2}
+    tensors = leanify.load("vit_tiny", overrides=sizes).state_dict()
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in tensors.items()}}, folder / "best.pth.tar")
     return folder
 
 
@@ -41,6 +47,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "old --depth 3 --weights old --data reviews -o healed",
             "",
             ["train healed --teacher old", "compare old --weigh"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            f"vit_tiny {TINY} --weights best.pth.tar -o file",
+            "pets",
+            ["train file --set", "compare vit_tiny --weights"],
             marks=pytest.mark.slow,
         ),
         ("old --depth 3 --weights old -o bare", "reviews", ["train bare --teacher old", "compare old --weights old"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
-from leanify.core.path_kinds import unused_path
+from leanify.core.path_kinds import is_bare_checkpoint, unused_path
 from leanify.core.terminal import console
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def next_lines(
     train = ["leanify", "train", designs[0]]
     if weights is not None:
         compare += ["--weights", weights]
-        train += ["--teacher", weights]
+        if not is_bare_checkpoint(Path(weights)):  # which does not say of which model it is, as a teacher must
+            train += ["--teacher", weights]
     has_data = _has_data(plan.source)
     if not has_data:
         compare += ["--set", f"data.path={data or 'DATA'}"]

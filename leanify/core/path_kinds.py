@@ -1,5 +1,6 @@
-"""Kinds of paths, judged by file names alone: one table for all commands. Imports no torch.
+"""Kinds of paths, judged by file names, and a checkpoint's also by its first bytes: one table for all commands.
 
+Imports no torch.
 Whether a path holds data to train on takes reading: see `data.recognition`.
 """
 
@@ -9,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.core.errors import DirectoryError
+from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.core.files.reading import open_file
 from leanify.core.files.writing import CARD as CARD
 
 Kind = Literal["study", "run", "recipe", "lean directory", "adapter", "configuration", "checkpoint"]
@@ -18,6 +20,7 @@ FORMAT = 2  # of leanify.json
 STUDY, RECIPE, CHECKPOINTS = "study.toml", "recipe.toml", "checkpoints"
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+START = 96  # bytes that tell torch.save's archive by the name of its first entry
 
 # Folders by the entries that mark them; the first row that fits.
 FOLDERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -39,9 +42,50 @@ def path_kind(path: str | Path) -> Kind | None:
         for kind, marks in FOLDERS:
             if all(_has(place, mark) for mark in marks):
                 return kind
-        return FILES.get(place.suffix) if place.is_file() else None
+        if place.is_file() and place.suffix in FILES:
+            return FILES[place.suffix]
+        return "checkpoint" if is_checkpoint(place) else None
     except (OSError, ValueError):  # too long, or with a NUL
         return None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a regular file holds weights: by the end of its name, or as torch.save or safetensors write it.
+
+    Trainers call such files ``model_best.pth.tar``, ``weights.th`` or ``last``.
+    """
+    try:
+        if not path.is_file():
+            return False
+        if path.suffix in WEIGHTS:
+            return True
+        with open_file(path) as file:
+            start = file.read(START)
+    except (OSError, ValueError, LeanifyError):
+        return False
+    is_archive = start.startswith(b"PK\x03\x04") and start[30 : 30 + start[26]].endswith(b"/data.pkl")
+    return is_archive or _is_legacy(start) or is_safetensors(path, start)
+
+
+def is_bare_checkpoint(path: Path) -> bool:
+    """Whether a file of weights lies beside no configuration that says of which model they are."""
+    return is_checkpoint(path) and not any((path.absolute().parent / name).is_file() for name in (CARD, CONFIG))
+
+
+def _is_legacy(start: bytes) -> bool:
+    """Whether a file begins with the number by which torch.save before 1.6 marks its pickles."""
+    return start[:1] == b"\x80" and b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start[:16]
+
+
+def is_safetensors(path: Path, start: bytes | None = None) -> bool:
+    """Whether a file is one of safetensors, by its name or by its ``start``: the length of a header, then a header."""
+    if path.suffix == ".safetensors":
+        return True
+    if start is None:
+        with open_file(path) as file:
+            start = file.read(START)
+    length = int.from_bytes(start[:8], "little")
+    return start[8:10] == b'{"' and 2 <= length <= path.stat().st_size - 8
 
 
 def unused_path(path: Path) -> Path:

@@ -97,7 +97,7 @@ def load_with_weights(
         return weights.load(model_source)
     name = str(weights_source) if weights_source is not None else str(model_source.origin)
     path = Path(name).expanduser()
-    teacher = replace(model_source, weights=path) if path.suffix in CHECKPOINTS and path.is_file() else None
+    teacher = replace(model_source, weights=path) if places.is_checkpoint(path) else None
     return weights.load_teacher_weights(model_source, teacher or find(name, pretrained=pretrained), name)
 
 
@@ -162,7 +162,7 @@ def section_source(model: recipe.ModelSection) -> ModelSource:
 def absolute_source(source: str | Path) -> str:
     """Make the path of a SOURCE absolute. Raises SourceError if it has no weights."""
     path = Path(source).expanduser()
-    if not (path.suffix in CHECKPOINTS and path.is_file()) and find(source).weights is None:
+    if not places.is_checkpoint(path) and find(source).weights is None:
         raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
     return str(path.absolute()) if path.exists() else str(source)
 
@@ -289,7 +289,7 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
     is_index = path.name.endswith(".index.json")  # of a checkpoint in shards
     if path.suffix == ".json" and not is_index:
         return _find_config(path, overrides, cls)
-    if path.suffix not in CHECKPOINTS and not is_index:
+    if not is_index and not places.is_checkpoint(path):
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     directory = path.absolute().parent
     if (directory / places.ADAPTER).exists():

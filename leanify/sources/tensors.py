@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,38 @@ from leanify.core.files import tensor_files
 from leanify.core.files.reading import checksum, read_object
 from leanify.core.files.reading import preview as preview
 from leanify.core.files.unpickling import load_pickle
-from leanify.core.path_kinds import WEIGHTS
+from leanify.core.path_kinds import WEIGHTS, is_safetensors
 from leanify.lens.located import model_name
 from leanify.upstream.origin import is_hf
 
-STATE_KEYS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
+STATE_KEYS = (  # under which trainers keep a state dict
+    "state_dict", "model_state_dict", "model", "module", "weights", "net", "network", "model_state", "params",
+)  # fmt: skip
+TIMM_AVERAGES = ("state_dict_ema", "model_ema")  # averaged weights, which timm's own loader takes first
+AVERAGES = (*TIMM_AVERAGES, "ema_state_dict", "ema", "params_ema")
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch's own, at any place in a name
 CHECKPOINTS = WEIGHTS
 # The files that upstream's loaders look for in a directory, in order; an index names the shards.
 UPSTREAM = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+SAMPLE_NAMES = 8  # of a model, by which prefixes are looked for
 DEEPEST = 3  # levels of them: a dict may contain itself
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
+def read_tensors(path: str | Path, library: str = "") -> dict[str, Tensor]:
     """Return the tensors of a ``.safetensors`` file or a ``torch.save``d state dict, on the CPU.
 
-    The state dict may be nested under ``state_dict``, ``model`` or ``module``. Raises SourceError for anything else,
-    including a pickle that would run code, an archive that unpacks to far more than its size, and a checksum mismatch.
+    The state dict may be nested under ``state_dict``, ``model`` or ``module``; of averaged weights beside it a warning
+    says whether they were taken, as ``timm``'s loader does. Raises SourceError for anything else, including a pickle
+    that would run code, an archive that unpacks to far more than its size, and a checksum mismatch.
     """
     path = Path(path)
     if not path.is_file():
         fault = "is not a regular file" if path.exists() else "does not exist"
         raise SourceError(f"the checkpoint {path} {fault}")
     check_sum(path)
-    if path.suffix == ".safetensors":
+    if is_safetensors(path):
         return tensor_files.load_tensors(path)
-    return _state_dict(path, load_pickle(path))
+    return _state_dict(path, load_pickle(path), library)
 
 
 def tensor_names(where: Path) -> list[str]:
@@ -52,7 +60,7 @@ def tensor_names(where: Path) -> list[str]:
     # of an index or a pickle the names alone; safetensors' header has them
     if file.name.endswith(".index.json"):
         return list(weight_map(file) or ())
-    if file.suffix != ".safetensors":
+    if not is_safetensors(file):
         return list(_state_dict(file, load_pickle(file)))
     with tensor_files.open_tensors(file) as checkpoint:
         return list(checkpoint.keys())
@@ -64,17 +72,25 @@ def weight_map(index: Path) -> dict[str, Any] | None:
     return names if isinstance(names, dict) else None
 
 
-def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
+def _state_dict(path: Path, data: Any, library: str = "") -> dict[str, Tensor]:
+    keys = (*TIMM_AVERAGES, *STATE_KEYS) if library == "timm" else STATE_KEYS
     for _ in range(DEEPEST + 1):
         if not isinstance(data, dict):
             break
-        if data and all(isinstance(value, Tensor) for value in data.values()):
-            return dict(data)
-        inner = next((key for key in STATE_KEYS if isinstance(data.get(key), dict)), None)
+        tensors = {name: value for name, value in data.items() if not str(name).endswith("_extra_state")}
+        if tensors and all(isinstance(value, Tensor) for value in tensors.values()):
+            return tensors
+        inner = next((key for key in (*keys, *AVERAGES) if isinstance(data.get(key), dict)), None)
         if inner is None:
             break
+        averages = [key for key in AVERAGES if isinstance(data.get(key), dict)]
+        if averages and inner in averages:
+            warnings.warn(f"{path} holds averaged weights, {inner!r}: those were taken", stacklevel=4)
+        elif averages:
+            warnings.warn(f"{path} holds averaged weights too, {averages[0]!r}: {inner!r} was taken", stacklevel=4)
         data = data[inner]
-    raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors")
+    keys_found = f"; it is a dict of {preview(sorted(map(str, data)))}" if isinstance(data, dict) and data else ""
+    raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors{keys_found}")
 
 
 CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's checkpoint
@@ -117,11 +133,55 @@ def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
     return "; ".join(f"{len(names)} {what} ({preview(names)})" for what, names in kinds if names)
 
 
+def fit_names(tensors: dict[str, Tensor], names: Collection[str], where: str | Path) -> dict[str, Tensor]:
+    """Take off what tools put into the names of a model's tensors: their own wrappers, or one prefix before all names.
+
+    ``names`` are the model's. Returns the tensors as they are if that makes no more of them fit; tensors without the
+    prefix are left out if the others are a whole model. Both are said in a warning. Raises SourceError if two prefixes
+    fit equally well.
+    """
+    known = set(names)
+    hits = len(known & tensors.keys())
+    if hits == len(known):
+        return tensors
+    # torch's wrappers of parts of a model
+    bare = {".".join(part for part in name.split(".") if part not in WRAPPERS): one for name, one in tensors.items()}
+    counts = {"": len(known & bare.keys()) if len(bare) == len(tensors) else 0}
+    # what stands before a few of the model's names, and how many of them stand behind it
+    for name in list(known)[:SAMPLE_NAMES]:
+        for key in bare:
+            if key.endswith(f".{name}"):
+                counts.setdefault(key.removesuffix(name), 0)
+    for prefix in counts:
+        counts[prefix] = sum(prefix + name in bare for name in known)
+    best = max(counts.values())
+    if best <= hits:
+        return tensors
+    prefixes = sorted((prefix for prefix, count in counts.items() if count == best), key=len)
+    if prefixes[0] and len(prefixes) > 1:
+        raise SourceError(
+            f"{where} holds the model {len(prefixes)} times, under {preview([repr(one) for one in prefixes])}: save "
+            "the tensors of one of them alone"
+        )
+    prefix = prefixes[0]
+    others = [key for key in bare if not key.startswith(prefix)]
+    fitting = {key.removeprefix(prefix): one for key, one in bare.items() if key.startswith(prefix)}
+    if best < len(known):  # reported as they are
+        fitting |= {key: bare[key] for key in others}
+        others = []
+    taken_off = [repr(f"{part}.") for part in WRAPPERS if any(part in key.split(".") for key in tensors)]
+    taken_off += [repr(prefix)] if prefix else []
+    rest = f"; {len(others)} others were left out ({preview(others)})" if others else ""
+    warnings.warn(f"{where}: {' and '.join(taken_off)} was taken off the names of its tensors{rest}", stacklevel=4)
+    return fitting
+
+
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
     """Load tensors into a model in place, strictly, and restore upstream's weight tying.
 
     Raises SourceError that names the first few tensors that do not fit.
     """
+    tensors = fit_names(tensors, model.state_dict().keys(), where)
     problems = describe_misfits(tensor_shapes(model.state_dict()), tensor_shapes(tensors))
     if problems:
         raise SourceError(f"{where} does not fit {model_name(model)}: {problems}")

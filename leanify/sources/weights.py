@@ -13,12 +13,22 @@ from torch import Tensor, nn
 from leanify.core.errors import SourceError
 from leanify.core.files.reading import is_file, read_json
 from leanify.core.files.tensor_files import check_header
+from leanify.core.path_kinds import is_checkpoint
 from leanify.lens import surgery
 from leanify.sources import hub
 from leanify.sources.describe import find_expression
 from leanify.sources.overrides import full_config, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, load_into, preview, read_tensors, weight_map
+from leanify.sources.tensors import (
+    CHECKPOINTS,
+    UPSTREAM,
+    check_sum,
+    fit_names,
+    load_into,
+    preview,
+    read_tensors,
+    weight_map,
+)
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, get_record, note_fact, set_origin
@@ -91,7 +101,7 @@ def load(source: ModelSource) -> nn.Module:
     else:
         file = where if where.is_file() else find_weights(where)
         model = shell(source)
-        tensors = read_tensors(file)
+        tensors = read_tensors(file, origin.library)
         load_into(model, {**tensors, **{a: tensors[b] for a, b in source.tied.items() if b in tensors}}, file)
     set_origin(model, origin)
     return model.eval()
@@ -146,7 +156,7 @@ def has_weights(directory: Path) -> bool:
 
 def _others(directory: Path) -> list[Path]:
     """Checkpoints whose names upstream's loaders do not look for."""
-    checkpoints = [path for path in directory.iterdir() if path.suffix in CHECKPOINTS and path.is_file()]
+    checkpoints = [path for path in directory.iterdir() if is_checkpoint(path)]
     return sorted(path for path in checkpoints if not path.name.startswith(LITTER) and path.name not in UPSTREAM)
 
 
@@ -209,8 +219,9 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     """
     # given tensors, a file of them, or a folder that transformers reads itself
     where: Path | str | None = weights
+    file: Path | None = None  # one file of weights, whose names may have to be fitted
     if isinstance(weights, Path) and weights.is_file():
-        tensors = read_tensors(weights)
+        file, tensors = weights, read_tensors(weights)
     elif isinstance(weights, Path) and tensors is None:
         method = quantisation_method(_read_config(weights) or {})
         if method:
@@ -219,6 +230,7 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
                 "removed from them; redesign the unquantised model and quantise the result"
             )
         _check_files(weights)
+        file = next((weights / name for name in UPSTREAM if (weights / name).is_file()), None)
     if tensors is not None:
         where = None
     # the whole model by upstream's loader, which reports missing tensors
@@ -227,6 +239,11 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
     with reraise_as(f"{weights} does not load as {origin.cls}"):
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
+        if file is not None and file.suffix != ".json" and info["missing_keys"] and info["unexpected_keys"]:
+            stored = read_tensors(file) if tensors is None else tensors
+            fitting = _fit_names(model, stored, file)
+            if fitting is not stored:  # with the names that upstream knows
+                model, info = cls.from_pretrained(None, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
     # tensors of another shape are errors, except in a head with another number of classes
@@ -245,6 +262,15 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     set_origin(model, origin)
     result: nn.Module = model.eval()
     return result
+
+
+def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """`fit_names` for the names that transformers takes: the model's, or those of its part without the head."""
+    names = list(model.state_dict())
+    prefix = f"{model.base_model_prefix}."
+    fitting = fit_names(tensors, names, file)
+    base = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return fit_names(tensors, base, file) if fitting is tensors and base else fitting
 
 
 def _read_config(directory: Path) -> Any:

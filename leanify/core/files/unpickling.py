@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import re
 import warnings
@@ -15,6 +16,7 @@ from leanify.core.errors import LeanifyError, SourceError
 from leanify.core.files.reading import open_file
 
 SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
+PLAIN: list[Any] = [argparse.Namespace]  # holds attributes and runs nothing; timm's trainer saves its arguments as one
 ZIP = b"PK\x03\x04"  # by these first bytes torch decides that a file is an archive
 END, LENGTH = b"PK\x05\x06", 22  # of the record at the end of an archive without a comment
 
@@ -29,7 +31,8 @@ def load_pickle(path: Path, error: type[LeanifyError] = SourceError) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return torch.load(file, map_location="cpu", weights_only=True)
+                with torch.serialization.safe_globals(PLAIN):
+                    return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as caught:
             raise error(
                 f"the checkpoint {path} was not opened: it is a pickle that would run code, or it is damaged "

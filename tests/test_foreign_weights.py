@@ -1,0 +1,118 @@
+"""Weights as trainers, wrappers and loaders write them: their names, their files, the averages beside them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import leanify
+from leanify.core.path_kinds import is_checkpoint
+from leanify.sources import find
+from leanify.upstream.libraries import import_transformers
+
+TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def tensors() -> Tensors:
+    return dict(leanify.load("vit_tiny", overrides=TINY).state_dict())
+
+
+def behind(prefix: str, tensors: Tensors) -> Tensors:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def wrapped(part: str, tensors: Tensors) -> Tensors:
+    """As regional compilation and sharding name the parameters of each block."""
+    return {name.replace("blocks.1.", f"blocks.1.{part}."): tensor for name, tensor in tensors.items()}
+
+
+LAYOUTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
+    "compiled.pt": (lambda one: behind("_orig_mod.", one), "'_orig_mod.' was taken off"),
+    "parallel.pth": (lambda one: {"state_dict": behind("module.", one)}, "'module.' was taken off"),
+    "both.ckpt": (lambda one: behind("module._orig_mod.", one), "'_orig_mod.' and 'module.'"),
+    "trainer.ckpt": (
+        lambda one: {"state_dict": {**behind("net.encoder.", one), "loss.scale": torch.ones(1)}, "epoch": 3},
+        r"'net.encoder.' was taken off .*; 1 others were left out \(loss.scale\)",
+    ),
+    "averaged.bin": (lambda one: {**behind("module.", one), "n_averaged": torch.tensor(7)}, "'module.' was taken off"),
+    "regional.pt": (lambda one: wrapped("_orig_mod", one), "'_orig_mod.' was taken off"),
+    "sharded.pt": (lambda one: wrapped("_fsdp_wrapped_module", one), "'_fsdp_wrapped_module.' was taken off"),
+    "last": (lambda one: {"model": one}, ""),
+    "checkpoint-12.pth.tar": (lambda one: {"state_dict": one, "args": argparse.Namespace(lr=0.1)}, ""),
+    "weights.th": (lambda one: {"ema": one}, "averaged weights, 'ema': those were taken"),
+}
+
+
+def load(file: Path) -> tuple[Tensors, str]:
+    """The tensors that vit_tiny gets from a file, and what was said."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = find.load_with_weights(find.find("vit_tiny", overrides=TINY), file)
+    return dict(model.state_dict()), "; ".join(str(one.message) for one in said)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_foreign_names_fit(name: str, tensors: Tensors, tmp_path: Path) -> None:
+    lay_out, expected = LAYOUTS[name]
+    torch.save(lay_out(tensors), tmp_path / name)
+    loaded, said = load(tmp_path / name)
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in tensors.items())
+    assert re.search(expected, said) if expected else not said
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_averages_are_taken_as_timm_takes_them(key: str, tensors: Tensors, tmp_path: Path) -> None:
+    averages = {name: tensor + 1 for name, tensor in tensors.items()}
+    torch.save({"state_dict": tensors, key: averages}, tmp_path / "model_best.pth.tar")
+    loaded, said = load(tmp_path / "model_best.pth.tar")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in averages.items())
+    assert f"{key!r}: those were taken" in said
+
+
+def test_two_models_in_one_file_are_refused(tensors: Tensors, tmp_path: Path) -> None:
+    torch.save(behind("student.", tensors) | behind("teacher.", tensors), tmp_path / "dino.pth")
+    with pytest.raises(leanify.SourceError, match=r"holds the model 2 times, under 'student\.', 'teacher\.'"):
+        load(tmp_path / "dino.pth")
+
+
+def test_files_are_told_by_their_contents(tensors: Tensors, tmp_path: Path) -> None:
+    torch.save(tensors, tmp_path / "new")
+    torch.save(tensors, tmp_path / "old", _use_new_zipfile_serialization=False)
+    leanify.save(leanify.load("vit_tiny", overrides=TINY), tmp_path / "lean")
+    (tmp_path / "lean" / "model.safetensors").rename(tmp_path / "flat")
+    (tmp_path / "text").write_text("PK\n")
+    (tmp_path / "archive.tar").write_bytes(b"PK\x03\x04" + bytes(200))
+    assert [is_checkpoint(tmp_path / name) for name in ("new", "old", "flat", "text", "archive.tar", "none")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+    for name in ("new", "old"):
+        assert torch.equal(load(tmp_path / name)[0]["cls_token"], tensors["cls_token"])
+
+
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "learner.model."])
+@pytest.mark.parametrize("part", ["whole", "base"])
+def test_prefixed_transformers_load(prefix: str, part: str, tmp_path: Path) -> None:
+    """In a folder, and as a file of the part without its head."""
+    library = import_transformers()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    model = library.BertForMaskedLM(library.BertConfig(vocab_size=50, **sizes))
+    model.config.architectures = ["BertForMaskedLM"]
+    model.config.save_pretrained(tmp_path)
+    stored = model.state_dict() if part == "whole" else model.bert.state_dict()
+    torch.save(behind(prefix, stored), tmp_path / "pytorch_model.bin")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loaded = leanify.load(tmp_path)
+    assert "was taken off the names" in str(said[0].message)
+    name = "encoder.layer.0.output.dense.weight"
+    assert torch.equal(loaded.get_parameter(f"bert.{name}"), model.bert.get_parameter(name))
