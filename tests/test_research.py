@@ -43,16 +43,7 @@ SCRIPTS = sorted(
 
 # -- every script in small --------------------------------------------------------------------------------------------
 
-LISTOPS = "--small --only listops"
-MINILM = "--minilm minilm --imdb imdb --stsb stsb"
 SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that has the data below
-    "beside": ("leanify",),
-    "causality": ("bert",),
-    "condition_cost": ("--small",),
-    "demonstration": (
-        "runs --repetitions 1 --set schedule.epochs=1",
-        "runs --repetitions 1 --table",
-    ),
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),
@@ -63,39 +54,15 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     ),
     "memory": ("levit_128 -o memory.md",),
     "modules": ("Gated",),
-    "mutants": ("lens/notation.py --number 2 --log {folder}/log.jsonl",),
-    "narrower": ("runs digits --small --seeds 2", "runs"),
     "plans": ("ViT-Ti",),
-    "ranking.pages": ("{results}",),
-    "ranking.rates": ("{results}/ranking-rates.csv -o {results}/ranking-rates.md",),
-    "ranking.rule": ("",),
-    "ranking.sweep": (f"runs {LISTOPS}", f"runs {LISTOPS} --table runs.csv"),
-    "reading": ("--rows 600",),
     "recipe_costs": ("digits -o costs.json",),
-    "reference_table": ("digits",),
-    "rival_curves": ("run -o curves.svg",),
-    "rival_programs": ("trainer --small",),
-    "rival_steps": ("--small",),
     "rivals": (
         "--minilm minilm --sentences imdb --small --seeds 0 --budgets 'blocks 0.5' "
         "--arms 'leanify, narrow' 'Block Influence' -o rivals.csv",
         "--table -o rivals.csv",
     ),
-    "scale": ("runs --text text --small --seeds 2",),
-    "seventy_billion": ("--layers 20",),
-    "shrinking": (
-        "work --checkpoint minilm --data imdb --share 0.6 --minutes 0.2 --stsb stsb --set data.length=16 "
-        "--set schedule.batch_size=4 --set schedule.steps=4",
-        "work --table",
-    ),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
-    "styles": ("Palm",),
-    "times": ("--only=--help",),
-    "training_cost": ("--small",),
-    "warm_minilm": (f"work {MINILM} --arms random 'drop only'", "work --table"),
-    "warm_rivals": (f"work {MINILM} --arms 'units: leanify' --unhealed",),
-    "warm_small": ("gpt work --data text --arms '0.5 drop' --small", "latency work", "table work"),
 }
 
 
@@ -115,22 +82,10 @@ def script(name: str, *arguments: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run_in_small(name: str, folder: Path) -> None:
     for line in SMALL[name]:
-        words = shlex.split(line.format(folder=folder, results=folder / "results"))
+        words = shlex.split(line)
         done = commands.start("test_research:script", name, *words, cwd=folder).wait()
         assert done.returncode == 0, done.stderr[-3000:]
         assert "Failed" not in done.stdout
-
-
-@pytest.mark.slow
-def test_ranking_pages_match_tables(folder: Path) -> None:
-    results = folder / "results"
-    for page in results.glob("*.md"):
-        page.unlink()
-    commands.start("test_research:script", "ranking.pages", str(results)).wait()
-    words = (str(results / "ranking-rates.csv"), "-o", str(results / "ranking-rates.md"))
-    commands.start("test_research:script", "ranking.rates", *words).wait()
-    for name in ("ranking.md", "evidence.md", "ranking-rates.md"):
-        assert (results / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
@@ -150,7 +105,7 @@ def folder(data: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence encoder, reviews, pairs of sentences, a text, a run on it, and the tables of results."""
+    """A sentence encoder, reviews, and a text."""
     place, draw = tmp_path_factory.mktemp("research"), random.Random(0)
 
     def sentence() -> str:
@@ -162,21 +117,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with (place / "imdb" / f"{split}.csv").open("w", newline="") as file:
             rows = [". ".join(sentence() for _ in range(20)) + "." for _ in range(count)]
             csv.writer(file).writerows([("text",), *((row,) for row in rows)])
-    (place / "stsb").mkdir()
-    pairs = [f"{sentence()}\t{sentence()}\t{number % 6}" for number in range(20)]
-    (place / "stsb" / "test.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *pairs]))
     (place / "text").mkdir()
     for split in ("train", "validation"):
         (place / "text" / f"{split}.txt").write_text(" ".join(sentence() for _ in range(1500)))
-    settings = [
-        "schedule.steps=6", "schedule.batch_size=2", "run.log_every=2", "run.eval_every=6", "run.eval_batches=1",
-    ]  # fmt: skip
-    settings += ["schedule.kind=cosine", "schedule.warmup=2"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    assert commands.run("train", "chars", "-o", "run", *words, cwd=place).returncode == 0
-    (place / "results").mkdir()
-    for file in RESULTS.glob("ranking*"):
-        shutil.copy(file, place / "results")
     return place
 
 

@@ -5,7 +5,6 @@ Each function builds a model and returns it with an example of its input. `STYLE
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -21,10 +20,6 @@ SIZE = WIDTH // HEADS
 def of(mixer: Callable[[], nn.Module], feed_forward: Callable[[], nn.Module] = FeedForward) -> Callable[[], Example]:
     """The function that builds a model of pre-norm blocks with this attention."""
     return lambda: tower(block(mixer, feed_forward))
-
-
-def maps(count: int, inner: int = WIDTH, bias: bool = True) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(WIDTH, inner, bias=bias) for _ in range(count))
 
 
 class Mixer(nn.Module):
@@ -47,52 +42,6 @@ class Mixer(nn.Module):
 # -- attentions: scores -------------
 
 
-class Cosine(Mixer):
-    """Cosines of queries and keys, with a temperature for each head (Swin v2)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.temperature.exp()).softmax(-1) @ v
-
-
-class NormedHeads(Mixer):
-    """Queries and keys normalised in each head (Henry et al. 2020)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_norm, self.k_norm = nn.LayerNorm(SIZE), nn.LayerNorm(SIZE)
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
-
-
-class Rotary(Mixer):
-    """Halves of each head are turned by their position (Su et al. 2021)."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rates = 100.0 ** -(torch.arange(0, q.shape[-1], 2, device=q.device) / q.shape[-1])
-        angles = torch.outer(torch.arange(q.shape[-2], device=q.device), rates).to(q.dtype)
-        cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
-        turned = []
-        for x in (q, k):
-            one, other = x.chunk(2, -1)
-            turned.append(x * cos + torch.cat([-other, one], -1) * sin)
-        return F.scaled_dot_product_attention(*turned, v)
-
-
-class Alibi(Mixer):
-    """Slopes computed from the number of heads in the forward, equal for heads with equal rank (Press et al. 2022)."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        slopes = torch.tensor([2.0 ** -(1 + head) for head in range(self.heads)], dtype=q.dtype)
-        places = torch.arange(q.shape[-2])
-        bias = -(places[:, None] - places[None]).abs() * slopes[:, None, None]
-        return (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
-
-
 class AlibiOfCount(Mixer):
     """Slopes that depend on the number of heads, as in the paper: more heads change the old ones."""
 
@@ -101,20 +50,6 @@ class AlibiOfCount(Mixer):
         places = torch.arange(q.shape[-2])
         bias = -(places[:, None] - places[None]).abs() * slopes[:, None, None]
         return (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
-
-
-class AlibiMatrix(Mixer):
-    """The whole bias in a buffer, heads × tokens × tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        places = torch.arange(16)
-        slopes = 2.0 ** -torch.arange(1, HEADS + 1)
-        self.register_buffer("alibi", -(places[:, None] - places[None]).abs() * slopes[:, None, None])
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tokens = q.shape[-2]
-        return (q @ k.mT / q.shape[-1] ** 0.5 + self.alibi[:, :tokens, :tokens]).softmax(-1) @ v
 
 
 class TalkingHeads(Mixer):
@@ -129,113 +64,6 @@ class TalkingHeads(Mixer):
         return self.post(scores).permute(0, 3, 1, 2) @ v
 
 
-class RelativeKeys(Mixer):
-    """Vectors of relative positions, shared by all heads (Shaw et al. 2018)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places = nn.Embedding(2 * 8 + 1, SIZE)
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        place = torch.arange(q.shape[-2], device=q.device)
-        vectors = self.places((place[:, None] - place[None]).clamp(-8, 8) + 8)
-        scores = q @ k.mT + torch.einsum("bhid,ijd->bhij", q, vectors)
-        return (scores / q.shape[-1] ** 0.5).softmax(-1) @ v
-
-
-class XlBias(Mixer):
-    """Two biases for each head and a map of sinusoids (Dai et al. 2019, Transformer-XL)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.u, self.v_bias = nn.Parameter(torch.zeros(HEADS, SIZE)), nn.Parameter(torch.zeros(HEADS, SIZE))
-        self.to_r = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        place = torch.arange(q.shape[-2], device=q.device, dtype=q.dtype)
-        waves = torch.sin(place[:, None] / 100.0 ** (torch.arange(WIDTH, device=q.device) / WIDTH))
-        r = self.to_r(waves.to(q.dtype)).view(-1, self.heads, q.shape[-1]).transpose(0, 1)
-        scores = (q + self.u[:, None]) @ k.mT + (q + self.v_bias[:, None]) @ r.mT
-        return (scores / q.shape[-1] ** 0.5).softmax(-1) @ v
-
-
-class SinkLogit(Mixer):
-    """One more logit for each head, which takes weight and gives nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sink = nn.Parameter(torch.zeros(HEADS))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        sink = self.sink.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v
-
-
-class Memory(Mixer):
-    """Learnt keys and values beside the tokens' (Sukhbaatar et al. 2019)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mem_k, self.mem_v = nn.Parameter(torch.randn(HEADS, 3, SIZE)), nn.Parameter(torch.randn(HEADS, 3, SIZE))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k = torch.cat([self.mem_k.expand(len(k), -1, -1, -1), k], 2)
-        v = torch.cat([self.mem_v.expand(len(v), -1, -1, -1), v], 2)
-        return F.scaled_dot_product_attention(q, k, v)
-
-
-class Differential(nn.Module):
-    """The difference of two softmaxes, each head's own (Ye et al. 2024)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = HEADS
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.share = nn.Parameter(torch.full((HEADS, 1, 1), 0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (heads_first(map_(x), self.heads) for map_ in (self.q, self.k, self.v))
-        (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
-        weights = (q1 @ k1.mT).softmax(-1) - self.share * (q2 @ k2.mT).softmax(-1)
-        return self.o(merge_heads(weights @ v))
-
-
-class Linearised(Mixer):
-    """elu(q) + 1 and elu(k) + 1 in place of a softmax (Katharopoulos et al. 2020)."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        context = torch.einsum("bhnd,bhne->bhde", k, v)
-        return torch.einsum("bhnd,bhde,bhn->bhne", q, context, 1 / torch.einsum("bhnd,bhd->bhn", q, k.sum(2)))
-
-
-class Efficient(Mixer):
-    """Softmaxes over channels of queries and over tokens of keys (Shen et al. 2021)."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
-
-
-class Sigmoids(Mixer):
-    """Sigmoids in place of a softmax (Ramapuram et al. 2024)."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT / q.shape[-1] ** 0.5 - math.log(k.shape[-2])).sigmoid() @ v
-
-
-class CrossCovariance(Mixer):
-    """Attention among the channels of a head (El-Nouby et al. 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = F.normalize(q, dim=-2), F.normalize(k, dim=-2)
-        return v @ (k.mT @ q * self.temperature).softmax(-2)
-
-
 class Linformer(Mixer):
     """Keys and values of all tokens are mixed into a few (Wang et al. 2020)."""
 
@@ -245,20 +73,6 @@ class Linformer(Mixer):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, self.proj_k(k.mT).mT, self.proj_v(v.mT).mT)
-
-
-class LinformerMatrices(Mixer):
-    """The same with bare matrices, before the heads are cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.E, self.F = nn.Parameter(torch.randn(LENGTH, 5)), nn.Parameter(torch.randn(LENGTH, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
-        k, v = (torch.einsum("bnd,nk->bkd", part, matrix) for part, matrix in ((k, self.E), (v, self.F)))
-        q, k, v = (heads_first(part, self.heads) for part in (q, k, v))
-        return self.to_out(merge_heads(self.mix(q, k, v)))
 
 
 class Nystrom(Mixer):
@@ -271,61 +85,6 @@ class Nystrom(Mixer):
         for _ in range(3):
             inverse = inverse @ (2 * torch.eye(4, dtype=q.dtype) - middle @ inverse)
         return (q @ few_k.mT).softmax(-1) @ (inverse @ ((few_q @ k.mT).softmax(-1) @ v))
-
-
-class TopScores(Mixer):
-    """Only the largest three scores of each query count."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT
-        least = scores.topk(3, -1).values[..., -1:]
-        return scores.masked_fill(scores < least, -torch.inf).softmax(-1) @ v
-
-
-class Banded(Mixer):
-    """A causal window of three tokens, by a mask."""
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        place = torch.arange(q.shape[-2])
-        distance = place[:, None] - place[None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=(distance >= 0) & (distance < 3))
-
-
-class ScaledHeads(Mixer):
-    """Each head's output has a scale (NormFormer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(HEADS))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return super().mix(q, k, v) * self.scale.view(1, -1, 1, 1)
-
-
-class NormedOutput(Mixer):
-    """Each head's output is normalised on its own (RetNet's group norm)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(SIZE)
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.norm(super().mix(q, k, v))
-
-
-class Retention(Mixer):
-    """Decay in place of a softmax, a gate on the output (Sun et al. 2023)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_gate = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (heads_first(map_(x), self.heads) for map_ in (self.to_q, self.to_k, self.to_v))
-        place = torch.arange(x.shape[1])
-        decay = 1 - 2.0 ** (-5.0 - torch.arange(self.heads, dtype=x.dtype))
-        weights = q @ k.mT * (decay[:, None, None] ** (place[:, None] - place[None]).clamp(min=0)).tril()
-        return self.to_out(merge_heads(weights @ v) * F.silu(self.to_gate(x)))
 
 
 # -- attentions: maps -------------
@@ -430,19 +189,6 @@ class OneHead(nn.Module):
         return self.o(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
 
 
-class Letters(nn.Module):
-    """Bare tensors of width × heads × channels (Mesh TensorFlow's way)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(WIDTH, HEADS, SIZE) / 5) for _ in range(3))
-        self.wo = nn.Parameter(torch.randn(HEADS, SIZE, WIDTH) / 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.einsum("bnw,whd->bhnd", x, weight) for weight in (self.wq, self.wk, self.wv))
-        return torch.einsum("bhnd,hdw->bnw", F.scaled_dot_product_attention(q, k, v), self.wo)
-
-
 class FusedGate(nn.Module):
     """Queries, keys, values and a gate of the output in one map."""
 
@@ -456,22 +202,6 @@ class FusedGate(nn.Module):
         return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v)) * gate.sigmoid())
 
 
-class FusedGateOfHeads(nn.Module):
-    """Queries, keys, values and one gate a head in one map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = HEADS
-        self.qkvg, self.out = nn.Linear(WIDTH, 3 * WIDTH + HEADS), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = (self.qkvg.out_features - self.heads) // 3
-        *parts, gate = self.qkvg(x).split([inner, inner, inner, self.heads], -1)
-        q, k, v = (heads_first(part, self.heads) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v) * gate.sigmoid().mT[..., None]
-        return self.out(merge_heads(mixed))
-
-
 class LowRankLinear(nn.Linear):
     """A linear map with a trained low-rank addition (Hu et al. 2021)."""
 
@@ -482,30 +212,6 @@ class LowRankLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias) + x @ self.lora_A.T @ self.lora_B.T
-
-
-class LowRank(Mixer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_q, self.to_v = LowRankLinear(WIDTH, WIDTH), LowRankLinear(WIDTH, WIDTH)
-
-
-class LowRankBeside(nn.Module):
-    """LoRA around a linear map: the map is a part."""
-
-    def __init__(self, inputs: int = WIDTH, outputs: int = WIDTH) -> None:
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs)
-        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-class LowRankAround(Mixer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_q, self.to_v = LowRankBeside(), LowRankBeside()
 
 
 class LowRankEverywhere(nn.Module):
@@ -530,36 +236,6 @@ class LowRankFeedForward(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Quantised(nn.Linear):
-    """A linear map with a scale for each output, as in training for int8."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        self.scale = nn.Parameter(torch.ones(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.scale[:, None], self.bias)
-
-
-class QuantisedMaps(Mixer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_q, self.to_k, self.to_v = (Quantised(WIDTH, WIDTH) for _ in range(3))
-
-
-class Convolved(Mixer):
-    """Depthwise convolutions over tokens after the three maps (Primer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv_q, self.conv_k, self.conv_v = (nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        pairs = ((self.to_q, self.conv_q), (self.to_k, self.conv_k), (self.to_v, self.conv_v))
-        q, k, v = (heads_first(conv(map_(x).mT).mT, self.heads) for map_, conv in pairs)
-        return self.to_out(merge_heads(self.mix(q, k, v)))
-
-
 class HardWidth(nn.Module):
     """The number of heads and their size are written as figures in the forward."""
 
@@ -570,85 +246,6 @@ class HardWidth(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.view(*x.shape[:2], 4, 6).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], 24))
-
-
-class Folded(nn.Module):
-    """Heads folded into the batch, as in fairseq: tokens first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim, self.embed_dim = HEADS, SIZE, WIDTH
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.transpose(0, 1)
-        tokens, batch, embed_dim = x.size()
-        q, k, v = (map_(x) for map_ in (self.q_proj, self.k_proj, self.v_proj))
-        shape = tokens, batch * self.num_heads, self.head_dim
-        q, k, v = (part.contiguous().view(*shape).transpose(0, 1) for part in (q * self.head_dim**-0.5, k, v))
-        mixed = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
-        mixed = mixed.transpose(0, 1).contiguous().view(tokens, batch, embed_dim)
-        return self.out_proj(mixed).transpose(0, 1)
-
-
-class AveragedWeights(nn.Module):
-    """As fairseq's and ESM's: an assertion on the width, and the weights' average over heads as a second output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim, self.embed_dim = HEADS, SIZE, WIDTH
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        bsz, tgt_len, embed_dim = query.size()
-        assert embed_dim == self.embed_dim
-        q, k, v = (
-            map_(query).view(bsz, tgt_len, self.num_heads, self.head_dim).transpose(1, 2) for map_ in self.maps()
-        )
-        attn_weights = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
-        attn = (attn_weights @ v).transpose(1, 2).contiguous().view(bsz, tgt_len, embed_dim)
-        return self.out_proj(attn), attn_weights.mean(1)
-
-    def maps(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        return self.q_proj, self.k_proj, self.v_proj
-
-
-class FirstOf(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = AveragedWeights()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x)[0]
-
-
-class EvenSplit(nn.Module):
-    """Heads cut by split and joined by cat (the tensors of TransGAN, FT-Transformer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = HEADS
-        self.W_q, self.W_k, self.W_v, self.W_out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)
-        size = q.shape[-1] // self.heads
-        q, k, v = (torch.cat(part.split(size, 2), 0) for part in (q, k, v))
-        mixed = (q @ k.mT / size**0.5).softmax(-1) @ v
-        return self.W_out(torch.cat(mixed.split(x.shape[0], 0), 2))
-
-
-class SpatialReduction(Mixer):
-    """Keys and values of every second token only, by a convolution over tokens (PVT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reduce, self.norm = nn.Conv1d(WIDTH, WIDTH, 2, 2), nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        few = self.norm(self.reduce(x.mT).mT)
-        q, k, v = (heads_first(y, self.heads) for y in (self.to_q(x), self.to_k(few), self.to_v(few)))
-        return self.to_out(merge_heads(self.mix(q, k, v)))
 
 
 # -- blocks -------------
@@ -685,42 +282,6 @@ class FusedParallel(nn.Module):
         return x + self.linear2(torch.cat([merge_heads(F.scaled_dot_product_attention(q, k, v)), F.gelu(hidden)], -1))
 
 
-class ParallelBlock(nn.Module):
-    """Attention and MLP side by side behind one norm (GPT-J)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attn, self.mlp = nn.LayerNorm(WIDTH), Mixer(), FeedForward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + self.attn(y) + self.mlp(y)
-
-
-class PostNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2, self.attn, self.mlp = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), Mixer(), FeedForward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(x * 1.5 + self.attn(x))
-        return self.norm2(x * 1.5 + self.mlp(x))
-
-
-class Sandwich(nn.Module):
-    """A norm before and after each part, and a scale for each channel (LayerScale)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(4))
-        self.gamma1, self.gamma2 = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.ones(WIDTH))
-        self.attn, self.mlp = Mixer(), FeedForward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.gamma1 * self.norms[1](self.attn(self.norms[0](x)))
-        return x + self.gamma2 * self.norms[3](self.mlp(self.norms[2](x)))
-
-
 class Adaptive(nn.Module):
     """Shift, scale and gate come from a condition (DiT)."""
 
@@ -750,28 +311,6 @@ class SpaceTime(nn.Module):
         return x + self.mlp(self.norms[2](x))
 
 
-class Gated(nn.Module):
-    def __init__(self, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
-        super().__init__()
-        self.w1, self.w2, self.w3 = nn.Linear(WIDTH, UNITS), nn.Linear(UNITS, WIDTH), nn.Linear(WIDTH, UNITS)
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.activation(self.w1(x)) * self.w3(x))
-
-
-class FusedGated(nn.Module):
-    """Gate and values in one map (GEGLU)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * UNITS), nn.Linear(UNITS, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.up(x).chunk(2, -1)
-        return self.down(F.gelu(gate) * value)
-
-
 class NormedFeedForward(nn.Module):
     """A norm over the hidden units: more of them change it, so the number stays."""
 
@@ -783,18 +322,6 @@ class NormedFeedForward(nn.Module):
         return self.down(self.norm(F.gelu(self.up(x))))
 
 
-class ConvolvedFeedForward(nn.Module):
-    """Convolutions of one token, with a depthwise one over tokens between (LocalViT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Conv1d(WIDTH, UNITS, 1), nn.Conv1d(UNITS, WIDTH, 1)
-        self.dw = nn.Conv1d(UNITS, UNITS, 3, padding=1, groups=UNITS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.dw(F.gelu(self.fc1(x.mT))))).mT
-
-
 class SquaredRelu(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -803,18 +330,6 @@ class SquaredRelu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.net(x) ** 2)
-
-
-class BareFeedForward(nn.Module):
-    """Bare matrices, inputs × outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.W1, self.W2 = nn.Parameter(torch.randn(WIDTH, UNITS) / 5), nn.Parameter(torch.randn(UNITS, WIDTH) / 5)
-        self.b1, self.b2 = nn.Parameter(torch.zeros(UNITS)), nn.Parameter(torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x @ self.W1 + self.b1) @ self.W2 + self.b2
 
 
 # -- models -------------
@@ -871,38 +386,6 @@ class BiasGiven(Mixer):
         return self.to_out(merge_heads((q @ k.mT + bias).softmax(-1) @ v))
 
 
-class BiasOfFirst(Model):
-    """The first block's attention owns the table; the others take its bias (as T5's first layer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(BlockWithBias() for _ in range(DEPTH))
-        self.blocks[0].attn.table = nn.Embedding(15, HEADS)
-
-    def run(self, x: Tensor) -> Tensor:
-        place = torch.arange(x.shape[1])
-        bias = self.blocks[0].attn.table(place[:, None] - place[None] + 7).permute(2, 0, 1)
-        for one in self.blocks:
-            x = one(x, bias)
-        return x
-
-
-class GraphBias(BiasOfModel):
-    """A bias by the distance in a graph, with a parameter for each distance and head (Graphormer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = None
-        self.distance = nn.Parameter(torch.zeros(15, HEADS))
-
-    def run(self, x: Tensor) -> Tensor:
-        place = torch.arange(x.shape[1])
-        bias = self.distance[place[:, None] - place[None] + 7].permute(2, 0, 1)
-        for one in self.blocks:
-            x = one(x, bias)
-        return x
-
-
 class OneFeedForward(Model):
     """All blocks share one MLP (Pires et al. 2023)."""
 
@@ -956,20 +439,6 @@ class OneBlockListed(Model):
     def run(self, x: Tensor) -> Tensor:
         for one in self.blocks:
             x = one(x)
-        return x
-
-
-class TwoBlocksInTurn(Model):
-    """Two blocks take turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        one, other = (block(Mixer, FeedForward)() for _ in range(2))
-        self.blocks = nn.ModuleList([one, other] * 2)
-
-    def run(self, x: Tensor) -> Tensor:
-        for each in self.blocks:
-            x = each(x)
         return x
 
 
@@ -1055,49 +524,6 @@ class Cross(Mixer):
         return self.to_out(merge_heads(self.mix(q, k, v)))
 
 
-class Detection(Model):
-    """An encoder, a decoder of queries with self- and cross-attention (DETR)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(block(Mixer, FeedForward)() for _ in range(2))
-        self.decoder = nn.ModuleList(DecoderBlock() for _ in range(2))
-        self.queries = nn.Parameter(torch.randn(5, WIDTH))
-
-    def run(self, x: Tensor) -> Tensor:
-        for one in self.encoder:
-            x = one(x)
-        y = self.queries.expand(len(x), -1, -1)
-        for one in self.decoder:
-            y = one(y, x)
-        return y
-
-
-class DecoderBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
-        self.attn, self.cross, self.mlp = Mixer(), Cross(), FeedForward()
-
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        x = x + self.attn(self.norms[0](x))
-        x = x + self.cross(self.norms[1](x), context)
-        return x + self.mlp(self.norms[2](x))
-
-
-class Alternating(Model):
-    """Two kinds of block in turn, in one list: full attention, then a window."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(block((Mixer, Banded)[i % 2], FeedForward)() for i in range(4))
-
-    def run(self, x: Tensor) -> Tensor:
-        for one in self.blocks:
-            x = one(x)
-        return x
-
-
 class ConvolutionsBetween(Model):
     """Convolutions in the same list as the blocks."""
 
@@ -1164,17 +590,6 @@ class HeadsOutside(Model):
         return x
 
 
-class Extractor(nn.Module):
-    """One block outside every list, behind a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.block, self.head = nn.Linear(10, WIDTH), block(Mixer, FeedForward)(), nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.block(self.stem(x)).mean(1))
-
-
 def between(layer: Callable[[], nn.Module], every: int = 1) -> Example:
     """Blocks between other layers in a Sequential."""
     layers: list[nn.Module] = []
@@ -1187,30 +602,8 @@ def dropout_between() -> Example:
     return between(lambda: nn.Dropout(0.1))
 
 
-def norms_between() -> Example:
-    return between(lambda: nn.LayerNorm(WIDTH))
-
-
 def maps_between() -> Example:
     return between(lambda: nn.Linear(WIDTH, WIDTH))
-
-
-def rearranged() -> Example:
-    """einops' Rearrange with a fixed number of heads, in a Sequential."""
-    from einops.layers.torch import Rearrange
-
-    class Arranged(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.to_qkv = nn.Sequential(
-                nn.Linear(WIDTH, 3 * WIDTH), Rearrange("b n (k h d) -> k b h n d", k=3, h=HEADS)
-            )
-            self.to_out = nn.Sequential(Rearrange("b h n d -> b n (h d)"), nn.Linear(WIDTH, WIDTH))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.to_out(F.scaled_dot_product_attention(*self.to_qkv(x)))
-
-    return tower(block(Arranged, FeedForward))
 
 
 def rearranged_by_size() -> Example:
@@ -1257,49 +650,26 @@ STYLES: dict[str, Style] = {
     **{
         kind.__name__: (of(kind), PLAIN)
         for kind in (
-            Cosine, NormedHeads, Rotary, Alibi, AlibiMatrix, TalkingHeads, RelativeKeys, XlBias, SinkLogit, Memory,
-            Differential, Linearised, Efficient, Sigmoids, CrossCovariance, Linformer, LinformerMatrices, TopScores,
-            Banded, ScaledHeads, NormedOutput, Retention, Latent, SharedQueryKey, OutputPerHead, HeadModules, Letters,
-            FusedGate, FusedGateOfHeads, LowRank, LowRankAround, QuantisedMaps, Convolved, HardWidth, Folded,
-            EvenSplit, SpatialReduction, FirstOf,
+            TalkingHeads, Linformer, Latent, SharedQueryKey, OutputPerHead, HeadModules, FusedGate, HardWidth,
         )
     },
     # more heads change the old ones: right is a refusal
     **{kind.__name__: (of(kind), None) for kind in (AlibiOfCount, Nystrom)},
-    **{
-        f"Fused({order})": (of(lambda order=order: Fused(order)), PLAIN)
-        for order in ("3hd", "3dh", "h3d", "hd3", "d3h", "dh3")
-    },
+    **{f"Fused({order})": (of(lambda order=order: Fused(order)), PLAIN) for order in ("3hd", "h3d", "dh3")},
     "Grouped(2)": (of(Grouped), PLAIN.replace("6,", "6 on 2 kv,")),
-    "Grouped(1)": (of(lambda: Grouped(1)), PLAIN.replace("6,", "6 on 1 kv,")),
-    **{
-        kind.__name__: (of(Mixer, kind), PLAIN)
-        for kind in (Gated, FusedGated, ConvolvedFeedForward, SquaredRelu, BareFeedForward)
-    },
+    "SquaredRelu": (of(Mixer, SquaredRelu), PLAIN),
     "NormedFeedForward": (of(Mixer, NormedFeedForward), PLAIN.replace("mlp 40", "mlp 0")),
     "LowRankEverywhere": (of(LowRankEverywhere, LowRankFeedForward), PLAIN),
-    **{
-        kind.__name__: (lambda kind=kind: tower(kind), PLAIN)
-        for kind in (FusedParallel, ParallelBlock, PostNorm, Sandwich, Adaptive)
-    },
+    **{kind.__name__: (lambda kind=kind: tower(kind), PLAIN) for kind in (FusedParallel, Adaptive)},
     "Palm": (lambda: tower(Palm), PLAIN.replace("6,", "6 on 1 kv,")),
     "SpaceTime": (lambda: tower(SpaceTime), f"{DEPTH} × [4×6, mlp 0, width 24, 4×6, mlp 40, width 24]"),
     **{
         kind.__name__: (built(kind), PLAIN)
-        for kind in (
-            BiasOfModel, BiasOfFirst, GraphBias, OneFeedForward, FeedForwardOutside, ValueResidual, HeadsOutside,
-        )
+        for kind in (BiasOfModel, OneFeedForward, FeedForwardOutside, ValueResidual, HeadsOutside, ConvolutionsBetween)
     },
     "OneBlockRepeated": (built(OneBlockRepeated), ONE),
     "OneBlockListed": (built(OneBlockListed), ONE),
-    "TwoBlocksInTurn": (built(TwoBlocksInTurn), f"{ONE}; {ONE}"),
     "Hourglass": (built(Hourglass), f"{TWO}; {TWO}"),
     "Perceiver": (built(Perceiver), f"{ONE}; {PLAIN}"),
-    "Detection": (built(Detection), f"{TWO}; 2 × [4×6, mlp 0, width 24, 4×6, mlp 40, width 24]"),
-    "Alternating": (built(Alternating), PLAIN.replace("3 ×", "4 ×", 1)),
-    "ConvolutionsBetween": (built(ConvolutionsBetween), PLAIN),
-    "Pyramid": (built(Pyramid), "2 × [2×12, mlp 48, width 24]; 2 × [4×12, mlp 96, width 48]"),
-    "Extractor": (built(Extractor), ONE),
-    **{make.__name__: (make, PLAIN) for make in (dropout_between, norms_between, maps_between)},
-    **{make.__name__: (make, PLAIN) for make in (rearranged, rearranged_by_size, by_einops)},
+    **{make.__name__: (make, PLAIN) for make in (dropout_between, maps_between, rearranged_by_size, by_einops)},
 }  # fmt: skip

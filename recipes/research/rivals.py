@@ -432,7 +432,7 @@ what is shown is the mean of the seeds, and in parentheses the lowest and the hi
 
     python -m recipes.research.rivals --minilm MINILM --sentences SENTENCES --vit RUN --tiny RUN
 
-MINILM is all-MiniLM-L6-v2, SENTENCES single sentences of IMDb (`warm_minilm.py` makes them), the runs are a ViT on
+MINILM is all-MiniLM-L6-v2, SENTENCES single sentences of IMDb of reviews, the runs are a ViT on
 12,000 pictures of Fashion-MNIST (`ranking/fashion-mnist.toml`; 64 wide, 8 layers) and a BERT of 2 layers, 128 wide,
 on SST-2. Shares differ where whole layers or heads go; no arm exceeds its budget. *seconds*: of the processor, to
 carry. What is missing was not run: two cores were shared with much else, and the script goes on where it stopped.
