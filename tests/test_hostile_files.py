@@ -31,7 +31,7 @@ from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core import strict_toml
 from leanify.core.errors import DirectoryError, LeanifyError, RecipeError, SourceError
-from leanify.core.files.reading import checksum
+from leanify.core.files.reading import checksum, resolve_inside
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, hub
 from leanify.sources.tensors import read_tensors
@@ -90,6 +90,12 @@ def test_modules_name_own_folders_only(bert: Path, tmp_path: Path, name: str) ->
     assert [path.name for path in (tmp_path / "work").rglob("*")] == ["src", "1_Pooling"]
 
 
+def test_way_back_is_no_way_out(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    with pytest.raises(SourceError, match=r"names '1_Pooling/\.\./1_Pooling'; write '1_Pooling', without"):
+        resolve_inside(tmp_path, "1_Pooling/../1_Pooling")
+
+
 def test_links_copy_no_private_files(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("secret")
     (bert / "tokenizer_notes.txt").symlink_to(tmp_path / "private")
@@ -100,6 +106,24 @@ def test_links_copy_no_private_files(bert: Path, tmp_path: Path) -> None:
     (bert / "tokenizer_notes.txt").symlink_to("vocab.txt")
     saved = leanify.save(leanify.load(bert), tmp_path / "lean")
     assert (saved / "tokenizer_notes.txt").read_text() == "here"
+
+
+def test_copies_hold_what_files_hold(bert: Path, tmp_path: Path) -> None:
+    """A sparse file of 30 GB, and a hundred names of one file, take no more room than they do at the source."""
+    with (bert / "tokenizer.huge").open("wb") as file:
+        file.truncate(30 << 30)
+        file.seek(1 << 30)
+        file.write(b"here")
+    (bert / "vocab.0").write_bytes(b"x" * 100_000)
+    for number in range(1, 100):
+        (bert / f"vocab.{number}").symlink_to("vocab.0")
+    saved = leanify.save(leanify.load(bert), tmp_path / "lean")
+    assert sum(about.st_blocks for about in {os.stat(path) for path in saved.iterdir()}) < 2_000  # of 512 bytes
+    assert (saved / "tokenizer.huge").stat().st_size == 30 << 30
+    with (saved / "tokenizer.huge").open("rb") as file:
+        file.seek(1 << 30)
+        assert file.read(5) == b"here\0"
+    assert (saved / "vocab.99").read_bytes() == b"x" * 100_000
 
 
 def test_hub_cache_links_are_copied(bert: Path, tmp_path: Path) -> None:
@@ -419,7 +443,7 @@ print(samples.lengths.tolist())"""
 LONG_LINES = """import sys, pathlib
 from leanify.data.texts import text, tokenizers
 tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
-encode = lambda words, around: tokenizer(words, add_special_tokens=around)["input_ids"]
+encode = lambda texts, around: tokenizer(texts, add_special_tokens=around)["input_ids"]
 path = pathlib.Path(sys.argv[1])
 path.write_text(("[]," * 5_000_000 + chr(10)) * 4)
 print([len(batch["input_ids"][0]) for batch in text.batches(path, encode, 2, 1, 8)])"""

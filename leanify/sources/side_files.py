@@ -8,6 +8,7 @@ To prevent that, a tokenizer.json that no loader accepts is written instead.
 from __future__ import annotations
 
 import json
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ def copy_side_files(model: Any, folder: Path) -> None:
     tokenizer has ids beyond the model's embedding.
     """
     source = side_file_folder(model)
+    copies: dict[tuple[int, int], Path] = {}
     if source is not None:
         # the checkpoint's other files, by name; links that leave the folder are refused
         for path in sorted(source.iterdir()):
             if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
-                _copy(path, folder / path.name, _home(source))
+                _copy(path, folder / path.name, _home(source), copies)
         # folders of sentence-transformers' modules, such as 1_Pooling
         if (folder / "modules.json").is_file():
             for module in read_json(source / "modules.json"):
@@ -48,7 +50,7 @@ def copy_side_files(model: Any, folder: Path) -> None:
                 target = resolve_inside(source, name) if name else None
                 if target is not None and target.is_dir():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    _copy(target, folder / name, _home(source))
+                    _copy(target, folder / name, _home(source), copies)
     check_vocabulary(model, folder)
     # without one, transformers would look the tokenizer up elsewhere
     if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
@@ -64,24 +66,23 @@ def side_file_folder(model: Any) -> Path | None:
         return path if name else None
     if name.startswith(("/", ".", "~")) or name in import_transformers().CONFIG_MAPPING:
         return None
-    from huggingface_hub import snapshot_download
-
     try:
-        patterns = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # folders of modules.json: 0_…, 1_Pooling, …
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub.answers()))
+        # with folders of modules.json: 0_…, 1_Pooling, …
+        return hub.snapshot(name, [*PATTERNS, *(f"{number}_*" for number in range(10))])
     except Exception:  # the hub client raises from several libraries; `carry` handles a missing tokenizer
         return None
 
 
-def _copy(path: Path, target: Path, home: Path) -> None:
+def _copy(path: Path, target: Path, home: Path, copies: dict[tuple[int, int], Path]) -> None:
     """Copy a file or a folder, but no linked folder: that could be the whole disk.
 
+    A file that has several names is copied once, and its copy gets the other names: ``copies`` are by device and inode.
     Raises SourceError for a link to a file outside ``home``, which must not be passed on.
     """
     if path.is_dir() and not path.is_symlink():
         target.mkdir(exist_ok=True)
         for entry in sorted(path.iterdir()):
-            _copy(entry, target / entry.name, home)
+            _copy(entry, target / entry.name, home, copies)
     elif path.is_file():
         if home not in path.resolve().parents:
             raise SourceError(
@@ -89,7 +90,10 @@ def _copy(path: Path, target: Path, home: Path) -> None:
                 "(cp -rL copies a folder without its links)"
             )
         with open_file(path) as file:
-            writing.copy(file, target)
+            about = os.fstat(file.fileno())
+            first = copies.setdefault((about.st_dev, about.st_ino), target)
+            if first == target or not writing.add_name(first, target):
+                writing.copy(file, target)
 
 
 def _home(source: Path) -> Path:

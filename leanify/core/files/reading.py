@@ -195,8 +195,9 @@ def resolve_inside(folder: Path, name: str) -> Path:
         target = path.resolve()
     except (OSError, RuntimeError, ValueError) as caught:  # links in a circle, a NUL
         raise SourceError(f"{folder} names {name!r}, which cannot be followed: {caught}") from caught
-    parts = Path(name).parts
-    if Path(name).is_absolute() or ".." in parts or home not in target.parents:
+    if ".." in Path(name).parts and home in target.parents:
+        raise SourceError(f"{folder} names {name!r}; write {str(target.relative_to(home))!r}, without '..'")
+    if Path(name).is_absolute() or home not in target.parents:
         raise SourceError(f"{folder} names {name!r}, which leads out of it, to {target}; put it into the folder")
     return path
 

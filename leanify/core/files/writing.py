@@ -13,6 +13,7 @@ and removes them. Folders are made and removed the same way.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import secrets
@@ -44,15 +45,36 @@ def write(path: Path, content: str | bytes, sync: bool = True) -> None:
 
 
 def copy(source: BinaryIO, path: Path) -> None:
-    """Write the rest of an open file to a path. Raises OSError."""
+    """Copy an open file to a path; its holes stay holes, so that no more is written than it holds. Raises OSError."""
+    size, start = os.fstat(source.fileno()).st_size, 0
     with open_atomic(path, sync=False) as file:
-        shutil.copyfileobj(source, file, 1 << 20)
+        file.truncate(size)
+        while start < size:
+            try:
+                start = os.lseek(source.fileno(), start, os.SEEK_DATA)
+            except OSError:  # nothing but a hole follows
+                break
+            end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+            file.seek(start)
+            while start < end and (part := os.pread(source.fileno(), min(1 << 20, end - start), start)):
+                file.write(part)
+                start += len(part)
+            start = max(start, end)
+
+
+def add_name(file: Path, path: Path) -> bool:
+    """Give a finished file another name; False where the file system does not do that."""
+    try:
+        os.link(file, path, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
 def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file, open for reading and writing, that gets its name at the end if nothing was raised."""
-    remove_litter(path.parent)
+    _sweep(path.parent)
     temp = temp_path(path)
     handle = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
     try:
@@ -131,6 +153,17 @@ def temp_path(path: Path) -> Path:
 def is_temp(path: Path) -> bool:
     """Whether a path has a name of `temp_path`; False for links."""
     return _TEMP_NAME.fullmatch(path.name) is not None and not path.is_symlink()
+
+
+_swept: dict[Path, float] = {}  # when this process looked for litter in a folder
+
+
+def _sweep(folder: Path) -> None:
+    """Remove a folder's litter, but look for it once in a while only: many files are written one after another."""
+    now, place = time.monotonic(), folder.absolute()
+    if now - _swept.get(place, -math.inf) >= MIN_AGE:
+        _swept[place] = now
+        remove_litter(folder)
 
 
 def remove_litter(folder: Path, min_age: float = MIN_AGE) -> None:
