@@ -225,7 +225,7 @@ def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="retry-limit"):
         Sentences([((words,), 0)], tokenizer, 8, types=False)
     with pytest.raises(DataError, match=f"{tmp_path.name}.*retry-limit"):
-        text.encoder(tmp_path, 256)[0](words, True)
+        text.encoder(tmp_path, 256)[0]([words], True)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_windows_recipe_is_read(tmp_path: Path) -> None:
 def test_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(DataError, match=r"tokenizer\.json is not JSON") as found:
+    with pytest.raises(DataError, match=r"the tokenizer in .* cannot be read: Expecting") as found:
         text.encoder(tmp_path, 100)
     assert "\n" not in str(found.value)
 

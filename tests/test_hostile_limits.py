@@ -5,7 +5,6 @@ Each table is a class: its first row is the attack that gave the class its name,
 
 from __future__ import annotations
 
-import base64
 import errno
 import io
 import json
@@ -43,7 +42,6 @@ from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
 from leanify.data.tables.rows import read_table
-from leanify.data.texts import tokenizers
 from leanify.sources.tensors import read_tensors, tensor_names
 from leanify.spectra.sweep import read_into
 from leanify.upstream.reraise import reraise_as
@@ -312,59 +310,6 @@ def test_recipe_passes_no_tokenizer_on(key: str, tmp_path: Path, capsys: Any) ->
 
 
 # -- files that unpack, grow or start a program ------------------------------------------------------------------------
-
-
-def precompiled(table: bytes) -> dict[str, Any]:
-    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}}
-
-
-def replaced(count: int, length: int, pattern: dict[str, str]) -> dict[str, Any]:
-    rule = {"type": "Replace", "pattern": pattern, "content": "a" * length}
-    return {"normalizer": {"type": "Sequence", "normalizers": [rule] * count}}
-
-
-TEMPLATE = {
-    "type": "TemplateProcessing",
-    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 50_000 + [{"Sequence": {"id": "A", "type_id": 0}}],
-    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
-}
-PADDING = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
-TOKENIZERS = {
-    "a map that panics": (precompiled(b"\x00\x01\x00\x00" + b"\xff" * 300), "PanicException"),
-    "a map beyond its end": (precompiled((256).to_bytes(4, "little") + b"\xff" * 256 + b"a\0"), "index out of bounds"),
-    "a map that is cut off": (precompiled((1 << 30).to_bytes(4, "little")), "damaged table"),
-    "a map to long texts": (precompiled((4).to_bytes(4, "little") + bytes(4) + b"a" * 9999 + b"\0"), "over 64 char"),
-    "six rules of forty": (replaced(6, 40, {"String": "\u00e9"}), "over 64 characters"),
-    "a rule for any letter": (replaced(1, 4000, {"Regex": "."}), "over 64 characters"),
-    "a long prefix": ({"normalizer": {"type": "Prepend", "prepend": "a" * 4000}}, "over 64 characters"),
-    "padding that aborts": ({"padding": {"strategy": {"Fixed": 10**11}, **PADDING}}, "ended by SIGABRT"),
-    "a million pads": ({"padding": {"strategy": {"Fixed": 10**6}, **PADDING}}, "over 64 tokens"),
-    "a long template": ({"post_processor": TEMPLATE}, "over 64 tokens"),
-}
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Any:
-    return tokenizers.make_tokenizer("bytes", lambda: [], "")[0]
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_tokenizers_are_tried_first(
-    kind: str, byte_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tokenizers.py").write_text("import os; os.mkdir('RAN')\n")
-    byte_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    file = tmp_path / "tokenizer" / "tokenizer.json"
-    parts, reason = TOKENIZERS[kind]
-    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
-    for _ in range(2):
-        with pytest.raises(DataError, match=reason) as refusal:
-            tokenizers.load(tmp_path / "tokenizer")
-        assert "\n" not in str(refusal.value)
-    assert not (tmp_path / "RAN").exists()
 
 
 def test_panic_is_one_message(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

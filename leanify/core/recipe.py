@@ -145,8 +145,7 @@ class DataSection:
     options: Annotated[Mapping[str, Any], "parameters for the function of `name`"] = field(default_factory=dict)
     mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0
     background: Annotated[
-        Literal["white", "black", "stored"] | None,
-        "colour behind transparent pixels; `stored` decodes as versions before 0.2 did; default: chosen for the data",
+        Literal["white", "black"] | None, "colour behind transparent pixels; default: chosen for the data"
     ] = None
     pixel_range: Annotated[
         tuple[float, ...], "pixels of 16-bit images that become black and white; default: the darkest and brightest"

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from leanify.core import machine
+from leanify.core import bounds, machine
 from leanify.core.errors import DataError
 from leanify.data.faults import Faults
 from leanify.data.labels import LabelMatch
@@ -216,6 +216,8 @@ def _deaf(worker: int) -> None:
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
+    readers = get_worker_info()
+    bounds.divide(1 if readers is None else readers.num_workers)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()

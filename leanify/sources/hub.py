@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import socket
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def download_file(name: str, file: str) -> Path | None:
         return Path(hf_hub_download(name, file, local_files_only=not answers()))
     except Exception:  # the hub client raises from several libraries
         return None
+
+
+def snapshot(name: str, patterns: Iterable[str]) -> Path:
+    """The folder in the hub's cache that has a model's files of these patterns, fetched where the hub answers.
+
+    The hub client raises from several libraries.
+    """
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=not answers()))
 
 
 def similar_paths(name: str) -> list[str]:

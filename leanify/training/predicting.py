@@ -108,7 +108,7 @@ def _images(
         batch, pixels = files[start : start + BATCH], []
         for path in batch:
             with open_file(path, DataError) as file:
-                pixels.append(torch.as_tensor(plain(decoder(file, mode, path))))
+                pixels.append(torch.as_tensor(decoder(file, mode, path, plain)))
         yield [str(path) for path in batch], [None] * len(batch), scale(torch.stack(pixels))
 
 

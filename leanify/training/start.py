@@ -17,7 +17,6 @@ from leanify.core.files.writing import check_new_directory
 from leanify.core.path_kinds import unused_path
 from leanify.core.recipe import Recipe
 from leanify.core.recipe_code import is_code
-from leanify.core.task_names import IMAGES, TASKS
 from leanify.core.terminal import note
 from leanify.data.data_checks import look_at
 from leanify.data.samples import Splits
@@ -137,8 +136,6 @@ def recorded_recipe(run: RunDirectory) -> Recipe:
         data = replace(data, tokenizer=str(run.path))
     if data is not None and run.is_older:
         data = replace(data, subset="first")
-    if data is not None and data.background is None and TASKS[data.task].data == IMAGES:
-        data = replace(data, background="stored")  # runs before 0.2 did not record how they decoded pictures
     return replace(value, data=data)
 
 

@@ -9,14 +9,16 @@ its model decodes them alike.
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
 from leanify.data.common import spread_places
@@ -27,6 +29,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000"
 FULL_RANGE = (0, 65535)  # of 16 bits
 DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA);16([BLN])")  # Pillow's words for colours of 16 bits in a byte order
 OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+BYTES_PER_PIXEL = 32  # that decoding takes at most: colours of 16 bits with alpha, read as two planes of bytes
 MAX_LOOKED_AT = 256  # pictures, evenly spaced, by which a data set's decoder is chosen
 MIN_CONTRAST = 16  # of 255, between a picture's darkest and brightest pixel; one with less is flat
 SKIP = ", or skip such images with --set data.on_error=skip"
@@ -36,17 +39,26 @@ SKIP = ", or skip such images with --set data.on_error=skip"
 class Decoder:
     """Decodes the pictures of one data set."""
 
-    background: str = "white"  # of transparent pixels; "stored": pixels as the file stores them (runs before 0.2)
+    background: str = "white"  # of transparent pixels
     pixel_range: tuple[float, ...] = FULL_RANGE  # what becomes black and what becomes white in 16 bits
 
-    def __call__(self, file: Any, mode: str, name: Any) -> Any:
-        """Decode a picture from a file object into Pillow's ``mode``. Raises DataError that names it."""
+    def __call__(self, file: Any, mode: str, name: Any, transform: Callable[[Any], Any] | None = None) -> Any:
+        """Decode a picture from a file object into Pillow's ``mode``, and transform it.
+
+        Raises DataError that names it, also for one beyond the bound on memory: its header says how large it is.
+        """
+        with bounds.held(f"the image {name}"):
+            picture = self._decode(file, mode, name)
+            return picture if transform is None else transform(picture)
+
+    def _decode(self, file: Any, mode: str, name: Any) -> Any:
         from PIL import Image
 
         try:
             with open_picture(file) as image:
+                check_pixels(image, name)
                 return self._convert(image, mode, name)
-        except DataError:
+        except (DataError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many types for damaged files
             reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
@@ -54,14 +66,13 @@ class Decoder:
 
     def _convert(self, image: Any, mode: str, name: Any) -> Any:
         if has_sixteen_bits(image):
-            pixel_range = self.pixel_range if self.background != "stored" else None
-            picture = to_eight_bits(read_deep_pixels(image, name), pixel_range)
+            picture = to_eight_bits(read_deep_pixels(image, name), self.pixel_range)
         else:
             image.load()
             picture = image
-        if self.background != "stored" and has_transparency(picture):
+        if has_transparency(picture):
             picture = composite(picture, self.background)
-        return _turn(picture, image, self.background).convert(mode)
+        return _turn(picture, image).convert(mode)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -101,27 +112,28 @@ def choose_decoder(
     # white, unless it hides more pictures than black does
     notes = []
     chosen_background = background or min("white", "black", key=lambda colour: hidden[colour])
-    if transparent and background != "stored":
+    if transparent:
         notes.append(f"transparent pixels on {chosen_background}")
     # the range of the data set's own pixels
     chosen_range = pixel_range or FULL_RANGE
     if extremes and not pixel_range:
         chosen_range = (min(low for low, _ in extremes), max(high for _, high in extremes))
-    if extremes and background != "stored":
+    if extremes:
         notes.append(f"16-bit pixels from {chosen_range[0]:,g} to {chosen_range[1]:,g}")
     return Decoder(chosen_background, chosen_range), "".join(f", {note}" for note in notes)
 
 
 def recorded_decoder(data: DataSection) -> Decoder:
     """The decoder that a run's recipe keeps."""
-    return Decoder(data.background or "stored", tuple(data.pixel_range) or FULL_RANGE)
+    return Decoder(data.background or "white", tuple(data.pixel_range) or FULL_RANGE)
 
 
 def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, float]]) -> Mapping[str, int]:
     """A picture's contrast on each background if it is transparent; of 16 bits it adds its ``extremes``."""
     try:
         file, _ = files[place]
-        with file, open_picture(file) as image:
+        with file, bounds.held(place), open_picture(file) as image:
+            check_pixels(image, place)
             if has_sixteen_bits(image):
                 values = read_deep_pixels(image, place)
                 colours = values[..., : colour_channels(values)]
@@ -132,6 +144,13 @@ def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, f
     except Exception:  # training reports a picture that cannot be read
         return {}
     return {}
+
+
+def check_pixels(image: Any, name: Any) -> None:
+    """Raise DataError if an open picture, not yet loaded, has more pixels than can be decoded within the bound."""
+    bounds.check(
+        BYTES_PER_PIXEL * math.prod(image.size), f"the image {name} of {image.width:,} × {image.height:,} pixels"
+    )
 
 
 def has_sixteen_bits(image: Any) -> bool:
@@ -153,7 +172,7 @@ def has_transparency(image: Any) -> bool:
 
 
 def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
-    """The pixels of a picture of 16 bits a channel, as integers: (H, W) if it is grey, (H, W, channels) if not.
+    """The pixels of a picture of 16 bits a channel, unsigned: (H, W) if it is grey, (H, W, channels) if not.
 
     Raises DataError for an unknown range.
     """
@@ -166,7 +185,7 @@ def read_deep_pixels(image: Any, name: Any) -> np.ndarray:
             "8 or 16 bits a channel",
             SKIP,
         )
-    return values.astype(np.int64)
+    return values.astype(np.uint16, copy=False)
 
 
 def _read_deep_colours(image: Any, channels: str, order: str) -> np.ndarray:
@@ -180,7 +199,9 @@ def _read_deep_colours(image: Any, channels: str, order: str) -> np.ndarray:
         high, low = byte_planes[..., ::2], byte_planes[..., 1::2]
     else:
         high, low = (_read_as(data, f"{channels};16{one}") for one in (order, OTHER_ORDER[order]))
-    values: np.ndarray = (high << 8) + low
+    values = high.astype(np.uint16)
+    values <<= 8
+    values |= low
     return values[..., :3] if channels == "RGBX" else values
 
 
@@ -191,21 +212,21 @@ def _read_as(data: bytes, layout: str) -> np.ndarray:
         for place, (codec, extents, offset, arguments) in enumerate(tiles):
             others = (layout, *arguments[1:]) if isinstance(arguments, tuple) else layout
             tiles[place] = (codec, extents, offset, others)
-        return np.asarray(image).astype(np.int64)
+        return np.asarray(image)
 
 
-def to_eight_bits(values: np.ndarray, pixel_range: tuple[float, ...] | None = FULL_RANGE) -> Any:
-    """A picture of `read_deep_pixels` with colours scaled from a range; the highest 8 bits for None."""
+def to_eight_bits(values: np.ndarray, pixel_range: tuple[float, ...] = FULL_RANGE) -> Any:
+    """A picture of `read_deep_pixels` with colours scaled from a range."""
     from PIL import Image
 
-    eight_bits = values >> 8
-    if pixel_range is not None:
-        low, high = pixel_range
-        eight_bits = ((values - low) * (255 / max(high - low, 1))).round().clip(0, 255)
-    if pixel_range is not None and values.ndim == 3:  # alpha has a range of its own
+    every_value = np.arange(FULL_RANGE[1] + 1)
+    low, high = pixel_range
+    scaled = ((every_value - low) * (255 / max(high - low, 1))).round().clip(0, 255).astype(np.uint8)
+    eight_bits = scaled[values]
+    if values.ndim == 3:  # alpha has a range of its own
         opacity = slice(colour_channels(values), None)
-        eight_bits[..., opacity] = (values[..., opacity] / 257).round()
-    return Image.fromarray(eight_bits.astype(np.uint8))
+        eight_bits[..., opacity] = (every_value / 257).round().astype(np.uint8)[values[..., opacity]]
+    return Image.fromarray(eight_bits)
 
 
 def colour_channels(values: np.ndarray) -> int | None:
@@ -229,11 +250,8 @@ def measure_contrast(image: Any) -> int:
     return int(max(high - low for low, high in pairs))
 
 
-def _turn(picture: Any, original: Any, background: str) -> Any:
+def _turn(picture: Any, original: Any) -> Any:
     """Turn a picture as the EXIF data of the ``original`` say, where these can be read."""
-    if background == "stored":
-        # what EXIF's orientation asks for
-        return picture
     from PIL import Image
 
     methods = {

@@ -64,12 +64,11 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """→ (C, H, W), in bytes, or normalised if random erasing is on; and a class"""
-        pixels, label = read_picture(self.files, index, self.mode, self.decoder)
-        return self.transform(pixels), label
+        return read_picture(self.files, index, self.mode, self.decoder, self.transform)
 
 
-def read_picture(files: Any, index: int, mode: str, decoder: Decoder = PLAIN) -> tuple[Any, int]:
-    """Read an image and its class from a timm reader, in Pillow's ``mode``. Raises DataError."""
+def read_picture(files: Any, index: int, mode: str, decoder: Decoder = PLAIN, transform: Any = None) -> tuple[Any, int]:
+    """Read an image and its class from a timm reader, in Pillow's ``mode``, transformed. Raises DataError."""
     # a file that is not there says why
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
@@ -87,7 +86,7 @@ def read_picture(files: Any, index: int, mode: str, decoder: Decoder = PLAIN) ->
     except Exception as error:  # timm's readers raise many types
         raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
     with file:
-        return decoder(file, mode, name), label
+        return decoder(file, mode, name, transform), label
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:

@@ -11,6 +11,8 @@ from leanify.core.errors import DataError
 from leanify.upstream.libraries import first_line, import_transformers
 from leanify.upstream.origin import is_hf
 
+SIDES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
+MAX_GROWTH = 8  # of a side that is cropped afterwards; makers resize to 256 for 224
 FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -58,6 +60,15 @@ def find_processor(model: nn.Module, shape: tuple[int, ...]) -> ProcessorTransfo
     except Exception as error:  # transformers raises many types for a damaged or foreign file
         raise DataError(f"the processor in {place} does not open ({first_line(error)})") from error
     transform = ProcessorTransform(processor, shape, place)
+    # the sizes on the way to the model's: a picture is resized before it is cropped
+    for key in ("size", "crop_size", "pad_size"):
+        size = getattr(processor, key, None) or {}
+        sides = [size] if isinstance(size, int | float) else [dict(size).get(side) or 0 for side in SIDES]
+        if max(sides) > MAX_GROWTH * max(shape[1:]):
+            raise DataError(
+                f"the processor in {place} makes pictures of {max(sides):,} pixels a side ({key}) and the model takes "
+                f"{max(shape[1:])}; correct its preprocessor_config.json"
+            )
     # its means and deviations must be of the model's channels
     channels = {len(values) for values in transform.statistics.values()}
     if channels != {shape[0]}:

@@ -101,7 +101,7 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
     )
 
     def encode(text: str) -> np.ndarray:
-        return np.array(tokenizer_model(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        return tokenizers.encode(tokenizer_model, [text], add_special_tokens=False)["input_ids"][0]
 
     return encode, f"by the tokenizer {tokenizer}"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leanify.core import bounds
 from leanify.data.texts import tokenizers
 from leanify.upstream.origin import is_hf
 
@@ -27,19 +27,20 @@ class Sentences:
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
         # token ids of all texts behind one another: a padded table would be as wide as the longest
-        options = {"truncation": True, "max_length": length, "return_token_type_ids": types, "verbose": False}
+        options = {"truncation": True, "max_length": length, "return_token_type_ids": types}
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
-        pieces: dict[str, list[np.ndarray]] = {}
+        pieces: dict[str, list[np.ndarray]] = {name: [] for name in padding}
         lengths: list[int] = []
         for texts in _portions(rows, tokenizer.truncation_side):
             columns = [list(column) for column in zip(*texts, strict=True)]
             encodings = tokenizers.encode(tokenizer, *columns, **options)
-            lengths += [len(ids) for ids in encodings["input_ids"]]
-            for name in padding.keys() & encodings.keys():
-                pieces.setdefault(name, []).append(np.fromiter(chain.from_iterable(encodings[name]), np.int32))
+            lengths += map(len, encodings["input_ids"])
+            for name, ids in encodings.items():
+                pieces[name] += ids
+            bounds.check(4 * len(encodings) * sum(lengths), "the token ids of these texts")
         self.lengths: np.ndarray = np.array(lengths)
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
-        self.flat = {name: (np.concatenate(ids), padding[name]) for name, ids in pieces.items()}
+        self.flat = {name: (np.concatenate(ids), padding[name]) for name, ids in pieces.items() if ids}
         self.labels = np.array([label for _, label in rows])
         if self.labels.dtype == np.float64:
             self.labels = self.labels.astype(np.float32)

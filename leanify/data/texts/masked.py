@@ -143,15 +143,13 @@ def encoder(tokenizer: Any) -> Encode:
         # all lines at once, which the tokenizer encodes in parallel
         documents = [_lines(part) for part in block.split(tokens.END)]
         lines = [*chain(*documents)]
-        options = {"add_special_tokens": False, "verbose": False}
-        ids = iter(tokenizers.encode(tokenizer, lines, **options)["input_ids"] if lines else [])
+        encoded = tokenizers.encode(tokenizer, lines, add_special_tokens=False)["input_ids"] if lines else []
         # documents behind one another
-        ids_with_ends: list[int] = []
+        parts, ids = [], iter(encoded)
         for place, document in enumerate(documents, 1):
-            for _ in document:
-                ids_with_ends += next(ids)
+            parts += [next(ids) for _ in document]
             if place < len(documents) and "".join(document).strip():
-                ids_with_ends += end
-        return np.array(ids_with_ends, dtype=kind)
+                parts.append(np.array(end))
+        return np.concatenate([np.zeros(0, kind), *parts]).astype(kind)
 
     return encode

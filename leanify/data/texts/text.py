@@ -17,18 +17,18 @@ from leanify.data.tables.columns import guess_texts, is_table, pick_columns
 from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import tokenizers
 
-Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
+Encode = Callable[[list[str], bool], list[list[int]]]  # texts, whether to add special tokens → ids of each
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
     """A function from text to token ids, and its description: the directory's tokenizer, or bytes."""
     if directory is None or not tokenizers.has_tokenizer(directory):
         words = f"bytes modulo {vocab}, as there is no tokenizer"
-        return (lambda text, _: [byte % vocab for byte in text.encode()]), words
+        return (lambda texts, _: [[byte % vocab for byte in text.encode()] for text in texts]), words
     tokenizer = tokenizers.load(directory, "put the tokenizer that the model was trained with there")
 
-    def encode(text: str, around: bool) -> list[int]:
-        return list(tokenizers.encode(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
+    def encode(texts: list[str], around: bool) -> list[list[int]]:
+        return [ids.tolist() for ids in tokenizers.encode(tokenizer, texts, add_special_tokens=around)["input_ids"]]
 
     return encode, f"the tokenizer in {directory}"
 
@@ -43,7 +43,7 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
         raise DataError(f"{path} does not exist")
     encodings = _pieces(path, encode, tokens)
     if is_table(path):
-        encodings = (encode(text[: tokenizers.LONGEST], True)[:tokens] for text in read_texts(path))
+        encodings = _rows(path, encode, tokens, batch_size)
     chosen = islice((ids for ids in encodings if ids), samples)
     empty = True
     while batch := list(islice(chosen, batch_size)):
@@ -55,6 +55,13 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
         raise DataError(f"{path} has no text")
 
 
+def _rows(path: Path, encode: Encode, tokens: int, batch_size: int) -> Iterator[list[int]]:
+    """The texts of a table, encoded as many at a time as a batch has."""
+    texts = (text[: tokenizers.LONGEST] for text in read_texts(path))
+    while some := list(islice(texts, batch_size)):
+        yield from (ids[:tokens] for ids in encode(some, True))
+
+
 def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
     buffer: list[int] = []
@@ -62,7 +69,7 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     lines = read_lines(path, DataError)
     while part := "".join(islice(lines, 64)):
         for start in range(0, len(part), tokenizers.LONGEST):
-            buffer += encode(part[start : start + tokenizers.LONGEST], False)
+            buffer += encode([part[start : start + tokenizers.LONGEST]], False)[0]
             whole = len(buffer) // tokens * tokens
             yield from (buffer[place : place + tokens] for place in range(0, whole, tokens))
             is_cut, buffer = is_cut or whole > 0, buffer[whole:]

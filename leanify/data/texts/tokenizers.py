@@ -13,15 +13,21 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache
-from leanify.core.files.reading import check_regular, check_size
 from leanify.core.units import format_share
-from leanify.data.texts.tokenizer_files import check_tokenizer
+from leanify.data.texts.tokenizer_files import FILES as SOURCES
+from leanify.data.texts.tokenizer_files import try_first
+from leanify.sources import hub
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.reraise import reraise_as
 
@@ -30,6 +36,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 UNKNOWN, NOTHING_KNOWN = 0.1, 0.9  # shares of unknown tokens: more is a warning; as many are refused
 LONGEST = 1 << 20  # characters of a text that is truncated or cut: a tokenizer needs a hundred bytes for each
+SLOWEST = 10_000  # characters a second that a tokenizer may need
 LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
 OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -54,43 +61,65 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     ``instead`` ends the error message. transformers builds a tokenizer without words, and does not say so,
     where its vocabulary file is missing: that is an error here. Raises DataError.
     """
-    # the error message for a folder or a hub name; files are checked before anything reads them
-    complaint = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
-    if Path(name).is_dir():
-        complaint = f"the tokenizer in {name} cannot be read"
-        check_regular(Path(name), DataError)
-        for file in Path(name).glob("*token*.json"):
-            check_size(file, DataError)
-        check_tokenizer(Path(name))
-    with reraise_as(complaint, DataError):
-        tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
-            raise DataError(
-                f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
-                f"{files}, and found no words there; {instead}"
-            )
-        try:
-            _ = tokenizer.unk_token_id
-        except RecursionError:  # transformers looks for an unknown token in place of itself
-            raise DataError(
-                f"the tokenizer in {name} has no token {tokenizer.unk_token!r}, its own unk_token, in its vocabulary"
-            ) from None
+    folder, is_folder = Path(name), Path(name).is_dir()
+    complaint = f"the tokenizer in {name} cannot be read"
+    if not is_folder:
+        complaint = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
+        with reraise_as(complaint, DataError):
+            folder = hub.snapshot(str(name), SOURCES)
+
+    def read() -> Any:
+        with reraise_as(complaint, DataError):
+            return _read(folder, name, instead)
+
+    try_first(folder, read)
+    tokenizer = read()
+    tokenizer.name_or_path = str(name)
     return tokenizer
 
 
-def encode(tokenizer: Any, *texts: Any, **options: Any) -> Any:
-    """Encode texts with a tokenizer. Raises DataError if its rules fail on one.
-
-    A regular expression among them may need exponential time; the library gives up, and its panic is no
-    Exception.
-    """
+def _read(folder: Path, name: str | Path, instead: str) -> Any:
+    """Load a folder's tokenizer. Raises DataError for one that has no words."""
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
+        raise DataError(
+            f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
+            f"{files}, and found no words there; {instead}"
+        )
     try:
-        return tokenizer(*texts, **options)
+        _ = tokenizer.unk_token_id
+    except RecursionError:  # transformers looks for an unknown token in place of itself
+        raise DataError(
+            f"the tokenizer in {name} has no token {tokenizer.unk_token!r}, its own unk_token, in its vocabulary"
+        ) from None
+    return tokenizer
+
+
+def encode(tokenizer: Any, *texts: Sequence[str], **options: Any) -> dict[str, list[np.ndarray]]:
+    """Encode texts, or pairs of them: token ids of each text, and their types where they are asked for.
+
+    It happens in a fork that is limited in memory and time. Raises DataError where that is not enough, or where the
+    tokenizer's rules fail: a regular expression among them may need exponential time, for which the library gives up.
+    """
+    what = f"the tokenizer {tokenizer.name_or_path}"
+    size = sum(map(len, chain(*texts)))
+    packed = bounds.call(partial(_encode, tokenizer, *texts, **options), what, bounds.SECONDS + size / SLOWEST)
+    bounds.check(sum(flat.nbytes for flat, _ in packed.values()), f"what {what} makes of these texts")
+    return {name: np.split(flat, lengths.cumsum()[:-1]) for name, (flat, lengths) in packed.items()}
+
+
+def _encode(tokenizer: Any, *texts: Sequence[str], **options: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Ids of all texts behind one another, and their number for each text, by name."""
+    try:
+        encodings = tokenizer(*texts, verbose=False, **options)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise DataError(f"the tokenizer {tokenizer.name_or_path} fails on these texts: {error}") from None
+    names = [name for name in ("input_ids", "token_type_ids") if name in encodings]
+    lengths = np.array([len(ids) for ids in encodings["input_ids"]])
+    return {name: (np.fromiter(chain.from_iterable(encodings[name]), np.int32), lengths) for name in names}
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -130,7 +159,7 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     share = unknown_count / max(token_count, 1)
     if share <= UNKNOWN:
         return ""
-    sample_text = repr(tokenizer.decode(example))
+    sample_text = repr(bounds.call(partial(tokenizer.decode, example), f"the tokenizer {tokenizer.name_or_path}"))
     words = f"{format_share(share)} of the tokens of {where} are unknown to the tokenizer, as in {sample_text}"
     if share >= NOTHING_KNOWN:
         raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
 from leanify.core.files.reading import not_utf8, open_file, read_json, text_encoding
@@ -140,6 +141,7 @@ def encode_pieces(pieces: Iterator[str], encode: Encode) -> Ids:
     for block in blocks(pieces):
         encodings.append(encode(block))
         size += len(block.encode())
+        bounds.check(sum(ids.nbytes for ids in encodings), "the token ids of this text")
     ids = np.concatenate(encodings)
     return Ids(ids, size, int(ids.max(initial=0)))
 
