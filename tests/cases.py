@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import leanify
+from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import call
+from leanify.profiling.live_model import LiveModel
+from leanify.profiling.price_list import PriceList
 from leanify.profiling.profile import flatten_tensors
 from leanify.upstream.inputs import example_inputs
 
@@ -71,3 +74,8 @@ def batch(model: nn.Module) -> dict[str, Tensor]:
 
 def equal(first: list[Tensor], second: list[Tensor]) -> bool:
     return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def price_list(model: nn.Module, tokens: int | None = None) -> PriceList:
+    """The price list of a model on meta."""
+    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens), False)))

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import price_list
 
 import leanify
 from leanify.profiling.cost import Shape, StageShape
-from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
 from leanify.search.control import CLOSE, control, has_close_control
 from leanify.search.options import Options
@@ -26,18 +26,18 @@ LEAN = [  # depth, heads, head_dim, mlp of a ViT of 12 layers, 6 heads of 64, ML
 
 @pytest.fixture(scope="module")
 def vit() -> PriceList:
-    return make_price_list(leanify.load("vit_small", device="meta"))
+    return price_list(leanify.load("vit_small", device="meta"))
 
 
 @pytest.fixture(scope="module")
 def bart() -> PriceList:
-    return make_price_list(leanify.load("bart", overrides=BART, device="meta"), 16)
+    return price_list(leanify.load("bart", overrides=BART, device="meta"), 16)
 
 
 @pytest.fixture(scope="module")
 def swin() -> PriceList:
     """All four stages of a Swin, the shallow ones too."""
-    return PriceList(make_price_list(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
+    return PriceList(price_list(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
 
 
 def params(prices: PriceList, shape: Shape) -> int:

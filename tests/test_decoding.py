@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import shutil
 import struct
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,10 @@ import pytest
 from PIL import Image
 
 import leanify
-from leanify.core import recipe as recipes
 from leanify.core.errors import DataError
 from leanify.data.images.batches import ImageFolder
 from leanify.data.images.decoding import FORMATS, Decoder, choose_decoder
 from leanify.runs.run_directory import RunDirectory
-from leanify.training.predicting import predict
 
 SQUARE = np.zeros((8, 8), np.uint8)
 SQUARE[2:6, 2:6] = 255
@@ -257,19 +253,3 @@ def test_run_keeps_its_decoding(run: Path, folder: Path) -> None:
     images = ImageFolder(folder / "validation", data=data)
     assert images.decoder.background == "black"
     leanify.train("own-images", resume=run, settings=settings_for(folder))  # the recipe given names no background
-
-
-def test_older_runs_keep_their_pixels(run: Path, folder: Path, tmp_path: Path) -> None:
-    """A run that recorded no decoding predicts from the pixels that the file stores: here all white."""
-    older = tmp_path / "older"
-    older.symlink_to(run)
-    files = sorted((folder / "validation").rglob("*.png"))
-    answers = [answer.probability for answer in predict(older, files)]
-    assert len(set(answers)) > 1
-    older.unlink()
-    shutil.copytree(run, older)
-    recipe = recipes.load(older / "recipe.toml")
-    assert recipe.data is not None
-    plain = replace(recipe, data=replace(recipe.data, background=None, pixel_range=()))
-    (older / "recipe.toml").write_text(plain.to_toml())
-    assert len({answer.probability for answer in predict(older, files)}) == 1

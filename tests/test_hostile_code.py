@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz_intact import HF, RECIPE
+from safetensors.torch import save_file
 
 import leanify
 from leanify.cli import main
@@ -206,3 +207,21 @@ def test_dependency_floors_are_tested_versions() -> None:
     run = {line.name: line for line in map(Requirement, (line for line in lines if not line.startswith("#")))}
     assert run.keys() == floors.keys()
     assert {name for name, floor in floors.items() if not run[name].specifier.contains(floor)} == set()
+
+
+def test_adapters_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder, as a file, beside complete weights, on the hub, and with keys that nothing could read."""
+    alone, beside = tmp_path / "adapter", tmp_path / "beside"
+    snapshot = tmp_path / "hub" / "models--me--tuned" / "snapshots" / "0123"
+    leanify.load("bert", overrides=HF["bert"]).save_pretrained(beside)
+    for folder in (alone, beside, snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": "(x+x+)+y"')
+        save_file({"a": torch.zeros(2)}, folder / "adapter_model.safetensors")
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    way = r"AutoPeftModel\.from_pretrained\(\.\.\.\)\.merge_and_unload\(\)"
+    for source in (alone, alone / "adapter_model.safetensors", beside, "me/tuned"):
+        with pytest.raises(leanify.SourceError, match=way):
+            leanify.load(source)

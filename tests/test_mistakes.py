@@ -54,11 +54,7 @@ MISTAKES = [
         "0.5",
     ),
     Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
-    Mistake("redesign vit_tiny -o lean --push me/lean", "hf upload USER/NAME DIR uploads the folder"),
-    Mistake("redesign vit_tiny --as mistral", "say that model_type in the config.json of a copy of SOURCE"),
     Mistake("profile --no-measure", "Missing argument 'SOURCE…'"),
-    Mistake("compare digits-study --more 4", 'name the designs: --designs "name=depth:7,heads:18,mlp:1536"'),
-    Mistake("redesign vit_tiny --study studies/x", "leanify.redesign(SOURCE, ranking=FUNCTION)"),
     Mistake("compare digits --tournament 9 -o tour", "its winners beat no design"),
     Mistake(
         "redesign vit_tniy --target-params 0.5",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, IMAGE
+from cases import CASES, IMAGE, price_list
 
 import leanify
 from leanify.lens import families, surgery
@@ -19,7 +19,6 @@ from leanify.profiling import counting
 from leanify.profiling import profile as profiling
 from leanify.profiling.cost import StageShape
 from leanify.profiling.counting import count
-from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
 from leanify.search import amounts, search
 from leanify.search.grid import make_grids
@@ -32,7 +31,7 @@ SMALL = CASES["vit"]
 
 @pytest.fixture(scope="module")
 def vit_base() -> PriceList:
-    return make_price_list(leanify.load("vit_base", device="meta"))
+    return price_list(leanify.load("vit_base", device="meta"))
 
 
 def test_paper_vit_control() -> None:

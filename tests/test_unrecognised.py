@@ -17,8 +17,10 @@ from leanify.data.images import folder as image_folder
 from leanify.data.recognition import recognise
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.unrecognised import check_is_no_data
 from leanify.training import default_recipe, preparation
 from leanify.training import start as training
+from leanify.training.start import resolve
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
 
@@ -221,3 +223,26 @@ def test_texts_are_not_images(tmp_path: Path) -> None:
     data = DataSection("data", "classification", path=str(tmp_path), holdout=0.1)
     with pytest.raises(leanify.DataError, match=r"has texts \(text\) .* leanify train bert --set data\.path="):
         image_folder.read(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.jsonl", '{"text": "a red ball", "topics": ["red", "round"]}\n{"text": "a box", "topics": []}\n'),
+        ("train.jsonl", '{"tokens": ["Ada", "met"], "ner_tags": ["B-PER", "O"]}\n'),
+        ("train.conll", "Ada B-PER\nmet O\n"),
+    ],
+)
+def test_lists_of_labels_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(leanify.LeanifyError, match="are learnt by transformers' Trainer"):
+        check_is_no_data(str(tmp_path), say_why=True)
+
+
+def test_lists_of_labels_are_no_texts(tmp_path: Path) -> None:
+    """A model that takes labels is not trained on the texts alone, unless that is the task."""
+    (tmp_path / "train.jsonl").write_text('{"text": "a red ball", "label": ["red", "round"]}\n')
+    with pytest.raises(leanify.DataError, match="lists in its column label"):
+        resolve("bert", [f"data.path={tmp_path}"])
+    recipe = resolve("bert", [f"data.path={tmp_path}", "data.task=masked-lm"])
+    assert recipe.data.task == "masked-lm"

@@ -34,7 +34,7 @@ from leanify.core.files.reading import read_bytes
 from leanify.core.recipe_aliases import ALIASES
 from leanify.core.recipe_code import resolve_code
 from leanify.core.strict_toml import OneOrMore, UnknownKey, describe_keys, read_table, to_table, to_toml
-from leanify.core.task_names import REMOVED_TASKS, TASKS
+from leanify.core.task_names import TASKS
 
 if TYPE_CHECKING:
     TaskName = str
@@ -384,9 +384,6 @@ def parse(text: str) -> Recipe:
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """Build a recipe from nested values, strictly: the inverse of `Recipe.to_dict`. Raises RecipeError."""
-    task = values["data"].get("task") if isinstance(values.get("data"), Mapping) else None
-    if isinstance(task, str) and task in REMOVED_TASKS:
-        raise RecipeError(f"leanify does not train {task} any more; {REMOVED_TASKS[task]}")
     try:
         recipe: Recipe = read_table(Recipe, values)
     except UnknownKey as error:

@@ -26,13 +26,6 @@ TASKS: Mapping[str, TaskFiles] = {
     "sentence-embedding": TaskFiles("sentence_embedding", "data.texts.sentences"),
 }
 
-TRAINER = "transformers' Trainer does, lean models included: import leanify, then {}.from_pretrained(DIR)"
-REMOVED_TASKS = {  # tasks of older recipes and runs → what trains them
-    "multi-label-classification": TRAINER.format("AutoModelForSequenceClassification"),
-    "token-classification": TRAINER.format("AutoModelForTokenClassification"),
-    "glue": "recipes/leaner-transformers/glue.py does, over labelled tables",
-}
-
 
 def can_be_applied(task: str) -> bool:
     """Whether `leanify predict` applies a model of this task to more of the user's own data."""

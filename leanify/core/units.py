@@ -116,10 +116,6 @@ def format_damage(value: float) -> str:
     return f"{value:.3g}" if value >= 1e-4 or not value else "below 0.0001"
 
 
-def format_kappa(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.2f}"
-
-
 def decimal_places(low: float, high: float) -> int:
     """Decimal places that show two digits of an interval's half width."""
     half = (high - low) / 2

@@ -21,7 +21,6 @@ from leanify.lens.surgery import write_located
 from leanify.lens.width import differs_in_width
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.cost import Cost, ModelFacts
-from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import (
     body_parameters,
     count_located,
@@ -32,7 +31,6 @@ from leanify.profiling.counting import (
     token_counts,
     unmasked_inputs,
 )
-from leanify.profiling.price_list import PriceList
 from leanify.upstream.caches import CacheSize, cache_size, longest_context
 from leanify.upstream.inputs import describe_inputs
 from leanify.upstream.libraries import format_error
@@ -154,11 +152,6 @@ class LiveModel:
             for module in modules:
                 sizes.update({id(p): p.numel() for p in module.parameters()})
         return sum(sizes.values())
-
-
-def make_price_list(model: nn.Module, tokens: int | None = None) -> PriceList:
-    """The price list of a model on meta."""
-    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens), False)))
 
 
 def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:

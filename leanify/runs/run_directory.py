@@ -127,12 +127,6 @@ class RunDirectory:
         names = self.card().get("classes")
         return list(map(str, names)) if isinstance(names, list) else []
 
-    @property
-    def is_older(self) -> bool:
-        """Whether the run predates the copy of its recipe; data subsets were then the first ones."""
-        card = self.card()
-        return bool(card) and "recipe" not in card
-
     def mend_card(self, card: Callable[[Recipe], str]) -> str | None:
         """Write leanify.json again if it is missing or damaged. Returns a message in that case, otherwise None."""
         if self.card():

@@ -345,8 +345,6 @@ def _find_name(name: str, pretrained: bool) -> ModelSource:
     # a library before the slash
     if library == "timm" and rest:
         return _find_timm(name, rest, pretrained)
-    if library == "diffusers" and rest:
-        raise SourceError(f"{name}: {NO_DIFFUSERS}")
     if library == "hf" and rest:
         if "/" in rest:
             return _find_on_hub(rest)

@@ -25,7 +25,7 @@ class RunOverview:
     source: str  # the model that its recipe names
     data: str  # the name of the user's folder or file, or of the built-in set
     step: int | None  # the last completed checkpoint's; None before the first
-    steps: int | None  # the length of the schedule; None for runs of leanify 0.1.0, which did not record it
+    steps: int | None  # the length of the schedule; None for a broken run
     metric: str  # the first that the evaluation reports after the loss
     best: float | None  # its best value
     state: State  # running: a process holds it · interrupted: ``--resume`` continues · broken: unreadable

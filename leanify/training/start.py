@@ -130,12 +130,10 @@ def _add_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
 
 
 def recorded_recipe(run: RunDirectory) -> Recipe:
-    """The recipe of a run as it began: with the tokenizer that it keeps, and an old run's samples and pixels."""
+    """The recipe of a run as it began, with the tokenizer that it keeps."""
     value, data = run.recipe, run.recipe.data
     if data is not None and tokenizers.has_tokenizer(run.path):
         data = replace(data, tokenizer=str(run.path))
-    if data is not None and run.is_older:
-        data = replace(data, subset="first")
     return replace(value, data=data)
 
 

@@ -97,8 +97,6 @@ def _construct(origin: Origin) -> nn.Module:
             config = library.AutoConfig.for_model(name, **drop_type(options))
             with _drop_dtype(config):
                 model = getattr(library, origin.cls)(config)
-    elif origin.library == "diffusers":  # in older lean directories and runs
-        raise SourceError(f"{origin}: {NO_DIFFUSERS}")
     elif user_modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
         model = user_modules.build(origin, "cpu")
     else:
