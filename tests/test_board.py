@@ -122,14 +122,14 @@ def test_page_and_next_command_are_separate(folder: StudyFolder, capsys: Any) ->
     (folder.path / "runs" / f"{FIRST}.json").unlink()
 
 
-def test_study_replaces_loading_bar(folder: StudyFolder, monkeypatch: Any) -> None:
+def test_page_replaces_loading_bar(monkeypatch: Any) -> None:
     """On a terminal both streams are one: what is printed beside a bar would stand on the bar's line."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TTY_INTERACTIVE", "1")
     both = io.StringIO()
     monkeypatch.setattr(sys, "stdout", both)
     monkeypatch.setattr(sys, "stderr", both)
-    app("show")(args=[str(folder.path)], prog_name="leanify", standalone_mode=False)
+    app("show")(args=["vit_tiny"], prog_name="leanify", standalone_mode=False)
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"\x1b\[\d?[AK]|\r", "\n", both.getvalue()))
-    assert any(line.startswith("tiny · ") for line in printed.splitlines())
+    assert any(line.startswith("vit_tiny · ") for line in printed.splitlines())
     assert any("reading" in line for line in printed.splitlines())

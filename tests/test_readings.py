@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import commands
 import pytest
 import torch
 
@@ -153,12 +152,6 @@ def test_ledger_names_what_stays() -> None:
     assert "% of a block" in unread
     assert "ada.1 (" in unread
     assert not describe_kept(locate(*own_styles.macaron()))
-
-
-def test_show_prints_the_ledger() -> None:
-    page = json.loads(commands.run("show", f"{own_styles.__file__}:routed_experts", "--json").stdout)
-    assert [block["block"] for block in page["ledger"]] == ["blocks.0", "blocks.1", "blocks.2"]
-    assert {part["kind"] for part in page["ledger"][0]["parts"]} == {"norm", "attention", "experts", "kept"}
 
 
 @pytest.mark.parametrize("name", ["window_table", "shuffled_tokens"])

@@ -169,22 +169,17 @@ def test_run_shows_curves_and_numbers(images: Path, tmp_path: Path, capsys: Any)
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
-def test_show_recipes_and_models(capsys: Any) -> None:
-    recipe = json.loads(called(capsys, "show", "digits", "--json"))
-    assert recipe["recipe"] == recipes.load("digits").to_dict()
+def test_show_models(capsys: Any) -> None:
     model = json.loads(called(capsys, "show", "vit_tiny", "--json"))
     assert model["params"] == 5_717_416
     assert [layer["heads"] for layer in model["layers"]] == [3] * 12
     with pytest.raises(leanify.LeanifyError, match="curves of a run"):
-        called(capsys, "show", "digits", "--plot", "x.png")
+        called(capsys, "show", "vit_tiny", "--plot", "x.png")
 
 
-@pytest.mark.parametrize(
-    ("what", "line"), [("digits", "leanify train digits"), ("vit_tiny", "leanify profile vit_tiny")]
-)
-def test_next_command_is_separate(capsys: Any, what: str, line: str) -> None:
-    lines = called(capsys, "show", what).splitlines()
-    place = lines.index(f"next  {line}")
+def test_next_command_is_separate(capsys: Any) -> None:
+    lines = called(capsys, "show", "vit_tiny").splitlines()
+    place = lines.index("next  leanify profile vit_tiny")
     assert lines[place - 1] == ""
     starts = [re.match(r"\S+ +", each) for each in lines[1 : place - 1]]
     assert len({match.end() for match in starts if match}) == 1

@@ -35,7 +35,7 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "export": "Write a model for another loader: transformers, timm, ONNX.",
     "recipes": "List the built-in recipes, print one, audit the paper's rows.",
     "runs": "List the runs and studies here.",
-    "show": "Show one run, study, recipe, lean directory or model.",
+    "show": "Show one run or model.",
     "predict": "Apply a trained model to new images or texts.",
     "zoo": "List what can be done with each model of timm and transformers.",
 }

@@ -1,4 +1,4 @@
-"""``leanify show``: one run, study, recipe or model."""
+"""``leanify show``: one run or model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from leanify.core.errors import LeanifyError
 if TYPE_CHECKING:
     from leanify.core.architecture import Architecture
     from leanify.core.recipe import Recipe
-    from leanify.lens.parameter_parts import BlockLedger
     from leanify.runs.run_directory import RunDirectory
     from leanify.sources.source import ModelSource
     from leanify.training.curves import Curves
@@ -46,8 +45,8 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|STUDY|RECIPE|SOURCE",
-            help="a run, a study, a recipe, a lean directory or any model",
+            metavar="RUN|SOURCE",
+            help="a run, a lean directory or any model",
             autocompletion=complete_source,
         ),
     ],
@@ -55,7 +54,7 @@ def show(
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Show one run (recipe, shape, best step), study, recipe, lean directory or model.
+    """Show one run (recipe, shape, best step) or model (shape, weights).
 
     \b
     Example:
@@ -63,21 +62,13 @@ def show(
     """
     from leanify.core.terminal import progress, say
 
-    # read; a study is shown by leanify compare --report
+    # read
     kind = output_kind(format, json)
     with progress(f"reading {what}", None):
-        from leanify.core.path_kinds import is_study
         from leanify.spectra.plots import check_plot
 
-        study = is_study(what)
-        if plot is not None and study:
-            raise LeanifyError(f"--plot is for runs; write a study's page with leanify compare {quote(what)} --report")
         check_plot(plot)
-        page = None if study else _page(what, plot)
-    if page is None:
-        from leanify.cli.compare import compare
-
-        return compare(what, report=True, format=kind)
+        page = _page(what, plot)
 
     # plot and print
     if plot is not None:
@@ -94,13 +85,16 @@ def show(
 
 def _page(what: str, plot: Path | None) -> Page:
     from leanify.core import recipe as recipes
-    from leanify.core.path_kinds import is_run
+    from leanify.core.path_kinds import is_run, is_study
     from leanify.data.unrecognised import check_is_no_data
 
     if is_run(what):
         return _run(what, plot)
+    # other things have commands of their own
+    if is_study(what):
+        raise LeanifyError(f"{what} is a study; leanify compare {quote(what)} --report shows it")
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
-        return _recipe(what, recipes.load(what))
+        raise LeanifyError(f"{what} is a recipe; leanify recipes {quote(what)} prints it")
     if Path(what).exists():
         check_is_no_data(what)
     return _model(what)
@@ -164,16 +158,6 @@ def _read_notes(run: RunDirectory) -> tuple[str, str] | None:
     return (str(shape), f"{format_count(params)} parameters") if type(params) is int else None
 
 
-def _recipe(what: str, recipe: Recipe) -> Page:
-    from leanify.runs.run_directory import leaves
-
-    shape, params = _shape(what)
-    lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
-    rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
-    after = [f"leanify train {quote(what)}", f"leanify recipes {quote(what)}"]
-    return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
-
-
 def _about(recipe: Recipe) -> list[str]:
     """Data and schedule, one line each."""
     from leanify.core.recipe import LENGTHS
@@ -193,9 +177,8 @@ def _about(recipe: Recipe) -> list[str]:
 
 def _model(what: str) -> Page:
     from leanify.core.units import format_count
-    from leanify.lens.parameter_parts import group_blocks
 
-    source, architecture, params, ledgers = _build(what)
+    source, architecture, params = _build(what)
     weights = None if source.weights is None else str(source.weights)
 
     # a row per layer, for JSON and CSV
@@ -206,53 +189,34 @@ def _model(what: str) -> Page:
                 sizes = {size: getattr(layer, size) for size in LAYER_SIZES}
                 layers.append({"stage": stage.name, "layer": number, **sizes})
     facts = {"kind": "model", "source": what, "origin": str(source.origin), "params": params, "layers": layers}
-    facts["ledger"] = [ledger.to_json() for ledger in ledgers]
     lines = [
         f"{what} · {source.origin}",
         f"model    {architecture} · {format_count(params)} parameters",
         f"weights  {weights or 'none: initialised by upstream'}",
     ]
-    # the parts of each block, with equal blocks grouped
-    for ledger, count in group_blocks(ledgers):
-        times = f"{count} blocks from " if count > 1 else ""
-        lines.append(f"ledger   {times}{ledger.path or 'the model'}: {ledger.params:,} parameters: {ledger.summary()}")
-    if result := _shrink_result(Path(what)):
-        lines.append(f"report   {result}")
-    return Page(lines, {**facts, "weights": weights}, layers, after=[f"leanify profile {quote(what)}"])
-
-
-def _shrink_result(folder: Path) -> str | None:
-    """What `leanify shrink` reported of the model that it wrote; None for another directory or a damaged report."""
-    from leanify.cli.shrink import result_sentence
-    from leanify.core.files.reading import read_json
-
-    if not (folder / "report.json").is_file():
-        return None
-    try:
-        return result_sentence(read_json(folder / "report.json"))
-    except (LeanifyError, LookupError, TypeError, ValueError, AttributeError, StopIteration):
-        return None
+    after = [f"leanify profile {quote(what)}"]
+    if (Path(what) / "report.json").is_file():
+        after.append(f"leanify shrink {quote(what)} --report")
+    return Page(lines, {**facts, "weights": weights}, layers, after=after)
 
 
 def _shape(what: str) -> tuple[str, str]:
     """Describe a source's architecture and its parameter count."""
     from leanify.core.units import format_count
 
-    _, architecture, params, _ = _build(what)
+    _, architecture, params = _build(what)
     return str(architecture), f"{format_count(params)} parameters"
 
 
-def _build(what: str) -> tuple[ModelSource, Architecture, int, list[BlockLedger]]:
-    """A resolved source, with its architecture, its number of parameters on meta, and the ledger of each block."""
-    from leanify.lens.parameter_parts import read_ledger
+def _build(what: str) -> tuple[ModelSource, Architecture, int]:
+    """A resolved source, with its architecture and its number of parameters on meta."""
     from leanify.lens.sites import locate
     from leanify.profiling.counting import parameters
     from leanify.sources import find
 
     source = find.find(what)
     model = find.build_on_meta(source)
-    located_model = locate(model)
-    return source, located_model.architecture, parameters(model), read_ledger(located_model)
+    return source, locate(model).architecture, parameters(model)
 
 
 def _print(page: Page) -> None:

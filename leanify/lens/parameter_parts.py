@@ -11,9 +11,8 @@ unread      maps that no row describes: a redesign leaves them unchanged
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -49,17 +48,6 @@ class BlockLedger:
 
     def share(self, kind: str) -> float:
         return sum(part.params for part in self.parts if part.kind == kind) / max(self.params, 1)
-
-    def summary(self) -> str:
-        """Return one line such as "attention 2,400 (50%), mlp 1,984 (41%), kept: adapter (6%)"."""
-        sizes: dict[str, int] = {}
-        for part in self.parts:
-            label = part.kind if part.kind not in ("kept", "unread") else f"{part.kind}: {part.path}"
-            sizes[label] = sizes.get(label, 0) + part.params
-        return ", ".join(f"{label} {size:,} ({format_share(size / self.params)})" for label, size in sizes.items())
-
-    def to_json(self) -> dict[str, Any]:
-        return {"block": self.path, "params": self.params, "parts": [asdict(part) for part in self.parts]}
 
 
 def read_ledger(located_model: LocatedModel) -> list[BlockLedger]:
@@ -165,18 +153,3 @@ def _list_parts(parts: Sequence[Part], params: int) -> str:
         sizes[part.path] = sizes.get(part.path, 0) + part.params
     names = sorted(sizes, key=lambda name: -sizes[name])
     return format_names([f"{name} ({format_share(sizes[name] / params)})" for name in names], 4)
-
-
-def group_blocks(ledgers: Sequence[BlockLedger]) -> Iterator[tuple[BlockLedger, int]]:
-    """Group consecutive blocks with the same parts: (the first ledger, the number of blocks)."""
-    last: BlockLedger | None = None
-    count = 0
-    for ledger in ledgers:
-        if last is not None and ledger.parts == last.parts:
-            count += 1
-            continue
-        if last is not None:
-            yield last, count
-        last, count = ledger, 1
-    if last is not None:
-        yield last, count
