@@ -385,6 +385,7 @@ def test_study_without_runs_is_handled(compared: Path, tmp_path: Path, capsys: A
         code, _, err = run_here(line, capsys)
         assert "unexpected error" not in err, (line, err)
         assert code in (0, 2)
+        assert not line.startswith("show") or f"is a study; leanify compare {study} --report shows it" in err
 
 
 def test_offline_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

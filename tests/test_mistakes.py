@@ -91,7 +91,6 @@ MISTAKES = [
     Mistake("show vit_tniy", "nearest: vit_tiny", "show vit_tiny", "vit_tiny"),
     Mistake("show vit_tiny --plot curve.png", "curves of a run"),
     Mistake("show digits", "is a recipe", "recipes digits", "leanify recipes digits prints it"),
-    Mistake("show digits-study", "is a study", says="leanify compare digits-study --report"),
     Mistake("condition vit_tiny --plot k.html", ".png", says=".svg"),
     Mistake(f"train digist {TINY}", "nearest: digits", f"train digits {TINY}", "digits"),
     Mistake(
