@@ -156,16 +156,40 @@ class Lists(nn.Module):
         return x
 
 
+class Latent(nn.Module):
+    """Multi-head latent attention (DeepSeek-AI 2024): keys and values from ``kv_b(kv_a(x))``, one rotated key for all.
+
+    ``latent`` is the width of ``kv_a``, of which the last four channels are the shared key.
+    """
+
+    def __init__(self, heads: int, latent: int) -> None:
+        super().__init__()
+        self.heads, self.latent = heads, latent - 4
+        self.q, self.kv_a = nn.Linear(WIDTH, heads * 12), nn.Linear(WIDTH, latent)
+        self.norm, self.kv_b = nn.LayerNorm(latent - 4), nn.Linear(latent - 4, heads * 16)
+        self.out, self.mlp = nn.Linear(heads * 8, WIDTH), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, self.heads, 12).transpose(1, 2)
+        latent, shared = self.kv_a(x).split([self.latent, 4], -1)
+        k, v = self.kv_b(self.norm(latent)).view(b, n, self.heads, 16).transpose(1, 2).chunk(2, -1)
+        k = torch.cat([k, shared[:, None].expand(b, self.heads, n, 4)], -1)
+        a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, -1)
+        x = x + self.out(a)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
 def tower(make: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(*(make() for _ in range(DEPTH)))
 
 
-def check_growth(model: nn.Module) -> None:
+def check_growth(model: nn.Module, heads: int = HEADS) -> None:
     """Twice the heads give the same outputs on batches that no trial saw."""
     model = model.double().eval()
     example = torch.randn(2, 7, WIDTH, dtype=torch.float64)
     grown = leanify.grow(model, factor=2, inputs=example)
-    assert all(layer.heads == 2 * HEADS for layer in leanify.read(grown).layers())
+    assert all(layer.heads == 2 * heads for layer in leanify.read(grown).layers())
     for batch in (1, 2, 4, 5):
         x = torch.randn(batch, 9, WIDTH, dtype=torch.float64)
         torch.testing.assert_close(grown(x), model(x), rtol=0, atol=1e-12)
@@ -204,3 +228,9 @@ def test_none_beside_blocks_is_no_block(way: str) -> None:
     lean = plan.build()
     assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
     assert lean(torch.randn(3, 5, WIDTH, dtype=torch.float64)).isfinite().all()
+
+
+@pytest.mark.parametrize(("heads", "latent"), [(4, 40), (4, 42), (4, 32), (4, 48), (4, 16), (16, 36), (8, 36)])
+def test_latent_width_is_no_heads(heads: int, latent: int) -> None:
+    """Also where it divides by the heads, and where it is as wide as all heads (32) or all queries (48)."""
+    check_growth(tower(lambda: Latent(heads, latent)), heads)

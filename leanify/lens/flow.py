@@ -76,6 +76,7 @@ class Came:
     lengths   axis lengths of the tensors in the last product, the values' axes first
     active    whether an activation function is on the way
     inner     paths of the modules that computed the products
+    behind    names of the maps that lie before those in ``maps``
     """
 
     maps: frozenset[Use] = frozenset()
@@ -84,6 +85,7 @@ class Came:
     lengths: tuple[int, ...] = ()
     active: bool = False
     inner: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
 
 
 NOTHING = Came()
@@ -112,6 +114,11 @@ class Candidate:
         """The maps before the last one, one per name, sorted by name."""
         uses = {use.name: use for use in self.came.maps if not use.over_logits}
         return sorted(uses.values(), key=lambda use: use.name)
+
+    @property
+    def latent_maps(self) -> list[Use]:
+        """The projections whose outputs another of them takes: to a latent space that all heads share (DeepSeek)."""
+        return [use for use in self.projections if use.name in self.came.behind]
 
     @property
     def logit_maps(self) -> list[Use]:
@@ -202,6 +209,7 @@ class Follower(TorchFunctionMode):
             first.lengths,
             any(came.active for came in cames),
             frozenset().union(*(came.inner for came in cames)),
+            frozenset().union(*(came.behind for came in cames)),
         )
 
     def _weight(self, tensor: Tensor) -> tuple[str, tuple[int, ...] | None] | None:
@@ -313,7 +321,7 @@ class Follower(TorchFunctionMode):
             self._add_candidate(self.flow.attentions, use, came)
         elif came.active and came.maps and self._is_between(came, use):
             self._add_candidate(self.flow.mlps, use, came)
-        return Came(frozenset({use}), frozenset(other_weights))
+        return Came(frozenset({use}), frozenset(other_weights), behind=frozenset(one.name for one in came.maps))
 
     def _is_between(self, came: Came, last: Use) -> bool:
         """Whether the map takes hidden units: computed from a stream as wide as its output, not the stream itself."""

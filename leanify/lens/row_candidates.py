@@ -31,16 +31,18 @@ MOST_NUMBERS = 5  # at most this many integers of a forward are tried both ways
 
 
 def head_sizes(
-    candidate: Candidate, moved: Sequence[int] = (), units: Mapping[int, int] = NO_UNITS
+    candidate: Candidate, moved: Sequence[int] = (), units: Mapping[int, int] = NO_UNITS, latent: Sequence[Use] = ()
 ) -> Iterator[dict[str, int]]:
     """Yield the numbers of heads and key/value heads, and the head_dim, that the lengths allow.
 
     ``moved`` counts how many channels of the concatenated heads change with one output of a projection, one count per
     output tried (`count_moved_channels`). ``units`` are the outputs of a projection that go to an MLP, by its length.
+    ``latent`` projections have no heads.
     """
     # candidates for head_dim: an axis of the products, or a number of channels that move together
     inner = candidate.last.input_size
-    outs = {use.out_length - units.get(use.out_length, 0) for use in candidate.projections}
+    uses = [use for use in candidate.projections if use not in latent]
+    outs = {use.out_length - units.get(use.out_length, 0) for use in uses}
     lengths = [*candidate.came.lengths, *(count for count in sorted(set(moved)) if 1 < count < inner)]
     for d in dict.fromkeys(length for length in lengths if length > 0 and inner % length == 0):
         # candidates for the number of key/value heads, from the outputs of single and fused projections
@@ -123,15 +125,17 @@ def attention_guesses(
     mlp: Candidate | None = None,
 ) -> Iterator[Row]:
     """Yield possible rows of an attention, most likely first; ``mlp`` takes its hidden units from the same map."""
-    uses = candidate.projections
     # the hidden units in the length of a shared map: once, or twice if gated
     unit_choices: list[dict[int, int]] = [{}]
     if mlp is not None:
-        shared = next(use.out_length for use in uses if use in mlp.came.maps)
+        shared = next(use.out_length for use in candidate.projections if use in mlp.came.maps)
         unit_choices = [{shared: mlp.last.input_size}, {shared: 2 * mlp.last.input_size}]
-    for units in unit_choices:
+    # a projection that feeds another one goes to a space that all heads share, or is a projection like the others
+    latent_choices = [candidate.latent_maps, []] if candidate.latent_maps else [[]]
+    for units, latent in itertools.product(unit_choices, latent_choices):
         # each choice of sizes, with the layouts that each projection may have under it
-        for sizes in head_sizes(candidate, moved, units):
+        for sizes in head_sizes(candidate, moved, units, latent):
+            uses = [use for use in candidate.projections if use not in latent]
             lists = _head_lists(module, path, uses, sizes)
             direct_uses = [use for use in uses if not _belongs_to(relative_path(use.name, path), lists)]
             lengths = sorted({use.out_length for use in direct_uses})
@@ -149,7 +153,8 @@ def attention_guesses(
                 for *layouts, back in itertools.product(*ways, ("h d", "d h")):
                     before: Row | None = None
                     for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
-                        guess = _Guess(module, path, sizes, dict(zip(lengths, layouts, strict=True)), lists)
+                        layouts_of_lengths = dict(zip(lengths, layouts, strict=True))
+                        guess = _Guess(module, path, sizes, layouts_of_lengths, lists, latent)
                         guess.add(candidate, direct_uses, back, with_tables)
                         if mlp is not None:
                             guess.add_output(mlp.last, "m")
@@ -241,7 +246,7 @@ def mlp_guesses(module: nn.Module, path: str, candidate: Candidate, numbers: Map
 class _Guess:
     """The layouts of a module's parameters under one guess, collected as the fields of a row.
 
-    ``layouts`` maps the length of a projection's outputs to their layout.
+    ``layouts`` maps the length of a projection's outputs to their layout; ``latent`` are projections without heads.
     """
 
     module: nn.Module
@@ -249,6 +254,7 @@ class _Guess:
     sizes: Mapping[str, int]
     layouts: Mapping[int, str]
     lists: Mapping[str, str] = field(default_factory=dict)
+    latent: Sequence[Use] = ()
     rows: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -285,7 +291,7 @@ class _Guess:
                 self._add_use(use, "h", "h")
         for name in sorted(candidate.came.along - {candidate.last.name, *(use.name for use in uses)}):
             short = relative_path(name, self.path)
-            if _belongs_to(short, (*self.rows, *self.lists)):
+            if _belongs_to(short, (*self.rows, *self.lists)) or self._is_latent(name):
                 continue
             if self._is_table(short):
                 self._put_table(short, with_tables)
@@ -313,6 +319,11 @@ class _Guess:
         unknown = [piece for piece in pieces if piece not in known]
         matching = [piece for piece in known if evaluate(piece, self.sizes) == length]
         return next(iter([*matching, *unknown]), "")
+
+    def _is_latent(self, name: str) -> bool:
+        """Whether this is a bias of a projection without heads, or a norm after it."""
+        value = get_attribute(self.module, relative_path(name, self.path))
+        return isinstance(value, Tensor) and tuple(value.shape) in [(use.out_length,) for use in self.latent]
 
     def _is_table(self, name: str) -> bool:
         owner = get_attribute(self.module, name.rpartition(".")[0])
