@@ -203,8 +203,11 @@ def test_plot_replaces_only_own_file(leanify, tmp_path, kind):
     assert (code, out, plot.read_text()) == (2, "", "somebody's own notes")
     assert "was not written by leanify" in err
     plot.unlink()
+    written = set()
     for _ in range(2):
         assert leanify(*TINY_VIT, "--samples", 1, "--plot", plot)[0] == 0
+        written.add(plot.read_bytes())
+    assert len(written) == 1, "equal numbers make equal files"
     assert [path.name for path in tmp_path.iterdir()] == [plot.name]
 
 

@@ -242,6 +242,8 @@ def test_negative_member_size_is_refused(tmp_path: Path) -> None:
         "condition vit_tiny --heads=" + "9" * 30,
         "redesign vit_tiny --depth 7 --top=999999999999999999999999",
         "condition vit_tiny --data /proc/kmsg",
+        *(f"train digits --dry-run --set schedule.epochs={number}" for number in ("9" * 301, "1e300", "2e6")),
+        "train chars --dry-run --set schedule.steps=" + "9" * 301,
     ],
 )
 def test_unbounded_numbers_are_refused(line: str, capsys: Any) -> None:

@@ -201,6 +201,14 @@ def test_odd_metrics_are_shown(number: str, copied: Path, tmp_path: Path, capsys
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 
+def test_long_names_are_shortened(tmp_path: Path, capsys: Any) -> None:
+    """An architecture of a megabyte, and one of many words."""
+    for name in ("x" * 1_000_000, "x " * 500_000):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": name, "model_args": {}}))
+        code, _, err = run_here(f"redesign {tmp_path} --depth 1", capsys)
+        assert (code, len(err) < 6_000, "…" in err) == (2, True, True)
+
+
 @pytest.mark.parametrize("kind", ["a warning", "a log", "a recipe", "a message"])
 def test_all_printers_escape_names(kind: str, tmp_path: Path) -> None:
     """Whatever prints a name: warnings of Python, libraries' logs, a recipe as it is, an error."""

@@ -42,6 +42,7 @@ else:
     TaskName = Literal[*TASKS]
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
+MAX_LENGTHS = {"epochs": 10**6, "steps": 10**12, "tokens": 10**18}
 MAX_SEED = 1 << 63  # torch takes no larger one, and numpy none below 0
 LIMITS: Mapping[str, tuple[float, float]] = {  # the smallest and the largest value of keys
     "data.workers": (0, 256),  # processes
@@ -218,6 +219,9 @@ class ScheduleSection:
             raise RecipeError(
                 f"[schedule] takes one of epochs, steps and tokens; it has {' and '.join(lengths) or 'none of them'}"
             )
+        (length,) = lengths
+        if (value := getattr(self, length)) > MAX_LENGTHS[length]:
+            raise RecipeError(f"schedule.{length} is {value:.3g}; it may be at most {MAX_LENGTHS[length]:,}")
 
 
 @dataclass(frozen=True)

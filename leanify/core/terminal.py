@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 WIDTH = 100
+LONGEST = 5_000  # characters of a message
 SECONDS = 30.0  # between progress lines without a terminal
 GREEN, CYAN, ORANGE, RED = "#008700", "#008787", "#af5f00", "#d70000"  # readable on white and on black alike
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
@@ -69,6 +71,12 @@ def visible(text: str) -> str:
     return text if text.isprintable() else text.translate(CONTROLS)
 
 
+def shorten(message: str) -> str:
+    """A message without the middle of a name that fills a screen, and without what follows five thousand characters."""
+    words = re.sub(r"\S{1000,}", lambda word: f"{word[0][:200]}…{word[0][-100:]}", message)
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+
+
 def show_controls_in_logs() -> None:
     """Make the messages that libraries log visible, whichever handler prints them."""
 
@@ -81,12 +89,12 @@ def show_controls_in_logs() -> None:
 
 def say(message: str) -> None:
     """Print a message on standard error, also with --quiet."""
-    print(visible(message), file=sys.stderr)
+    print(visible(shorten(message)), file=sys.stderr)
 
 
 def note(message: str) -> None:
     """Print a line about a finished step on standard error, above a bar; nothing with --quiet."""
-    console(stderr=True).print(message, style="dim", soft_wrap=True)
+    console(stderr=True).print(shorten(message), style="dim", soft_wrap=True)
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:

@@ -240,8 +240,8 @@ def write(draw: Callable[[], Figure], path: Path) -> None:
     with plot_settings(STYLE):
         figure = draw()
         show_texts_literally(figure)
-        key = "Title" if kind == "svg" else "Software"
-        figure.savefig(image, format=kind, metadata={key: MADE_BY})
+        about = {"Title": MADE_BY, "Date": None} if kind == "svg" else {"Software": MADE_BY}
+        figure.savefig(image, format=kind, metadata=about)
     try:
         writing.write(path, image.getvalue())
     except OSError as error:
