@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import TEXT
+from cases import TEXT, price_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import leanify
-from leanify.profiling.live_model import make_price_list
 from leanify.search import ranking
 from leanify.search.towers import towers
 from leanify.shrinking.choose import RIDGE, survivors
@@ -38,7 +37,7 @@ def test_predicted_kappa_is_worst_tower(heads: list[int]) -> None:
 def test_tower_scores_weigh_parameters() -> None:
     """An encoder of eight layers beside a decoder of three: the mean of two scores, weighted by what blocks hold."""
     model = leanify.load("t5", overrides=T5, device="meta")
-    prices = make_price_list(model)
+    prices = price_list(model)
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
     each = []
     for tower, stage in zip(towers(prices.architecture, prices.stage_indices), prices.baseline, strict=True):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import IMAGE
+from cases import IMAGE, price_list
 from torch import nn
 
 import leanify
 from leanify.core.architecture import Architecture, primary_layer
 from leanify.profiling.clock import Clock, Pair
-from leanify.profiling.live_model import make_price_list
 from leanify.search import measured_limits as limits
 from leanify.search import search
 from leanify.search.options import Options
@@ -80,7 +79,7 @@ def test_unreachable_limit_is_refused(machine: type[Machine]) -> None:
 
 def test_latency_and_memory_bind_together() -> None:
     """Where the best of the fast designs takes too much memory, the next one is chosen."""
-    prices = make_price_list(leanify.load("vit_base", device="meta", **SMALL))
+    prices = price_list(leanify.load("vit_base", device="meta", **SMALL))
 
     def find(request: Request, top: int) -> search.SearchResult:
         return search.search(prices, request, top)

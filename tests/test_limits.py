@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from cases import price_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leanify
-from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
 from leanify.search.grid import Grid, make_grids
 from leanify.search.limits import (
@@ -30,7 +30,7 @@ from leanify.search.request import Request
 
 @pytest.fixture(scope="module")
 def vit() -> PriceList:
-    return make_price_list(leanify.load("vit_small", device="meta"))
+    return price_list(leanify.load("vit_small", device="meta"))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def towers() -> PriceList:
     """An encoder and a decoder of different widths of MLP."""
     small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    return make_price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    return price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
 
 
 # -- dividing a saving ------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_tower_saving_is_capped() -> None:
     """A decoder of three blocks with MLPs of one width can save little, so the encoder saves the rest."""
     small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 3, "encoder_ffn_dim": 64, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    prices = make_price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    prices = price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
     whole = int(prices.total(prices.baseline).params)
     request = Request(limits={"params": round(0.75 * whole)})
     grids = make_grids(prices, request)

@@ -94,6 +94,12 @@ def test_large_head_counts_divide_by_eight() -> None:
     assert Rules(Options(tensor_parallel=1, max_heads=3.0)).head_counts(stage) == list(range(36, 97, 4))
 
 
+def test_key_heads_divide_devices_or_are_divided() -> None:
+    """Heads in groups of four: 4 key/value heads are copied to 8 devices, 6 can be neither copied nor divided."""
+    stage = leanify.read(leanify.load("llama", overrides=LLAMA, device="meta")).stages[0]
+    assert Rules(Options(tensor_parallel=8, max_heads=4.0)).head_counts(stage) == [16, 32]
+
+
 def test_no_design_is_an_answer() -> None:
     """With every layer kept nothing is left to trade for heads."""
     with pytest.raises(leanify.BudgetError, match=r"more heads: its 6 blocks are the fewest.*min_depth"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import leanify
 from leanify.cli.recipes import list_recipes
@@ -212,6 +213,21 @@ def test_macs_match_torchs_counter() -> None:
     found = counter.get_flop_counts()
     names = {name.partition(".")[2] if name != "Global" else "": sum(by.values()) // 2 for name, by in found.items()}
     assert counting.module_macs_by_path(model, inputs) == names
+
+
+def test_module_that_calls_itself_counts_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(4, 4, device="meta")
+
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            y: Tensor = self.map(x)
+            return self(y, again=False) if again else y
+
+    model = nn.Sequential(Twice())
+    found = counting.module_macs_by_path(model, {"x": torch.zeros(2, 4, device="meta")})
+    assert found == {"": 64, "0": 64, "0.map": 64}
 
 
 def test_shared_weights_stay_shared() -> None:

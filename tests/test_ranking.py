@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import price_list
 
 import leanify
 from leanify.core.architecture import Layer
-from leanify.profiling.live_model import make_price_list
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import make_design
 from leanify.search.grid import Grid, make_grids
@@ -20,7 +20,7 @@ from leanify.search.request import Request
 
 
 def priced(name: str, **overrides: Any) -> PriceList:
-    return make_price_list(leanify.load(name, overrides=overrides or None, device="meta"), 16)
+    return price_list(leanify.load(name, overrides=overrides or None, device="meta"), 16)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_caller_ranking_is_followed(vit: Grid, vit_prices: PriceList) -> None:
     ],
 )
 def test_nearest_row_has_kind_and_size(source: str, rule: str) -> None:
-    assert lean_rule(make_price_list(leanify.load(source, device="meta"), 16)) == rule
+    assert lean_rule(price_list(leanify.load(source, device="meta"), 16)) == rule
 
 
 def test_attention_share_counts_projections() -> None:

@@ -30,9 +30,11 @@ def tiny(*settings: str) -> recipes.Recipe:
     return recipes.apply_settings(recipes.parse(DIGITS), [*STILL, *settings])
 
 
-def weights(*settings: str) -> dict[str, torch.Tensor]:
-    """After three steps."""
+def weights(*settings: str, calls: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """After three steps; ``calls`` counts those of a block."""
     trainer = loop.Trainer(tiny(*settings))
+    if calls is not None:
+        trainer.unwrapped_model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     batches = trainer.batches(0)
     for step in range(3):
         trainer.step(step, batches)
@@ -40,7 +42,11 @@ def weights(*settings: str) -> dict[str, torch.Tensor]:
 
 
 def test_checkpointed_gradients_are_equal() -> None:
-    one, two = weights(), weights("run.gradient_checkpointing=true")
+    """Each block runs again on the way back."""
+    once: list[int] = []
+    twice: list[int] = []
+    one, two = weights(calls=once), weights("run.gradient_checkpointing=true", calls=twice)
+    assert (len(once), len(twice)) == (3, 6)
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 

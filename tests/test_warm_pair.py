@@ -296,3 +296,16 @@ def test_zoo_stages_pair_or_refuse(library: str) -> None:
                 laws.require(bool(outputs(new, call)), "paired", name)
                 paired += 1
     assert paired > 60, f"{paired} stages of {library} were paired"
+
+
+def test_ridge_is_the_one_that_predicts_other_batches() -> None:
+    """An exact map is found; where there is nothing to learn, the start is hardly left."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(40, 8) for _ in range(4)]
+    start, true = torch.zeros(3, 8, dtype=torch.float64), torch.randn(3, 8)
+    exact = regression(inputs, [rows @ true.T for rows in inputs], start)
+    assert (exact - true).abs().max() < 1e-3
+    few = [torch.randn(5, 30) for _ in range(4)]
+    noise = regression(few, [torch.randn(5, 3) for _ in few], torch.zeros(3, 30, dtype=torch.float64))
+    loose = regression([torch.cat(few)], [torch.randn(20, 3)], torch.zeros(3, 30, dtype=torch.float64))
+    assert noise.norm() < 2 * loose.norm(), "one batch takes the strongest ridge"

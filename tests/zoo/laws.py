@@ -36,7 +36,9 @@ from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, parameter_names
 from leanify.profiling import counting
 from leanify.profiling.cost import StageShape, apply_shape
-from leanify.profiling.live_model import make_price_list
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.live_model import LiveModel
+from leanify.profiling.price_list import PriceList
 from leanify.search import search
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
@@ -234,7 +236,7 @@ def check_prices(model: nn.Module, tokens: int = 12) -> bool:
     origin = get_origin(model)
     try:
         meta = build_model(origin, "meta")
-        prices = make_price_list(meta, tokens)
+        prices = PriceList(ModelCosts(lambda: (LiveModel(meta, tokens), False)))
         if not prices.stage_indices:
             return False
         base = search.baseline_design(prices).cost
