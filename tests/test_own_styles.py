@@ -139,17 +139,20 @@ class Lists(nn.Module):
         self.way = way
         blocks: list[Any] = [Block(Frozen()) for _ in range(4)]
         if way == "first":
-            self.layers = nn.ModuleList([None, *blocks])
+            entries: list[Any] = [None, *blocks]
         elif way == "every second":
-            self.layers = nn.ModuleList([blocks[0], None, blocks[1], None, blocks[2]])
+            entries = [blocks[0], None, blocks[1], None, blocks[2]]
         elif way == "pairs":
-            others = (Block(Frozen()) if index % 2 else None for index in range(4))
-            self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in zip(others, blocks, strict=True))
+            pairs: list[Any] = [[Block(Frozen()) if index % 2 else None, block] for index, block in enumerate(blocks)]
+            entries = [nn.ModuleList(pair) for pair in pairs]
         else:
-            self.layers = nn.ModuleList(nn.ModuleDict({"before": None, "block": block}) for block in blocks)
+            parts: list[Any] = [{"before": None, "block": block} for block in blocks]
+            entries = [nn.ModuleDict(part) for part in parts]
+        self.layers = nn.ModuleList(entries)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             parts = layer.values() if isinstance(layer, nn.ModuleDict) else layer if self.way == "pairs" else [layer]
             for part in parts:
                 x = x if part is None else part(x)

@@ -28,7 +28,12 @@ from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, fi
 from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
 from leanify.lens.whole_laws import run_beside
-from leanify.upstream.derived_attributes import drop_path_rates, leave_fast_path, sync_derived_attributes
+from leanify.upstream.derived_attributes import (
+    drop_path_rates,
+    has_rotary_factors,
+    leave_fast_path,
+    sync_derived_attributes,
+)
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
 from leanify.upstream.origin import get_origin, set_origin
@@ -299,6 +304,12 @@ def _check_constants(located_model: LocatedModel, new: Architecture) -> None:
         raise ShapeError(
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
             f"{', '.join(map(str, sorted(changed_sizes)))}; heads can be added, but their size stays"
+        )
+    if changed_sizes and has_rotary_factors(located_model.model):
+        raise ShapeError(
+            "the rotary positions of this model (LongRoPE) have a factor for each pair of channels, measured for a "
+            f"head_dim of {', '.join(map(str, sorted(changed_sizes)))}; heads can be added (--heads-mode grow), but "
+            "their size stays"
         )
 
 

@@ -52,6 +52,15 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
         keys.pop("quantization_config")
         what = keys.get("_name_or_path") or model_type
         warnings.warn(f"{what} is quantised ({method}); shapes and counts are those before quantisation", stacklevel=2)
+    # code of the checkpoint's authors is not run, and may compute another model
+    code = own_code(keys)
+    if code:
+        warnings.warn(
+            f"{keys.get('_name_or_path') or model_type} names code of its own ({code}), which leanify does not run: "
+            f"this is transformers' own {model_type} with that configuration; if the code computes another model, "
+            "build that and give path/to/model.py:make",
+            stacklevel=2,
+        )
     # upstream's own class for the whole configuration, or the bare model
     full = full_config(model_type, keys)
     architectures = keys.get("architectures")
@@ -74,6 +83,13 @@ def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
         )
     with reraise_as(f"transformers rejects this configuration of {model_type!r}"):
         return import_transformers().AutoConfig.for_model(model_type, **drop_type(dict(keys)))
+
+
+def own_code(keys: Mapping[str, Any]) -> str:
+    """The class of the authors' own code that a configuration names by ``auto_map``; "" if there is none."""
+    code = keys.get("auto_map")
+    models = [name for key, name in code.items() if key.startswith("AutoModel")] if isinstance(code, Mapping) else []
+    return str(models[0]).rpartition(".")[2][:80] if models and "lean" not in keys else ""
 
 
 def quantisation_method(keys: Mapping[str, Any]) -> str | None:

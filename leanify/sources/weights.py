@@ -17,7 +17,7 @@ from leanify.core.path_kinds import is_checkpoint
 from leanify.lens import surgery
 from leanify.sources import hub
 from leanify.sources.describe import find_expression
-from leanify.sources.overrides import full_config, quantisation_method
+from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import (
     CHECKPOINTS,
@@ -246,6 +246,15 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
                 model, info = cls.from_pretrained(None, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
+    # the authors' own code would have given these tensors another meaning
+    code = own_code(origin.options)
+    lost = sorted(name for name in (*info["missing_keys"], *info["unexpected_keys"]) if re.search(r"\.\d+\.", name))
+    if code and lost:
+        raise SourceError(
+            f"{weights} was made by code of its own ({code}), which leanify does not run, and transformers' "
+            f"{type(model).__name__} is another model: {len(lost)} tensors of layers do not fit ({preview(lost)}); "
+            "build the model with that code, and give path/to/model.py:make, or the module and its inputs"
+        )
     # tensors of another shape are errors, except in a head with another number of classes
     odd = []
     for name, file_shape, model_shape in info["mismatched_keys"]:

@@ -13,7 +13,7 @@ from torch import nn
 from leanify.core.architecture import Architecture
 from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
-from leanify.upstream.spelling import hf_config_keys
+from leanify.upstream.spelling import LAYER_LISTS, hf_config_keys, resize_list
 
 
 def sync_derived_attributes(
@@ -100,18 +100,28 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
         if holder is None or getattr(holder, "is_encoder_decoder", False):
             continue
 
-        # keys with the old depth; the layers at the end share keys and values, and kinds repeat the last one
+        # keys with the old depth; the layers at the end share keys and values, and lists repeat their last value
         shared_layers = getattr(holder, "num_kv_shared_layers", None)
-        kinds = getattr(holder, "layer_types", None)
         keys = [key for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)]
         counts: dict[str, Any] = dict.fromkeys(keys, new)
         if counts and isinstance(shared_layers, int):
             counts["num_kv_shared_layers"] = max(0, shared_layers + new - old)
-        if counts and isinstance(kinds, list) and len(kinds) == old:
-            counts["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
+        for key in LAYER_LISTS if counts else ():
+            values = getattr(holder, key, None)
+            if isinstance(values, list) and len(values) == old:
+                counts[key] = resize_list(values, new)
         for key, value in counts.items():
             with suppress(AttributeError, NotImplementedError):
                 setattr(holder, key, value)
+
+
+def has_rotary_factors(model: Any) -> bool:
+    """Whether a configuration lists a factor for each pair of rotated channels, made for one head_dim (LongRoPE)."""
+    config = getattr(model, "config", None) if is_hf(model) else None
+    parameters = [getattr(config, key, None) for key in ("rope_parameters", "rope_scaling")]
+    parts = [part for part in parameters if isinstance(part, Mapping)]
+    parts += [inner for part in parts for inner in part.values() if isinstance(inner, Mapping)]
+    return any(isinstance(part.get(key), list) for part in parts for key in ("short_factor", "long_factor"))
 
 
 def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> None:

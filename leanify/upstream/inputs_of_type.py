@@ -192,6 +192,9 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "mimi_encoder": _second_of_sound,
     "minicpm_ocr_vision": _row_of_patches,
     "minicpmv4_7_vision": _row_of_patches,
+    "layoutlmv3": lambda c, batch, length: (
+        {"pixel_values": _noise(batch, 3, c.input_size, c.input_size)} if c.visual_embed else {}
+    ),
     "muse_glimmer_assistant": _noisy_block,
     "muse_glimmer_vision": _frame_pairs,
     "muse_spark_vision": _frame_pairs,

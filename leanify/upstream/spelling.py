@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
-KIND_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")  # a value for each layer
+_SIZE_LISTS = {  # a size for each layer
+    "intermediate_size": lambda layer: layer.mlp,
+    "num_attention_heads_per_layer": lambda layer: layer.heads,
+    "num_key_value_heads_per_layer": lambda layer: layer.kv_heads,
+}
+LAYER_LISTS = (  # a value for each layer
+    "layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "indexer_types", "attention_layers",
+    "layer_rope_theta", "rope_scaling_layers", "sliding_windows", "activation_sparsity_pattern", *_SIZE_LISTS,
+)  # fmt: skip
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
@@ -124,12 +132,16 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
     if differs and get("head_dim") in (None, layer_before.head_dim):
         config_keys["head_dim"] = layer.head_dim
 
-    # the kind of each layer: new layers repeat the last one
-    kind_lists = KIND_LISTS if before.depth != after.depth and len(pairs) == 1 else ()
-    for key in kind_lists:
-        kinds = get(key)
-        if isinstance(kinds, list) and len(kinds) == before.depth:
-            config_keys[key] = resize_list(kinds, after.depth)
+    # a value for each layer: new layers repeat the last one
+    for key in LAYER_LISTS if len(pairs) == 1 else ():
+        values = get(key)
+        if not isinstance(values, list) or len(values) != before.depth:
+            continue
+        measure = _SIZE_LISTS.get(key)
+        sizes = [measure(layer) for layer in after.primaries] if measure else []
+        if measure and values == [measure(layer) for layer in before.primaries] and len(sizes) == after.depth:
+            values = sizes
+        config_keys[key] = resize_list(values, after.depth)
     return config_keys
 
 
