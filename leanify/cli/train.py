@@ -60,7 +60,8 @@ def train(
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
     A run's folder contains its recipe; your data get the recipe that fits them; any other model is trained with the
-    usual recipe for its kind, on --set data.path=DIR. With --teacher, a model distils tokens, classes or, without a head, embeddings.
+    usual recipe for its kind, on --set data.path=DIR. With --teacher, a model distils tokens, classes or, without a
+    head, embeddings.
 
     A run that is killed at any moment continues with --resume RUN to the same numbers. Ctrl-C, SIGTERM and SIGHUP
     finish the step and write a checkpoint first; the exit code is then 130, 143 or 129.
