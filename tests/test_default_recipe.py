@@ -15,6 +15,7 @@ import leanify
 from leanify.comparison import duration
 from leanify.core.errors import DataError, RecipeError
 from leanify.data import recognition
+from leanify.data.own_data import OwnData
 from leanify.training import default_recipe
 from leanify.training import start as training
 from leanify.training.preparation import model_on_meta
@@ -35,9 +36,7 @@ def pictures(folder: Path, size: tuple[int, int], mode: str = "L", count: int = 
 def test_few_epochs_keep_whole_images(samples: int, smallest: float, tmp_path: Path) -> None:
     """Images that are seen a few times are not cropped, and all keep their colours."""
     folder = pictures(tmp_path / "pictures", (8, 8))
-    data = default_recipe.data_recipe(
-        recognition.OwnData("images", "", True, classes=2, samples=samples), str(folder)
-    ).data
+    data = default_recipe.data_recipe(OwnData("images", "", True, classes=2, samples=samples), str(folder)).data
     assert (data.crop, data.color_jitter, data.flip) == ((smallest, 1.0), 0.0, 0.0)
 
 

@@ -29,7 +29,8 @@ from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
-from leanify.data.recognition import OwnData, recognise
+from leanify.data.own_data import OwnData
+from leanify.data.recognition import recognise
 from leanify.data.tables.rows import read_table
 from leanify.data.texts import masked, text, tokenizers, tokens
 from leanify.data.texts.corpus import encoder

@@ -13,8 +13,7 @@ from leanify.core.recipe import DataSection
 from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.data.images.decoding import Decoder
-from leanify.data.recognition import recognise
-from leanify.data.unrecognised import check_is_no_data, why
+from leanify.data.recognition import check_is_no_data, recognise
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:
@@ -68,7 +67,7 @@ def test_usual_split_names_are_known(tmp_path: Path, train: str, validation: str
 def test_split_folders_are_not_classes(tmp_path: Path) -> None:
     image(tmp_path / "val" / "cat" / "a.png")
     image(tmp_path / "Test" / "cat" / "a.png")
-    assert recognise(tmp_path) is None
+    assert recognise(tmp_path).kind is None
 
 
 def test_shared_subfolders_are_mentioned(tmp_path: Path) -> None:
@@ -150,8 +149,8 @@ def test_unread_kinds_are_counted(tmp_path: Path) -> None:
     assert "cache is left out as a tool's folder" in found.description
     for path in tmp_path.rglob("*.png"):
         path.unlink()
-    assert recognise(tmp_path) is None
-    assert "it has files that are not read: 3 .heic" in why(tmp_path)
+    assert recognise(tmp_path).kind is None
+    assert "it has files that are not read: 3 .heic" in recognise(tmp_path).fault
 
 
 def test_splits_inside_classes_are_mentioned(tmp_path: Path) -> None:

@@ -154,17 +154,21 @@ def test_fractions_make_a_regressor(tmp_path: Path) -> None:
 
 
 def test_unknown_labels_can_be_skipped(tmp_path: Path) -> None:
-    """SNLI's validation table has rows with the label "-"."""
+    """Rows of a class that training lacks; "-", as in SNLI, is no class and needs no setting."""
     write(tmp_path / "train.csv", ROWS)
-    write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
+    write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "meh"}, {"review": "y", "stars": "meh"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
     assert recipe.data is not None
-    with pytest.raises(leanify.DataError, match=r"'-'.*neg, pos.* 2 of 8 .*data\.on_error=skip"):
+    with pytest.raises(leanify.DataError, match=r"'meh'.*neg, pos.* 2 of 8 .*data\.on_error=skip"):
         own_texts.splits(recipe.data, preparation.build_model(recipe))
     recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
     assert recipe.data is not None
     found = own_texts.splits(recipe.data, preparation.build_model(recipe))
     assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 2)
+    write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
+    assert recipe.data is not None
+    assert len(own_texts.splits(recipe.data, preparation.build_model(recipe)).validation) == 6
 
 
 def test_unknown_labels_are_refused(tmp_path: Path) -> None:

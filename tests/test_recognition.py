@@ -34,8 +34,8 @@ def test_images_are_recognised_by_class(tmp_path: Path) -> None:
     found = recognise(tmp_path / "split")
     assert (found.kind, found.is_validated, found.classes, found.samples) == ("images", True, 3, 9)
     assert "(cat, dog, fox)" in found.description
-    assert recognise(images(tmp_path / "one", "cat")) is None
-    assert recognise(tmp_path / "nowhere") is None
+    assert recognise(images(tmp_path / "one", "cat")).kind is None
+    assert recognise(tmp_path / "nowhere").kind is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_parquet_tables_are_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "\0\n"])
 def test_unknown_folders_are_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.csv").write_text(text)
-    assert recognise(tmp_path) is None
+    assert recognise(tmp_path).kind is None
 
 
 def test_show_names_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,10 +12,9 @@ from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import read_lines
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
-from leanify.data.recognition import recognise
+from leanify.data.recognition import check_is_no_data, find_own_data, recognise
 from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import own_texts, tokens
-from leanify.data.unrecognised import check_is_no_data, why
 from leanify.training.start import resolve
 
 ROWS = "text,label\n" + "".join(f"sentence number {i},{('neg', 'pos')[i % 2]}\n" for i in range(60))
@@ -43,8 +42,8 @@ def test_unmarked_utf32_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="zero bytes"):
         read_all(tmp_path / "train.csv")
     (tmp_path / "train.csv").unlink()
-    assert recognise(tmp_path / "notes.txt") is None
-    assert "zero bytes" in why(tmp_path / "notes.txt")
+    assert recognise(tmp_path / "notes.txt").kind is None
+    assert "zero bytes" in recognise(tmp_path / "notes.txt").fault
 
 
 ENCODINGS = {
@@ -244,7 +243,7 @@ def test_json_lists_are_tables(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not JSON"):
         read_all(tmp_path / "train.json")
     (tmp_path / "train.json").rename(tmp_path / "settings.json")
-    assert recognise(tmp_path) is None, "a folder's only .json may be anything"
+    assert recognise(tmp_path).kind is None, "a folder's only .json may be anything"
 
 
 @pytest.mark.parametrize("column", ["split", "Subset"])
@@ -257,7 +256,7 @@ def test_several_splits_are_refused(tmp_path: Path, column: str, suffix: str) ->
         lines = [json.dumps(dict(zip(("text", "label", column), row, strict=True))) for row in rows]
     (tmp_path / f"data.{suffix}").write_text("\n".join([f"text,label,{column}"] * (suffix == "csv") + lines))
     with pytest.raises(SourceError, match=rf"several splits \(column {column}: test, train\).* a table for\s+each"):
-        check_is_no_data(str(tmp_path), say_why=True)
+        find_own_data(str(tmp_path))
     with pytest.raises(DataError, match="several splits"):
         own_texts.read_split_table(DataSection("data", "text-classification", str(tmp_path)), "train", Faults())
     other = (tmp_path / f"data.{suffix}").read_text().replace("test", "left")  # a column of another meaning

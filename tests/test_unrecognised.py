@@ -14,10 +14,9 @@ from leanify.cli.train import train
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
-from leanify.data.recognition import recognise
+from leanify.data.recognition import find_own_data, recognise
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import LabelledTable
-from leanify.data.unrecognised import check_is_no_data
 from leanify.training import default_recipe, preparation
 from leanify.training import start as training
 from leanify.training.start import resolve
@@ -48,9 +47,9 @@ def texts_by_class(folder: Path) -> None:
 
 
 def saved_texts(folder: Path) -> None:
-    (folder / "train").mkdir()
-    (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    (folder / "train" / "dataset_info.json").write_text('{"features": {"text": {"_type": "Value"}}}')
+    import datasets
+
+    datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": TEXTS})).save_to_disk(folder)
 
 
 CASES: dict[str, tuple[Any, str]] = {
@@ -68,7 +67,7 @@ CASES: dict[str, tuple[Any, str]] = {
         "line 2 is not UTF-8 text (if it is WINDOWS-1252: iconv -f WINDOWS-1252 -t UTF-8 train.csv > new.csv)",
     ),
     "columns": (
-        lambda place: csv(place / "train.csv", "head,stars,story", lambda i: f"no {i},{i % 2},{TEXTS[i]}"),
+        lambda place: csv(place / "train.csv", "head,stars,story,end", lambda i: f"no {i},{i % 2},{TEXTS[i]},so {i}"),
         """--set 'data.text=["story"]' --set data.label=stars""",
     ),
     "numbers": (lambda place: csv(place / "a.csv", "a,b", lambda i: f"{i / 3},{i % 2}"), "has texts of several words"),
@@ -82,10 +81,6 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda place: [labelled(place / split / f"{n}.txt") for split in ("train", "val") for n in range(2)],
         "texts in folders of splits (train, val) are not read: write a file for each",
     ),
-    "tables by split": (
-        lambda place: [labelled(place / split / "data.csv") for split in ("train", "val")],
-        "train, val are data, each for itself. Name one of them or put their files here as train.csv",
-    ),
     "hub": (
         lambda place: [
             csv(place / "data" / "train.csv", "img,fine,coarse", lambda i: f"{i}.png,{i % 2},{i % 4}"),
@@ -93,7 +88,7 @@ CASES: dict[str, tuple[Any, str]] = {
         ],
         "which column has the labels of the images (img) is not clear",
     ),
-    "one class": (lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x"), "but of one class"),
+    "one class": (lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x"), "of one class: two or more"),
 }
 
 
@@ -188,10 +183,10 @@ def test_parquet_shards_are_one_table(tmp_path: Path) -> None:
 
 def test_image_column_takes_any_name(tmp_path: Path) -> None:
     pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
-    csv(tmp_path / "list.csv", "photo,breed", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
+    csv(tmp_path / "list.csv", "shot,kind", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
     found = recognise(tmp_path)
     assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
-    assert found.settings == ['data.image="photo"', 'data.label="breed"']
+    assert found.settings == ['data.image="shot"', 'data.label="kind"']
     for recipe in (training.resolve(str(tmp_path)), training.resolve("vit_tiny", [f"data.path={tmp_path}"])):
         assert recipe.data is not None
         data = default_recipe.recipes.apply_settings(recipe, [f"data.path={json.dumps(str(tmp_path))}"]).data
@@ -236,7 +231,7 @@ def test_texts_are_not_images(tmp_path: Path) -> None:
 def test_lists_of_labels_are_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(leanify.LeanifyError, match="are learnt by transformers' Trainer"):
-        check_is_no_data(str(tmp_path), say_why=True)
+        find_own_data(str(tmp_path))
 
 
 def test_lists_of_labels_are_no_texts(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def show(
 def _page(what: str, plot: Path | None) -> Page:
     from leanify.core import recipe as recipes
     from leanify.core.path_kinds import is_run, is_study
-    from leanify.data.unrecognised import check_is_no_data
+    from leanify.data.recognition import check_is_no_data
 
     if is_run(what):
         return _run(what, plot)

@@ -171,7 +171,7 @@ def _check(
         recipes.apply_settings(recipe, settings)
         return chosen if recipe.data is not None and recipe.data.name == "data" else recipe  # made for the data
     if Path(chosen).exists():
-        from leanify.data.unrecognised import check_is_no_data
+        from leanify.data.recognition import find_own_data
 
-        check_is_no_data(chosen, say_why=True)
+        find_own_data(chosen)
     return chosen

@@ -117,7 +117,11 @@ def data_file(data: Path) -> Path:
         raise DataError(f"{data} does not exist")
     if not data.is_dir():
         return data
-    return columns.find_split_file(data, "train", (*columns.TABLES, ".txt")) or find_split_folder(data, "train") or data
+    return (
+        columns.find_split_file(data, "train", (*columns.TABLES, *columns.TEXT_FILES))
+        or find_split_folder(data, "train")
+        or data
+    )
 
 
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:

@@ -1,159 +1,166 @@
-"""Recognise the user's data at a path: images, labelled texts, plain text. No torch."""
+"""Recognise the user's data at a path, or say what is wrong with it: one walk over its folders and files. No torch."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from shlex import quote
 
-from leanify.core.errors import DataError
+from leanify.core import path_kinds as places
+from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
-    NUMBERS,
-    are_split_names,
+    class_folders,
     count_images,
-    describe_missing,
     describe_unread,
+    find_class_folders,
     find_images,
     find_split_folder,
     is_tool_folder,
-    parse_picture,
 )
-from leanify.data.tables import columns, guessing
-from leanify.data.tables.rows import Row, read_table
+from leanify.data.own_data import LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
+from leanify.data.split_names import are_split_names, is_split, synonyms
+from leanify.data.table_data import MAX_NAMES, count_of, describe_table
+from leanify.data.tables import columns
+from leanify.data.texts.own_texts import find_table
 
-Kind = Literal["images", "sentences", "text"]
-SOME = 1000  # rows of a table by which it is recognised
-MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a few times, whatever its length
-MAX_NAMES = 6  # classes listed by name
-MAX_LABEL = 200  # characters of a label
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
-MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
-LISTS = (
-    "several labels of a text, or a tag for each token, are learnt by transformers' Trainer, lean models included: "
-    "AutoModelForSequenceClassification, AutoModelForTokenClassification"
-)
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+OTHERWISE = {  # suffix → how to make a file that is read
+    ".xlsx": "save it as .csv",
+    ".xls": "save it as .csv",
+    ".ods": "save it as .csv",
+    ".arrow": "write it as .parquet, with to_parquet of the library datasets",
+    ".feather": "write it as .parquet, with to_parquet of pandas",
+    ".md": "call it .txt to train on it as plain text",
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), LISTS),
+}
+BOXES = {  # what lies beside pictures of detection → who lays it out so
+    "annotations/instances_*.json": "COCO",
+    "*/_annotations.coco.json": "COCO",
+    "labels/*/*.txt": "YOLO",
+    "*/labels/*.txt": "YOLO",
+    "Annotations/*.xml": "Pascal VOC",
+    "annotations/*.xml": "Pascal VOC",
+}
 
 
-class SeveralLabels(DataError):
-    """A table's labels are lists, which no task here learns."""
-
-
-@dataclass(frozen=True)
-class OwnData:
-    """The data found at a path."""
-
-    kind: Kind
-    description: str  # with counts and names
-    is_validated: bool  # whether there is a validation split
-    task: str | None = None  # for labelled sentences
-    classes: int | None = None  # their number, if known
-    samples: int | None = None  # of the training split, if known
-    columns: tuple[tuple[str, ...], str] | None = None  # of texts or images, and of labels, if guessed by cells
-    words: int | None = None  # of a long text: 95% of those read are shorter; None if not known
-    vocabulary: int | None = None  # different words in the texts read
-    fault: str | None = None  # what must be mended before it can be trained on
-
-    @property
-    def settings(self) -> list[str]:
-        """The columns for a recipe, where their names alone do not say them."""
-        if self.columns is None:
-            return []
-        texts, label = self.columns
-        samples = f"data.image={json.dumps(texts[0])}" if self.kind == "images" else f"data.text={json.dumps(texts)}"
-        return [samples, f"data.label={json.dumps(label)}"]
-
-
-@dataclass(frozen=True)
-class NamedColumns:
-    """The user's settings for a table: columns of texts, images and labels, task; the rest is guessed."""
-
-    texts: tuple[str, ...] = ()
-    label: str | None = None
-    task: str | None = None
-    image: str | None = None
-
-    def text_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        return self.texts if self.texts and set(self.texts) <= set(names) else columns.guess_texts(names)
-
-    def label_column(self, names: Sequence[str]) -> str | None:
-        if self.label in names:
-            return self.label
-        return columns.match_column(columns.LABELS, names)
-
-    def picture_column(self, row: Row) -> str | None:
-        """The column of images: the one asked for, one of a usual name, the only one with such cells."""
-        column = self.image if self.image in row else columns.match_column(columns.PICTURES, list(row))
-        if column is not None and (_is_picture(row[column]) or self.image == column):
-            return column
-        fits = [name for name in row if isinstance(name, str) and _is_picture(row[name])]
-        return fits[0] if len(fits) == 1 else None
-
-
-NO_COLUMNS = NamedColumns()
-
-
-def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData | None:
-    """Recognise the data in a file or folder; None if there is none of a known kind.
-
-    Raises SeveralLabels where the labels of a table are lists.
-    """
+def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData:
+    """The data in a file or folder, with their fault if they cannot be trained on; of no kind if there are none."""
     place = Path(path).expanduser()
     try:
-        if place.is_file():
-            return _describe_file(place, None, selection)
-        return _describe_folder(place, selection) if place.is_dir() else None
-    except SeveralLabels:
-        raise
-    except (OSError, DataError):
+        if place.is_dir():
+            return _describe_folder(place, selection)
+        return _describe_file(place, None, selection, place) if place.is_file() else nothing("it does not exist")
+    except OSError as error:
+        return nothing(f"it cannot be read: {error.strerror or error}")
+    except DataError as error:
+        return nothing(str(error))
+
+
+def find_own_data(path: str, selection: NamedColumns = NO_COLUMNS) -> OwnData | None:
+    """The user's data at a path, good to be trained on; None where it names or holds models. Raises SourceError."""
+    if not Path(path).expanduser().exists() or places.path_kind(path) is not None:
         return None
+    data = recognise(path, selection)
+    if data.kind is None and places.models_inside(Path(path)):  # what loads models names those inside
+        return None
+    problem = data.problem(path)
+    if problem is not None:
+        raise SourceError(problem)
+    return data
 
 
-def _describe_folder(place: Path, selection: NamedColumns) -> OwnData | None:
-    # data that `datasets` saved
+def check_is_no_data(path: str) -> None:
+    """Raise SourceError, with the commands to type, for data where a model is asked for."""
+    data = None if places.path_kind(path) is not None else recognise(path)
+    if data is None or data.kind is None:
+        return
+    place = quote(path)
+    rest = "" if data.is_validated or data.kind == "text" else " (no validation split: a share will be held out)"
+    raise SourceError(
+        data.problem(path)
+        or f"{path} is data, not a model: {data.description}{rest}. Train a model on it:\n  leanify train {place}\n"
+        f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
+    )
+
+
+def _describe_file(file: Path, validation: Path | None, selection: NamedColumns, place: Path) -> OwnData:
+    """A file, which may be validated on another one; ``place`` is the path that the user named."""
+    suffix = columns.lower_suffix(file)
+    kind = columns.text_table(file)
+    if kind == "tags":
+        return nothing(f"{file} has a token and its tag in each line; {LISTS}", file)
+    if suffix in columns.TABLES or kind is not None:
+        return describe_table(file, validation, selection, place)
+    # plain text
+    if suffix in (*columns.TEXT_FILES, ""):
+        try:
+            text_encoding(file, DataError)
+        except DataError as error:  # zero bytes
+            return nothing(str(error) if suffix else f"it is not text. It looks for {LAYOUTS}")
+        size = file.stat().st_size
+        fault = None
+        if size < MIN_TEXT:
+            fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
+        return OwnData("text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault)
+    # what is not read
+    if suffix in ARCHIVES:
+        return nothing(f"{file} is packed: unpack it, and name what was in it")
+    if suffix in OTHERWISE:
+        return nothing(f"{suffix} files are not read: {OTHERWISE[suffix]}")
+    if suffix in columns.IMAGES:
+        return nothing(f"{file} is one picture; it takes two or more classes of them. It looks for {LAYOUTS}")
+    return nothing(f"{file.suffix} files are not read. It looks for {LAYOUTS}")
+
+
+def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
+    # data that `datasets` saved, pictures with boxes
     if hub.is_saved(place):
         return _describe_saved(place)
+    boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
+    if boxes is not None and next(find_images(place), None) is not None:
+        return nothing(
+            f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: "
+            "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
+        )
     # pictures in a folder for each class, unless a table called train names them
-    train = find_split_folder(place, "train") or place
-    others: Counter[str] = Counter()
-    counts = count_images(_folders(train), others)
-    with_images = {name: count for name, count in counts.items() if count}
-    if len(with_images) > 1 and not are_split_names(list(with_images)):
-        table = columns.find_split_file(place, "train", columns.TABLES) if train == place else None
-        by_table = None if table is None else _describe_file(table, None, selection)
-        if by_table is None or by_table.kind != "images":
-            return _describe_classes(place, train, counts, others)
+    classes = find_class_folders(place, "train")
+    table = find_table(place, "train")
+    if classes is not None:
+        names_pictures = classes == place and table is not None and columns.split_stem(table) in synonyms("train")
+        data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
+        if data is None or data.kind != "images":
+            return _describe_classes(place, classes)
     # pictures in tar shards
     from leanify.data.images import tar_shards  # imports numpy
 
     if shards := tar_shards.find_shards(place, "train"):
         return _describe_shards(place, shards)
     # a table, or a text file for each split
-    file = columns.find_split_file(place, "train", (*columns.TABLES, ".txt")) or columns.only_file(
-        place, columns.TABLES
-    )
+    file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
+    if file is not None and columns.is_table(file):
+        return _describe_file(file, find_table(place, "validation"), selection, place)
     if file is not None:
-        kinds = columns.TABLES if columns.is_table(file) else (".txt", *columns.TABLES)
-        return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection)
+        kinds = (*columns.TEXT_FILES, *columns.TABLES)
+        return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
     # a single text file, or several without a split
     texts = columns.text_files(place)
     if len(texts) == 1:
-        return _describe_file(texts[0], None, selection)
-    return OwnData("text", f"{len(texts)} text files in {place}", False) if texts else None
+        return _describe_file(texts[0], None, selection, place)
+    if texts:
+        return OwnData("text", f"{len(texts)} text files in {place}", False)
+    return _explain_folder(place, selection)
 
 
 def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
     """Describe tar shards; damaged ones have no number of classes."""
     from leanify.data.images import tar_shards  # imports numpy
 
-    text = f"{_count(len(shards), 'tar shard')} of images in {place}"
+    text = f"{count_of(len(shards), 'tar shard')} of images in {place}"
     samples = classes = fault = None
     try:
         _, labels = tar_shards.read(shards, Faults(skip=True))
@@ -165,35 +172,43 @@ def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
     return OwnData("images", text, is_validated, classes=classes, samples=samples, fault=fault)
 
 
-def _describe_saved(place: Path) -> OwnData | None:
+def _describe_saved(place: Path) -> OwnData:
     """A data set saved by ``datasets``' save_to_disk, if it has images and their classes."""
     splits = hub.load_saved(place)
-    rows = next((splits[name] for name in columns.SPLITS["train"] if name in splits), next(iter(splits.values())))
+    rows = next((splits[name] for name in synonyms("train") if name in splits), next(iter(splits.values())))
     by_type = hub.columns_by_type(rows)
     image = by_type.get("Image")
     label = by_type.get("ClassLabel") or columns.match_column(columns.LABELS, rows.column_names)
     if image is None or label is None:
-        return None
+        return nothing(
+            "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
+            "to_parquet"
+        )
     names = getattr(rows.features[label], "names", None) or columns.sort_labels(map(str, rows.unique(label)))
     classes = f"{len(names):,} classes: {preview(names, MAX_NAMES)}"
     text = f"{len(rows):,} images ({image}) with labels ({label}, {classes}) in {place}"
-    others = [name for name in columns.SPLITS["validation"] if name in splits]
+    others = [name for name in synonyms("validation") if name in splits]
     text += f", {len(splits[others[0]]):,} in {others[0]}" if others else ""
     return OwnData("images", text, bool(others), None, len(names), len(rows), ((image,), label))
 
 
-def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], others: Counter[str]) -> OwnData:
-    """Describe images in a folder for each class; ``others`` are images that are not read, by their endings."""
-    # folders that hold pictures are the classes
+def _describe_classes(place: Path, train: Path) -> OwnData:
+    """Describe images in a folder for each class."""
+    # folders that hold pictures are the classes; images that are not read, by their endings
+    others: Counter[str] = Counter()
+    counts = count_images(class_folders(train), others)
     empty = [name for name, count in counts.items() if not count]
     names, samples = columns.sort_labels(set(counts) - set(empty)), sum(counts.values())
     description = f"{samples:,} images of {len(names):,} classes ({preview(names, MAX_NAMES)}) in {train}"
     # the validation folder, with its classes; folders that spoil the classes, by name
     other = find_split_folder(place, "validation") if train != place else None
+    if other is not None and is_split_without_classes(other):
+        description += f"; {other} has no folders of classes and is left out"
+        other = None
     faults = []
     empty_folders = [str(train / name) for name in empty]
     if other is not None:
-        other_counts = count_images(_folders(other), others)
+        other_counts = count_images(class_folders(other), others)
         description += f", {sum(other_counts.values()):,} in {other}"
         empty_folders += [str(other / name) for name, count in other_counts.items() if not count]
         if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
@@ -222,15 +237,17 @@ def _describe_classes(place: Path, train: Path, counts: Mapping[str, int], other
     return OwnData("images", description, other is not None, classes=len(names), samples=samples, fault=fault)
 
 
-def _folders(place: Path) -> Iterator[Path]:
-    return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not is_tool_folder(entry.name))
+def is_split_without_classes(folder: Path) -> bool:
+    """Whether a folder of a test split has its pictures side by side, as those whose classes are kept from us."""
+    folders = [entry for entry in class_folders(folder) if next(find_images(entry), None) is not None]
+    return not folders and folder.name.lower() in synonyms("test")
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
     """The folders in every class, if all have the same two or more and no image; otherwise []."""
     shared_names: list[str] | None = None
     for place in classes:
-        names = sorted(folder.name for folder in _folders(place))
+        names = [folder.name for folder in class_folders(place)]
         if len(names) < 2 or shared_names not in (None, names):
             return []
         if any(path.name.lower().endswith(columns.IMAGES) for path in place.iterdir()):
@@ -239,164 +256,80 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
     return shared_names or []
 
 
-def _describe_file(file: Path, validation: Path | None, selection: NamedColumns) -> OwnData | None:
-    """Describe a file, which may be validated on another one."""
-    # plain text has no rows
-    is_table = columns.is_table(file)
-    if not is_table and columns.lower_suffix(file) in (".txt", ".text", ""):  # enwik8 and text8 have no suffix
-        text_encoding(file, DataError)  # a file with zero bytes is not text
-        size = file.stat().st_size
-        fault = None
-        if size < MIN_TEXT:
-            fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
-        return OwnData("text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault)
-    if not is_table:
-        return None
-    # the first rows, of which the columns are guessed, and the number of all
-    faults = Faults(skip=True)
-    table = read_table(file, faults)
-    rows = [row for _, row in islice(table, SOME)]
-    further_rows = [_drop_long_cells(row) for _, row in islice(table, MAX_COUNTED - SOME)]
-    data = _describe_rows(file, rows, further_rows, validation, selection)
-    if data is None or not faults.names:
-        return data
-    faults_note = f"; {_count(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
-    return replace(data, description=data.description + faults_note)
+# -- folders without data that are read -------------------------------------------------------------------------------
 
 
-def _drop_long_cells(row: Row) -> Row:
-    """A row with the cells that can be labels; None for the others."""
-    short: Row = {}
-    for name, cell in row.items():
-        is_label = isinstance(cell, (int, float)) or (isinstance(cell, str) and len(cell) <= MAX_LABEL)
-        short[name] = cell if is_label else None
-    return short
+def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
+    """What was found instead of data, and what to do."""
+    entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
+    files = [entry for entry in entries if entry.is_file()]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if not entries:
+        return nothing(f"it is empty. It looks for {LAYOUTS}")
+    # tags of tokens, tables
+    tagged = next((file for file in files if columns.text_table(file) == "tags"), None)
+    if tagged is not None:
+        return _describe_file(tagged, None, selection, place)
+    tables = [file for file in files if columns.is_table(file)]
+    if len(tables) == 1:
+        data = describe_table(tables[0], None, selection, place)
+        rename = f"{tables[0]} is no split's name: call it train{tables[0].suffix}, or name it"
+        return nothing(data.fault if data.kind is None and data.fault else rename)
+    if tables:
+        names = preview([file.name for file in tables])
+        rename = "Name one of them, or call them train.csv and validation.csv"
+        return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
+    # texts in folders of their classes, then data in a folder below
+    texts: set[str] = set()
+    for folder in folders:
+        inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
+        texts.update(place.name for place in inner if columns.text_files(place))
+    if len(texts) > 1 and are_split_names(sorted(texts)):
+        line = "cat train/*.txt > train.txt"
+        return nothing(
+            f"texts in folders of splits ({preview(sorted(texts))}) are not read: write a file for each, {line}"
+        )
+    if len(texts) > 1:
+        return nothing(
+            f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
+            "with the columns text and label"
+        )
+    readable = [folder for folder in folders if recognise(folder).kind is not None]
+    if len(readable) == 1:
+        return nothing(f"but {readable[0]} is data: name it")
+    if readable:
+        folder_names = [folder.name for folder in readable]
+        return nothing(f"its folders {preview(folder_names)} are data, each for itself. Name one of them")
+    with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
+    if len(with_tables) == 1:
+        return recognise(with_tables[0], selection)
+    # images, texts in another encoding, archives and other kinds of files
+    pictures = _explain_images(place, folders)
+    if pictures is not None:
+        return nothing(pictures)
+    for file in files:
+        if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
+            return _describe_file(file, None, selection, place)
+    return nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
 
 
-def _describe_rows(
-    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], validation: Path | None, selection: NamedColumns
-) -> OwnData | None:
-    """Return the kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone.
-
-    ``further_rows`` have short cells alone: in a table in the order of its classes, the first rows are of one class.
-    """
-    if not rows:
-        return None
-    # columns by their names: texts, label, pictures
-    names = list(rows[0])
-    texts, label = selection.text_columns(names), selection.label_column(names)
-    if label is not None and any(isinstance(row.get(label), (list, tuple)) for row in rows):
-        if selection.task not in columns.WITHOUT_LABELS:
-            raise SeveralLabels(f"{file} has lists in its column {label}; {LISTS}")
-        label = None
-    by_name = texts, label
-    # a column of pictures, with a label by its name or by its values
-    picture = selection.picture_column(rows[0])
-    if picture is not None:
-        answer = label or guessing.guess_label([*rows, *further_rows], (picture,))
-        if answer is not None:
-            data = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
-            data = _add_validation(data, validation, answer, [*rows, *further_rows])
-            named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
-            return data if named_so else replace(data, columns=((picture,), answer))
-    # columns of texts and of a label, by their names or by their values
-    if selection.task not in columns.WITHOUT_LABELS:
-        texts = texts or guessing.guess_text(rows)
-        if texts and (label is None or (label in texts and selection.label is None)):
-            label = guessing.guess_label([*rows, *further_rows], texts)
-    if texts and label is not None:
-        data = _describe_labels(file, rows, further_rows, "sentences", texts, label)
-        if selection.task is not None:
-            data = replace(data, fault=None)
-        data = _add_validation(data, validation, label, [*rows, *further_rows])
-        return data if by_name == (texts, label) else replace(data, columns=(texts, label))
-    # texts without a label train a language model
-    if not by_name[0]:
-        return None
-    rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
-    return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
-
-
-def _add_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
-    """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
-    if validation is None:
-        return data
-    # the rows of the validation table need the label column
-    rows = [_drop_long_cells(row) for _, row in islice(read_table(validation, Faults(skip=True)), MAX_COUNTED)]
-    if not any(label in row for row in rows[:1]):
-        return replace(data, description=f"{data.description}; {validation} has no column {label} and is left out")
-    # a table whose labels are kept from us often has one placeholder for all of them
-    values = {columns.parse_label(row.get(label)) for row in rows}
-    known_values = {columns.parse_label(row.get(label)) for row in training_rows}
-    if len(rows) > 1 and len(values) == 1 and not values & known_values:
-        hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
-        return replace(data, description=f"{data.description}; {hidden}")
-    description = f"{data.description}, validated on {validation}"
-    if rows and data.classes is not None and not values & known_values:
-        other_names = preview(sorted(map(str, values)), MAX_NAMES)
-        fault = f"that has none of these classes ({label}: {other_names}): write the labels of both tables alike"
-        data = replace(data, fault=fault)
-    return replace(data, is_validated=True, description=description)
-
-
-def _describe_labels(
-    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str
-) -> OwnData:
-    """Images or texts (the columns ``of``) with one label each, or a number."""
-    # the labels as classes, or as numbers if they are scores
-    order, count = columns.class_names(file, label), len(rows) + len(further_rows)
-    cells = [columns.name_class(row.get(label), order) for row in (*rows, *further_rows)]
-    labels = [columns.parse_label(cell) for cell in cells]
-    names = columns.sort_labels({name for name in labels if name is not None}, order)
-    classes: int | None = len(names)
-    task: str | None = None if kind == "images" else "text-classification"
-    what = f"{len(names):,} class{'es' * (len(names) != 1)}: {preview(names, MAX_NAMES)}"
-    if columns.are_scores(names):
-        task, classes, what = task and "text-regression", None, "a number"
-        labels = [label for label in labels if label is not None and columns.parse_number(label) is not None]
-    elif classes == 1 and count >= MAX_COUNTED:
-        classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
-    # the description for people
-    samples = "images" if kind == "images" else "rows of texts"
-    count_text = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
-    description = f"{count_text} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
-    description += f" in {columns.describe_table(file)}"
-    labels = [label for label in labels if label is not None]
-    if without := count - len(labels):
-        description += f"; {_count(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
-    fault = None
-    if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
-        fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
-        if all(columns.parse_number(name) is not None for name in names):
-            fault += " Numbers are learnt as such with --set data.task=text-regression"
-    if kind == "images":
-        pictures = [parse_picture(row.get(of[0]), file.parent) for row in rows]
-        missing, sentence = describe_missing(file, pictures)
-        if missing:
-            description += f"; {sentence}"
-        fault = "without images there is nothing to learn" if missing == len(pictures) else fault
-        fault = NUMBERS if classes is None and what == "a number" else fault
-    limited_count = count if count < MAX_COUNTED else None
-    data = OwnData(kind, description, False, task, classes, limited_count, fault=fault)
-    if kind == "images":
-        return data
-    # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
-    vocabulary: set[str] = set()
-    lengths = []
-    for row in rows:
-        words = " ".join(str(row.get(name, "")) for name in of).lower().split()
-        vocabulary.update(words)
-        lengths.append(len(words))
-    long = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
-    return replace(data, words=long, vocabulary=len(vocabulary))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _is_picture(cell: Any) -> bool:
-    """Whether a cell is the name of an image file, or image bytes as in Parquet files of ``datasets``."""
-    if isinstance(cell, str):
-        return cell.lower().endswith(columns.IMAGES)
-    return isinstance(cell, bytes) or (isinstance(cell, dict) and "bytes" in cell)
+def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
+    others: Counter[str] = Counter()
+    image_counts = count_images(folders, others)
+    if others:
+        return f"it has {describe_unread(others)}"
+    pictures = [name for name in image_counts if image_counts[name]]
+    image_count = sum(1 for _ in find_images(place))
+    images = "only image is" if image_count == 1 else f"{image_count:,} images are"
+    train = find_split_folder(place, "train")
+    if train is not None and next(find_images(train), None) is not None:
+        classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
+        if not classes:
+            return f"its {images} not in folders of their classes, nor named by a table. It looks for {LAYOUTS}"
+        return f"{train} has one class, {classes[0]}; with one folder per class it takes two or more"
+    if len(pictures) > 1 and are_split_names(pictures):
+        return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
+    if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
+        where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
+        return f"{where}; with one folder per class it takes two or more"
+    return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if image_count else None

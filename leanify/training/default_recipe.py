@@ -26,8 +26,8 @@ from leanify.core.recipe import DataSection, DistillSection, ModelSection, Optim
 from leanify.data import recognition
 from leanify.data.images.decoding import open_picture
 from leanify.data.images.tables import first_pictures
-from leanify.data.recognition import NO_COLUMNS, NamedColumns, OwnData
-from leanify.data.tables.columns import format_setting
+from leanify.data.own_data import NO_COLUMNS, NamedColumns, OwnData
+from leanify.data.tables.columns import WITHOUT_LABELS, format_setting
 from leanify.data.texts import own_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
@@ -84,18 +84,19 @@ def make_recipe(source: str, path: str | None, has_teacher: bool, columns: Named
     """
     if source in OWN_RECIPES and path is not None:
         data = _recognise_data(source, path, columns)
-        return recipes.load(source) if data is None else data_recipe(data, path)
-    if places.path_kind(source) is None and (data := recognition.recognise(source, columns)) is not None:
-        return data_recipe(data, source)
+        return recipes.load(source) if data.kind is None else data_recipe(data, path)
+    own_data = recognition.find_own_data(source, columns)
+    if own_data is not None:
+        return data_recipe(own_data, source)
     return model_recipe(source, path, has_teacher, columns)
 
 
-def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData | None:
-    """The data at a path for a recipe of own data; None if there are none. Raises RecipeError for another kind."""
+def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData:
+    """The data at a path for a recipe of own data. Raises RecipeError for another kind."""
+    if name == "own-text":  # texts alone
+        columns = replace(columns, task=columns.task or "causal-lm")
     data = recognition.recognise(path, columns)
-    if name == "own-text" and data is not None and data.kind == "sentences":
-        return replace(data, kind="text", fault=None)  # their texts alone
-    if data is not None and name != f"own-{data.kind}" and columns.task is None:
+    if data.kind is not None and name != f"own-{data.kind}" and columns.task in (None, "causal-lm"):
         line = f"leanify train own-{data.kind} --set data.path={quote(path)}"
         raise RecipeError(f"{name} does not take {path}, which is {data.description}: {line}")
     return data
@@ -105,7 +106,7 @@ def is_data(source: str) -> bool:
     """Whether a SOURCE is the user's data, of which `make_recipe` makes a recipe."""
     if recipes.find(source) is not None or Path(source).suffix == ".toml" or places.path_kind(source) is not None:
         return False
-    return recognition.recognise(source, NO_COLUMNS) is not None
+    return recognition.recognise(source, NO_COLUMNS).kind is not None
 
 
 def check_data(source: str | Path, recipe: Recipe) -> None:
@@ -142,13 +143,13 @@ def parse_columns(settings: Sequence[str]) -> NamedColumns:
 def further_settings(data: DataSection) -> str:
     """The settings of a run's data that its path alone does not say, as words for another command."""
     usual = recognition.recognise(str(data.path))
-    guesses = parse_columns([] if usual is None else usual.settings)
+    guesses = parse_columns(usual.settings)
     settings = []
     for key, guess in (("text", guesses.texts), ("image", guesses.image), ("label", guesses.label)):
         names = getattr(data, key)
         if names and names != guess:
             settings.append(f"data.{key}={format_setting(key, [names] if isinstance(names, str) else names)}")
-    if data.task in own_texts.TASKS and (usual is None or usual.task != data.task or usual.fault is not None):
+    if data.task in own_texts.TASKS and (usual.task != data.task or usual.fault is not None):
         settings.append(f"data.task={data.task}")
     if data.on_error == "skip":
         settings.append("data.on_error=skip")
@@ -373,12 +374,14 @@ def _labelled_recipe(name: str, source: ModelSource, task: str, is_validated: bo
 def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | None, list[str]] | None:
     """(task, whether a validation table is there, samples, guessed columns) of labelled texts; None without any."""
     data = recognition.recognise(path, columns)
-    task = None if data is None else data.task
+    if data.kind is None and data.description and columns.task not in WITHOUT_LABELS:
+        raise DataError(str(data.problem(path)))
+    task = data.task
     if columns.task in own_texts.TASKS:
         task = columns.task
     if task is None:
         return None
-    if data is None:
+    if data.kind is None:
         return task, own_texts.find_table(Path(path).expanduser(), "validation") is not None, None, []
     return task, data.is_validated, data.samples, data.settings
 

@@ -14,9 +14,10 @@ from torch import nn
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
 from leanify.data.common import data_path, max_length, refuse_keys
-from leanify.data.images.files import ImageFiles, split_names
+from leanify.data.images.files import ImageFiles
 from leanify.data.images.folder import class_names, read_picture
 from leanify.data.samples import Splits
+from leanify.data.split_names import synonyms
 from lra_sequences import Sequences, only_sequences, sequence_splits, split_file
 
 VOCABULARY = 256  # grey levels; nothing is padded
@@ -62,9 +63,9 @@ def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
     With ``data.holdout``, the validation folder serves as the test split if there is no other.
     """
     side = side_of(data, model)
-    train = split_file(folder, split_names(data.train), "folder ")
+    train = split_file(folder, synonyms(data.train), "folder ")
     classes = class_names(train)
-    own = split_names(data.validation)
+    own = synonyms(data.validation)
     validation = None if data.holdout else split_file(folder, own, "folder ")
     test = None
     if data.test is not None:

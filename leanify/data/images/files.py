@@ -8,20 +8,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, preview, walk_folders
+from leanify.data.split_names import are_split_names, choose_split, parse_split
 from leanify.data.tables.columns import IMAGES
-
-SYNONYMS = (  # folder names of a split, in order of preference, in upper or lower case
-    ("train", "training"),
-    ("validation", "val", "valid", "eval", "evaluation", "dev"),
-    ("test", "testing"),
-)
-
 
 TOOL_FOLDERS = (
     "__macosx", "__pycache__", "node_modules", "cache", "_cache", "thumbnails", "_thumbnails", "lost+found",
@@ -34,6 +29,8 @@ OTHER_IMAGES = (
 )  # fmt: skip  # that are not read
 MAX_SEARCHED = 100_000  # images among which a missing one is looked for
 IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
+LOOKED_UP, MAX_BESIDE, FEW_FOLDERS = 20, 40, 5  # cells, and folders in which they are looked up; folders of splits
+META = ("meta", "annotations", "labels", "lists", "splits")  # folders of tables
 NUMBERS = (
     "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
     "--set data.name=file.py:function"
@@ -116,15 +113,55 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_tool_folder(entry.name))
 
 
-def parse_picture(cell: Any, folder: Path) -> Any:
-    """The path in a table's cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
-    if isinstance(cell, str) and "\0" not in cell:
-        path = folder / Path(cell).expanduser()
-        if "\\" in cell and not path.exists():  # as Windows writes it
-            path = folder / cell.replace("\\", "/")
-        return path if cell else None
-    is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
-    return cell if is_stored or (isinstance(cell, bytes) and cell) else None
+@dataclass(frozen=True)
+class PictureFolder:
+    """Where a table's pictures are: the folder that its cells are relative to, and the suffix that they lack."""
+
+    place: Path
+    ending: str = ""
+
+    def parse(self, cell: Any) -> Any:
+        """The path in a table's cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
+        if isinstance(cell, int) and self.ending:
+            cell = str(cell)
+        if isinstance(cell, str) and "\0" not in cell:
+            path = self.place / Path(f"{cell}{self.ending}").expanduser()
+            if "\\" in cell and not path.exists():  # as Windows writes it
+                path = self.place / cell.replace("\\", "/")
+            return path if cell else None
+        is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
+        return cell if is_stored or (isinstance(cell, bytes) and cell) else None
+
+    def count(self, cells: Sequence[Any]) -> int:
+        """How many cells are files here."""
+        pictures = (self.parse(cell) for cell in cells)
+        return sum(isinstance(picture, Path) and picture.is_file() for picture in pictures)
+
+
+def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | None:
+    """The folder of the pictures that a table's cells name: its own, or one beside it; None if they are no files.
+
+    ``cells`` may lack the suffix (Kaggle's ids).
+    """
+    names = [cell for cell in cells if isinstance(cell, (str, int)) and str(cell).strip()][:LOOKED_UP]
+    if not names:
+        return None
+    # folders beside the table, those of its split first; a table in meta/ or annotations/ is beside them, too
+    beside = [*class_folders(file.parent), *(class_folders(file.parent.parent) if file.parent.name in META else ())]
+    split = parse_split(file.stem) or parse_split(file.parent.name)
+    beside.sort(
+        key=lambda folder: split is None or parse_split(folder.name) is None or parse_split(folder.name) != split
+    )
+    folders = [file.parent, *([file.parent.parent] if file.parent.name in META else ()), *beside]
+    for folder in beside:
+        folders += class_folders(folder)[:MAX_BESIDE]
+    has_suffix = all(str(name).lower().endswith(IMAGES) for name in names)
+    for folder in folders[:MAX_BESIDE]:
+        for ending in ("",) if has_suffix else (*IMAGES, *(suffix.upper() for suffix in IMAGES)):
+            candidate = PictureFolder(folder, ending)
+            if candidate.count(names[:1]) and 2 * candidate.count(names) > len(names):
+                return candidate
+    return None
 
 
 def describe_unread(others: Counter[str]) -> str:
@@ -147,20 +184,28 @@ def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
     )
 
 
-def split_names(split: str) -> tuple[str, ...]:
-    """The names that a split's folder may have: its own name, then the usual ones."""
-    return next((names for names in SYNONYMS if split in names), (split,))
-
-
 def find_split_folder(folder: Path, split: str) -> Path | None:
-    """The folder of a split, by its name or a usual synonym in upper or lower case; None if there is none."""
-    exact = next((folder / name for name in (split, *split_names(split)) if (folder / name).is_dir()), None)
-    if exact is not None or not folder.is_dir():
-        return exact
-    by_name = {entry.name.lower(): entry for entry in class_folders(folder)}
-    return next((by_name[name] for name in (split.lower(), *split_names(split)) if name in by_name), None)
+    """The folder of a split, by its name or a usual one (`split_names`); None if there is none.
+
+    It may lie in the only folder that has splits, and be the folder of its name in another one, as archives unpack.
+    """
+    if not folder.is_dir():
+        return None
+    folders = class_folders(folder)
+    place = choose_split(folders, split)
+    if place is None and len(folders) <= FEW_FOLDERS and choose_split(folders, "train") is None:
+        inside = [inner for inner in map(class_folders, folders) if choose_split(inner, "train") is not None]
+        place = choose_split(inside[0], split) if len(inside) == 1 else None
+    if place is None:
+        return None
+    inner = class_folders(place)
+    return inner[0] if len(inner) == 1 and parse_split(inner[0].name) == parse_split(place.name) is not None else place
 
 
-def are_split_names(names: list[str]) -> bool:
-    """Whether folders are all named as splits: then they are not classes."""
-    return all(name.lower() in chain(*SYNONYMS) for name in names)
+def find_class_folders(place: Path, split: str) -> Path | None:
+    """The folder with one folder of images for each class: a split's, or the place itself; None if there is none."""
+    train = find_split_folder(place, split) or place
+    if not train.is_dir():
+        return None
+    names = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
+    return train if len(names) > 1 and not are_split_names(names) else None

@@ -22,10 +22,11 @@ from leanify.data import hub
 from leanify.data.common import data_path, hold_out, subset
 from leanify.data.images import tables as image_tables
 from leanify.data.images.decoding import PLAIN, SKIP, Decoder, choose_decoder
-from leanify.data.images.files import ImageFiles, class_folders, find_images, find_split_folder, split_names
+from leanify.data.images.files import ImageFiles, class_folders, find_images, find_split_folder
 from leanify.data.images.processor import find_processor
 from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
+from leanify.data.split_names import synonyms
 from leanify.data.tables.columns import IMAGES
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin, is_hf
@@ -197,7 +198,7 @@ def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError with the folders that exist."""
     place = find_split_folder(folder, split)
     if place is None:
-        names = " or ".join(dict.fromkeys((split, *split_names(split))))
+        names = " or ".join(synonyms(split))
         raise DataError(
             f"{folder} has no folder {names}; found {list_folder(folder)}. "
             "To hold out a tenth of the training images instead: --set data.holdout=0.1"

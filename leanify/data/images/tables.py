@@ -25,10 +25,21 @@ from leanify.data import hub
 from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
-from leanify.data.images.files import NUMBERS, class_folders, describe_missing, file_size, find_images, parse_picture
+from leanify.data.images.files import (
+    NUMBERS,
+    PictureFolder,
+    describe_missing,
+    file_size,
+    find_class_folders,
+    find_images,
+    find_picture_folder,
+)
+from leanify.data.split_names import synonyms
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
 from leanify.data.texts.own_texts import find_table
+
+SOME = 1000  # rows by which the folder of the pictures is found
 
 
 class Rows:
@@ -96,32 +107,34 @@ class Column:
 def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     """Pictures of a folder, of tar shards, or of a table by a column or one of a usual name; all are of class 0."""
     pictures: Any = []
-    file = find_table(place, "train")
+    file = find_table(place, "train") if is_image_table(place, "train") else None
     if hub.is_saved(place):
         rows = next(iter(hub.load_saved(place).values()))
         pictures = Column(rows, column or hub.columns_by_type(rows)["Image"])
-    elif place.is_dir() and (files := list(islice(find_images(place), count))):
+    elif place.is_dir() and file is None and (files := list(islice(find_images(place), count))):
         pictures = files
     elif shards := tar_shards.find_shards(place, "train"):
         pictures, _ = tar_shards.read(shards, Faults(skip=True))
     elif file is not None:
         rows = [row for _, row in islice(read_table(file, Faults(skip=True)), count)]
         name: Any = column or (columns.match_column(columns.PICTURES, list(rows[0])) if rows else None)
-        cells = [parse_picture(row.get(name), file.parent) for row in rows]
-        pictures = [cell for cell in cells if cell is not None]
+        cells = [row.get(name) for row in rows]
+        folder = find_picture_folder(file, cells) or PictureFolder(file.parent)
+        pictures = [picture for picture in map(folder.parse, cells) if picture is not None]
     return Rows(place, pictures, [0] * min(count, len(pictures)))
 
 
 def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
-    if (place / split).is_dir() and class_folders(place / split):
-        return hub.is_saved(place)  # otherwise folders of classes, even if the folder also has tables
-    if hub.is_saved(place) or tar_shards.find_shards(place, split):
+    if hub.is_saved(place) or place.is_file():
+        return True
+    classes = find_class_folders(place, split)
+    if classes is not None and classes != place:
+        return False  # folders of classes, even if the folder also has tables
+    if tar_shards.find_shards(place, split):
         return True
     table = find_table(place, split)
-    if table is None or place.is_file() or columns.split_stem(table) in columns.SPLITS.get(split, (split,)):
-        return table is not None
-    return len(class_folders(place)) < 2
+    return table is not None and (classes is None or columns.split_stem(table).lower() in synonyms(split))
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
@@ -149,16 +162,21 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
 def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     """Return the images, the labels as text, and a description of the columns."""
     # columns are chosen by the first row
-    faults, pictures, labels = Faults(data.on_error == "skip"), [], []
+    faults, cells = Faults(data.on_error == "skip"), list[tuple[str, Any, Any]]()
     image = label = ""
     for place, row in read_table(file, faults):
         if not image:
             image, label = _columns(file, list(row), data)
-        picture, kind = parse_picture(row.get(image), file.parent), columns.parse_label(row.get(label))
+        cells.append((place, row.get(image), row.get(label)))
+    # cells are paths from the table on, or from a folder beside it
+    folder = find_picture_folder(file, [cell for _, cell, _ in cells[:SOME]]) or PictureFolder(file.parent)
+    pictures, labels = [], []
+    for place, cell, answer in cells:
+        picture, kind = folder.parse(cell), columns.parse_label(answer)
         if picture is None:
-            faults.record(f"{file}, {place}: {image} is {row.get(image)!r:.40}, no image")
+            faults.record(f"{file}, {place}: {image} is {cell!r:.40}, no image")
         elif kind is None:
-            faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, no label")
+            faults.record(f"{file}, {place}: {label} is {answer!r:.40}, no label")
         else:
             pictures.append(picture)
             labels.append(kind)
@@ -221,7 +239,7 @@ def _read_saved(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[
     # a column of undecoded pictures and the labels' names, for each split
     tables = []
     for split in splits:
-        name = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in saved_splits), None)
+        name = next((name for name in synonyms(split) if name in saved_splits), None)
         if name is None:
             raise DataError(f"{place} has no split {split}; it has {', '.join(saved_splits)}. {HOLD_OUT.capitalize()}")
         rows = saved_splits[name]

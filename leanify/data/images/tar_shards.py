@@ -20,6 +20,7 @@ from leanify.core.errors import DataError
 from leanify.core.files.cache import Arrays, load_or_make
 from leanify.core.files.reading import open_file
 from leanify.data.faults import Faults
+from leanify.data.split_names import synonyms
 from leanify.data.tables import columns
 
 LABEL_ENDINGS = ("cls", "txt", "json")
@@ -64,7 +65,7 @@ def find_shards(place: Path, split: str) -> list[Path]:
     """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file named."""
     if place.is_file():
         return [place] if place.suffix == ".tar" else []
-    for name in columns.SPLITS.get(split, (split,)):
+    for name in synonyms(split):
         if shards := sorted(place.glob(f"{name}*.tar")) or sorted((place / name).glob("*.tar")):
             return shards
     return []

@@ -6,14 +6,16 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Literal
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_text, preview, text_encoding
+from leanify.data.split_names import ALL_WORDS, choose_split, parse_split
 
+TEXT_FILES = (".txt", ".text", ".tokens", ".raw")  # of plain text; enwik8 has no suffix
 JSON = (".jsonl", ".ndjson", ".json")
 TABLES = (".csv", ".tsv", *JSON, ".parquet")
 FASTTEXT = (".txt", ".ft", ".ft.txt")  # endings of fastText's tables, of lines such as `__label__pos a fine film`
@@ -24,25 +26,32 @@ IMAGES = (
 )  # fmt: skip  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
+    ("question", "sentence"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"), ("text1", "text2"),
+    ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
-    ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",),
+    ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
+    ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",),
 )  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic",
-    "topics", "categories", "genres", "tags", "emotion", "opinion", "polarity",
+    "topics", "categories", "genres", "tags", "emotion", "opinion", "polarity", "gold_label", "is_duplicate", "quality",
+    "airline_sentiment", "similarity", "relatedness_score", "similarity_score", "breed", "star_rating", "overall",
 )  # fmt: skip
 WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that read texts alone
-PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
+PICTURES = (
+    "image", "path", "file", "filename", "file_name", "image_path", "filepath", "img", "image_id", "img_path",
+    "image_name", "img_id", "image_file", "filepaths", "photo",
+)  # fmt: skip
 CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
 SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
 LONGEST_LINE = 1 << 16  # characters by which a line is recognised
+LISTS = (".lst", ".list", ".conll", ".iob", ".iob2", ".bio", ".data")  # endings of text files that may be tables
+MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table
+PATH_LABEL = re.compile(r"(?<=\.[a-z]{3})[ \t,;]+|(?<=\.[a-z]{4})[ \t,;]+", re.IGNORECASE)  # between a path and a label
+TAG = re.compile(r"O|[BIESLU]-\S+")
 MAX_LABEL = 1000  # characters of a label; Python reads no number of more than 4,300 digits
-SPLITS = {  # file names of a split, in order of preference
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "test"),
-}
 SPLIT_COLUMNS = ("split", "subset", "partition", "set", "dataset_split", "data_split")  # of tables of several splits
-SPLIT_NAMES = {"testing", "eval", "evaluation", *SPLITS["train"], *SPLITS["validation"]}
+SPLIT_NAMES = ALL_WORDS
 MISSING_NUMBERS = ("nan", "na", "n/a", "null", "none")  # words for no number, in a column of numbers
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,(?![0-9]{3}$)[0-9]+")  # three digits may as well be thousands
 
@@ -128,20 +137,43 @@ def lower_suffix(path: Path) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table: by its ending, or by the label in fastText's first line."""
-    return lower_suffix(path) in TABLES or is_fasttext(path)
+    """Whether a file is a table: by its ending, or by the first lines of a text file."""
+    return lower_suffix(path) in TABLES or text_table(path) not in (None, "tags")
 
 
 def is_fasttext(path: Path) -> bool:
     """Whether a text file's first line begins with a label of fastText, or ends with one."""
-    if lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS) or not path.is_file():
-        return False
+    return text_table(path) == "fasttext"
+
+
+def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] | None:
+    """The kind of table that a text file holds, by its first lines; None for plain text.
+
+    fasttext: lines with a label of fastText's; cells: cells between tabs, as many in each line; pictures: a path to a
+    picture and a label; tags: a token and its tag in each line, with a blank line after a sentence, which is not read.
+    """
+    is_other = path.suffix != "" and lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
+    if is_other or not path.is_file():
+        return None
     try:
         with open_text(path, DataError, text_encoding(path, DataError), "ignore") as file:
-            words = next((line.split() for line in file.read(LONGEST_LINE).splitlines() if line.strip()), [])
+            lines = file.read(LONGEST_LINE).splitlines()[:MAX_LINES]
     except DataError:  # zero bytes
-        return False
-    return any(word.startswith(FASTTEXT_MARK) for word in (*words[:1], *words[-1:]))
+        return None
+    rows = [line for line in lines if line.strip()]
+    words = rows[0].split() if rows else []
+    if any(word.startswith(FASTTEXT_MARK) for word in (*words[:1], *words[-1:])):
+        return "fasttext"
+    if len(rows) < MIN_LINES:
+        return None
+    cells = [line.split() for line in rows]
+    if all(len(row) > 1 and row[0].lower().endswith(IMAGES) for row in (PATH_LABEL.split(row) for row in rows)):
+        return "pictures"
+    are_tags = all(len(row) == len(cells[0]) > 1 and TAG.fullmatch(row[-1]) for row in cells)
+    if are_tags and (len(rows) < len(lines) or lower_suffix(path) != ".txt"):
+        return "tags"
+    tabs = {line.rstrip("\r\n").count("\t") for line in rows}
+    return "cells" if len(tabs) == 1 and tabs != {0} and len(rows) == len(lines) else None
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -157,27 +189,15 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path | None:
-    """A split's file under one of its usual names in any case, or the first of its Parquet shards; None if none."""
-    # a table or text by the usual names of the split
-    stems = (split, *SPLITS.get(split, ()))
-    by_name = {file.name.lower(): file for file in reversed(_visible_files(folder))}
-    for stem in stems:
-        for suffix in suffixes:
-            if (folder / f"{stem}{suffix}").is_file():
-                return folder / f"{stem}{suffix}"
-            if f"{stem}{suffix}".lower() in by_name:
-                return by_name[f"{stem}{suffix}".lower()]
-    # a table of fastText, train.ft.txt or cooking.train
-    fasttext = (by_name.get(f"{stem}{suffix}".lower()) for stem, suffix in product(stems, FASTTEXT))
-    by_ending = [file for file in _visible_files(folder) if lower_suffix(file).removeprefix(".") in stems]
-    fasttext_file = next((file for file in (*fasttext, *by_ending) if file is not None and is_fasttext(file)), None)
-    if fasttext_file is not None and ".csv" in suffixes:
-        return fasttext_file
-    # the first of several Parquet shards
-    first_shards = {}
-    if ".parquet" in suffixes:
-        first_shards = {split_stem(path): path for path in sorted(folder.glob("*-00000-of-*.parquet"))}
-    return next((first_shards[stem] for stem in stems if stem in first_shards), None)
+    """A split's file by its name (`split_names`), or the first of its Parquet shards; None if there is none."""
+    ranks = {}
+    for file in _visible_files(folder):
+        shard = SHARD.fullmatch(file.name)
+        if lower_suffix(file) in suffixes and (shard is None or not int(shard[2])):
+            ranks[file] = list(suffixes).index(lower_suffix(file))
+        elif ".csv" in suffixes and parse_split(file.name) is not None and text_table(file) not in (None, "tags"):
+            ranks[file] = len(suffixes)
+    return choose_split(sorted(ranks, key=lambda file: (ranks[file], file)), split)
 
 
 def find_shards(file: Path) -> list[Path]:
@@ -206,13 +226,14 @@ def describe_table(file: Path) -> str:
 
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
-    """The one file of a folder that ends so, which is the one to train on; None if there are more."""
-    # a .json may be anything else, too
-    files = [file for file in _visible_files(folder) if lower_suffix(file) in suffixes and file.suffix != ".json"]
-    if not files and ".csv" in suffixes:
-        files = [file for file in _visible_files(folder) if is_fasttext(file)]
-    is_single = len(files) == 1 and split_stem(files[0]).lower() not in SPLITS["validation"]
-    return files[0] if is_single else None
+    """The one file of a folder that ends so and is no split's, which is the one to train on; None if there are more."""
+    # a .json may be anything else, too, and Kaggle's sample of an answer is no data
+    files = [file for file in _visible_files(folder) if "submission" not in file.name.lower()]
+    tables = [file for file in files if lower_suffix(file) in suffixes and file.suffix != ".json"]
+    if not tables and ".csv" in suffixes and len(files) <= MAX_LINES:
+        tables = [file for file in files if text_table(file) not in (None, "tags")]
+    others = [file for file in tables if parse_split(split_stem(file)) is None]
+    return others[0] if len(others) == 1 else None
 
 
 def class_names(file: Path, column: str) -> tuple[str, ...]:
@@ -241,6 +262,14 @@ def parse_label(cell: Any) -> str | None:
     if not isinstance(cell, (str, int, float)) or (isinstance(cell, str) and len(cell) > MAX_LABEL):
         return None
     return str(cell).strip() or None
+
+
+def missing_label(labels: Iterable[str], order: Sequence[str] = ()) -> str | None:
+    """The label that says that there is none: SNLI's "-", unless "+" is one, or -1 where a file names its classes."""
+    values = set(labels)
+    if "-" in values and "+" not in values and len(values) > 2:
+        return "-"
+    return "-1" if order and "-1" in values else None
 
 
 def parse_number(text: str) -> float | None:

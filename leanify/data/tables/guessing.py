@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -10,24 +11,58 @@ from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
+LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "annotation", "grade"}
+BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
+MIN_PRESENT = 2  # of so many cells one is there, in a column of labels
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
 Row = Mapping[str, Any]
 
 
 def guess_text(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The column with strings of several words, if there is exactly one; else ()."""
+    """The columns with strings of several words, if there are one or two; else ()."""
     text_columns = tuple(name for name, cells in _columns(rows).items() if _is_text(cells))
-    return text_columns if len(text_columns) == 1 else ()
+    return text_columns if len(text_columns) < 3 else ()
 
 
 def guess_label(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
-    """The only column besides the texts if it can be a label, or None."""
-    other_columns = {name: cells for name, cells in _columns(rows).items() if name not in texts}
-    if len(other_columns) != 1:
-        return None
-    ((name, cells),) = other_columns.items()
-    return name if _is_label(cells) or are_scores(map(str, cells)) else None
+    """The column besides the texts that can be a label: the only one, or the one that its name or values give away.
+
+    Of several, one has a usual word in its name (airline_sentiment), or in a table without names the fewest values.
+    """
+    candidates = label_candidates(rows, texts)
+    if len(candidates) < 2:
+        return next(iter(candidates), None)
+    named = [name for name in candidates if _words(name) & LABEL_WORDS and not _words(name) & BESIDE_LABELS]
+    if len(named) == 1:
+        return named[0]
+    if all(name.startswith("column ") for name in candidates):
+        # scores are rarer than years and sources of texts
+        scores = [name for name, cells in candidates.items() if are_scores(map(str, cells))]
+        return scores[0] if len(scores) == 1 else min(candidates, key=lambda name: len(set(candidates[name])))
+    return None
+
+
+def label_candidates(rows: Sequence[Row], texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns besides the texts that have few values in many rows, or fractions; with the cells that are there."""
+    candidates = {}
+    for name, cells in _columns(rows).items():
+        present = [cell for cell in cells if isinstance(cell, (str, int, float)) and str(cell).strip()]
+        is_full = MIN_PRESENT * len(present) >= len(cells)
+        if name not in texts and is_full and (_is_label(present) or are_scores(map(str, present))):
+            candidates[name] = present
+    return candidates
+
+
+def flag_columns(rows: Sequence[Row], texts: Sequence[str]) -> list[str]:
+    """The columns of 0 and 1, if there are several: each is a label of its own, as in the toxic comments."""
+    flags = [name for name, cells in label_candidates(rows, texts).items() if {*map(str, cells)} == {"0", "1"}]
+    return flags if len(flags) > 2 else []
+
+
+def _words(name: str) -> set[str]:
+    """The words in a column's name, in lower case."""
+    return set(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -19,12 +19,14 @@ from leanify.data.tables import guessing
 from leanify.data.tables.columns import (
     FASTTEXT_MARK,
     JSON,
+    PATH_LABEL,
     SPLIT_COLUMNS,
     SPLIT_NAMES,
     TABLES,
     find_shards,
     lower_suffix,
     match_column,
+    text_table,
 )
 
 Row = dict[str, Any]
@@ -65,7 +67,7 @@ def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterato
     if suffix in JSON:
         read = _read_json
     elif suffix not in TABLES:
-        read = _read_fasttext
+        read = {"cells": _read_cells, "pictures": _read_list}.get(str(text_table(path)), _read_fasttext)
     try:
         # bytes that are not UTF-8 become lone surrogates, by which their row is found
         with open_text(path, DataError, text_encoding(path, DataError), "surrogateescape", "") as file:
@@ -95,6 +97,16 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
             text = FASTTEXT_LABEL.sub("", line).strip()
             label = names[0] if len(names) == 1 else names
             yield f"line {number}", {"text": text, "label": label}
+
+
+def _read_list(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
+    """Rows of image and label from lines of a path and a label, as lists of ImageNet for Caffe are."""
+    for number, line in enumerate(file, 1):
+        cells = PATH_LABEL.split(line.strip(), maxsplit=1)
+        if len(cells) == 2:
+            yield f"line {number}", {"image": cells[0], "label": cells[1].strip()}
+        elif line.strip():
+            faults.record(f"{path}, line {number} is not a path and a label")
 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
@@ -135,8 +147,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     first = next(iter(file), "")
     usual = "\t" if lower_suffix(path) == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
-    unquoted = QUOTED_CELL.sub("", first)
-    delimiter = mark[1] if mark else next((mark for mark in (usual, ";", "\t", ",", "|") if mark in unquoted), usual)
+    delimiter = mark[1] if mark else _find_delimiter(file, first, usual)
     is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
     file.seek(0)
     rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
@@ -163,6 +174,17 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
             faults.record(f"{where} {not_utf8(path)}")
         elif cells:
             yield f"line {number}", dict(zip_longest(names, cells[: len(names)]))
+
+
+def _find_delimiter(file: TextIO, first: str, usual: str) -> str:
+    """The delimiter of a table: tabs if each of the first lines has as many, else the first usual one in its header."""
+    tabs = {line.count("\t") for line in islice(file, HEADER_ROWS) if line.strip()} | {first.count("\t")}
+    file.seek(0)
+    next(iter(file), "")
+    if len(tabs) == 1 and tabs != {0}:
+        return "\t"
+    unquoted = QUOTED_CELL.sub("", first)
+    return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in unquoted), usual)
 
 
 def _has_quoted_cells(file: TextIO, tabs: int) -> bool:

@@ -22,6 +22,7 @@ from leanify.data import hub
 from leanify.data.common import choose_indices, data_path, max_text_length, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
+from leanify.data.split_names import parse_split
 from leanify.data.tables import columns
 from leanify.data.texts import tokenizers, tokens
 from leanify.data.texts.tokens import END as END
@@ -147,12 +148,12 @@ def _find_text(path: Path, split: str) -> Path | None:
 
     A folder's only text is the one to train on; several are one text, unless a name marks a split.
     """
-    suffixes = (".txt", *columns.TABLES)
+    suffixes = (*columns.TEXT_FILES, *columns.TABLES)
     file = columns.find_split_file(path, split, suffixes)
     if file is not None or split != "train":
         return file
     texts = {file.stem.lower() for file in columns.text_files(path)}
-    several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
+    several = len(texts) > 1 and all(parse_split(name) is None for name in texts)
     return columns.only_file(path, suffixes) or (path if several else None)
 
 

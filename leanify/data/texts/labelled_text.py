@@ -50,9 +50,13 @@ class LabelledTable:
                 faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, not {what}")
             else:
                 rows.append((tuple(cell for cell in cells if cell is not None), answer))
-        if not rows:
+        # a label that says that there is none is no class
+        missing = columns.missing_label((answer for _, answer in rows), order)
+        kept = [row for row in rows if row[1] != missing]
+        if not kept:
             raise DataError(f"{file} has no row with a text and a label")
-        return LabelledTable(file, f"{' and '.join(texts)} → {label}", rows, order)
+        left_out = f", {len(rows) - len(kept):,} rows of label {missing} left out" if missing else ""
+        return LabelledTable(file, f"{' and '.join(texts)} → {label}{left_out}", kept, order)
 
     @property
     def names(self) -> list[str]:

@@ -20,6 +20,7 @@ from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
 from leanify.data.common import HOLD_OUT, data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
 from leanify.data.faults import Faults
+from leanify.data.images.files import META, find_split_folder
 from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, describe_table, find_split_file, is_table, only_file, split_stem
@@ -35,7 +36,16 @@ def find_table(path: Path, split: str) -> Path | None:
     if path.is_file():
         return path if split == "train" and is_table(path) else None
     file = find_split_file(path, split, TABLES)
-    return only_file(path, TABLES) if file is None and split == "train" else file
+    if file is None and split == "train":
+        file = only_file(path, TABLES)
+    if file is not None:
+        return file
+    # the only table in the split's folder (ImageFolder's metadata), or the split's in a folder of tables
+    folder = find_split_folder(path, split)
+    if folder is not None:
+        return only_file(folder, TABLES)
+    inside = [find_split_file(path / name, split, TABLES) for name in META]
+    return next((file for file in inside if file is not None), None)
 
 
 def find_classes(data: DataSection) -> list[str]:

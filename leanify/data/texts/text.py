@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,14 @@ def read_text_column(
     column = None
     for place, row in rows:
         column = column or choose_text(path, list(row), named)
-        text = faults.text(row.get(column), f"{path}, {place}: {column}")
+        text = faults.text(_join_turns(row.get(column)), f"{path}, {place}: {column}")
         if text is not None:
             yield text
+
+
+def _join_turns(cell: Any) -> Any:
+    """The text of a chat's turns, or of several texts, one below another; any other cell as it is."""
+    if not isinstance(cell, (list, tuple)):
+        return cell
+    turns: list[Any] = [turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn for turn in cell]
+    return "\n".join(turns) if turns and all(isinstance(turn, str) for turn in turns) else cell

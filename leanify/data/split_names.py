@@ -1,0 +1,87 @@
+"""Names of splits as people write them: train, training_set, 01_train, train2017, snli_1.0_dev. Does not import torch.
+
+What looks at data and what reads it ask here, so that both find the same folders and files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+WORDS = {  # words for a split, in order of preference
+    "train": ("train", "training", "trainset"),
+    "test": ("test", "testing", "testset"),
+    "validation": ("validation", "valid", "val", "eval", "evaluation", "dev", "valset", "test", "testing", "testset"),
+}
+ALL_WORDS = {*WORDS["train"], *WORDS["validation"]}
+FILLERS = {"set", "sets", "data", "dataset", "split", "image", "images", "img", "imgs", "pictures", "photos", "label"}
+FILLERS |= {"labels", "csv", "folder", "dir", "new", "final", "of", "the", "x"}
+
+
+def synonyms(split: str) -> tuple[str, ...]:
+    """A split's own name, then the usual words for it."""
+    for words in WORDS.values():
+        if split.lower() in words:
+            return tuple(dict.fromkeys((split, *words)))
+    return (split,)
+
+
+def parse_split(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """The word for a split in a name, and its other words without fillers; None if it has none, or several.
+
+    training_set → training, (); in_domain_dev → dev, (in, domain)
+    """
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    splits = [word for word in words if word in ALL_WORDS]
+    if len(splits) != 1:
+        return None
+    return splits[0], tuple(word for word in words if word not in FILLERS and word != splits[0])
+
+
+def is_split(name: str) -> bool:
+    """Whether a name says nothing but a split."""
+    parsed = parse_split(name)
+    return parsed is not None and not parsed[1]
+
+
+def are_split_names(names: Iterable[str]) -> bool:
+    """Whether names are all of splits, by themselves or by what they have in common (seg_train, seg_test)."""
+    parsed = [parse_split(name) for name in names]
+    others = {each[1] for each in parsed if each is not None}
+    words = {each[0] for each in parsed if each is not None}
+    return None not in parsed and (others == {()} or (len(others) == 1 and len(words) > 1))
+
+
+def choose_split(paths: Sequence[Path], split: str) -> Path | None:
+    """The file or folder of a split among others: by its exact name, a synonym in any case, or its words.
+
+    Other words than a split's must be those of a training file or folder beside it. Of several the first one is taken,
+    and for training none.
+    """
+    # the whole name is the split
+    by_name = {_stem(path): path for path in reversed(paths)}
+    lower = {name.lower(): path for name, path in by_name.items()}
+    for name in synonyms(split):
+        if name in by_name or name.lower() in lower:
+            return by_name.get(name) or lower[name.lower()]
+    # one of its words is
+    found: dict[tuple[str, tuple[str, ...]], list[Path]] = {}
+    for path in paths:
+        parsed = parse_split(_stem(path))
+        if parsed is not None:
+            found.setdefault(parsed, []).append(path)
+    training = [others for word, others in found if word in WORDS["train"]]
+    for word in synonyms(split):
+        with_word = sorted((others for one, others in found if one == word), key=lambda others: others not in training)
+        for others in with_word:
+            places = found[word, others]
+            is_paired = any(alike[: len(others)] == others[: len(alike)] for alike in training)
+            if (not others or is_paired) and (len(places) == 1 or word not in WORDS["train"]):
+                return places[0]
+    return None
+
+
+def _stem(path: Path) -> str:
+    """A file's name without its suffix, if that is not the split (fastText's cooking.train); a folder's whole name."""
+    return path.stem if path.suffix and path.suffix[1:].isalnum() and parse_split(path.suffix) is None else path.name

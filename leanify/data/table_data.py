@@ -1,0 +1,293 @@
+"""The data in a table: labelled images or texts, or texts alone, judged by its first rows. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+
+from leanify.core.files.reading import preview
+from leanify.data.faults import Faults
+from leanify.data.images.files import NUMBERS, PictureFolder, describe_missing, find_images, find_picture_folder
+from leanify.data.own_data import LISTS, Kind, NamedColumns, OwnData, nothing
+from leanify.data.tables import columns, guessing
+from leanify.data.tables.rows import Row, read_table
+
+SOME = 1000  # rows of a table by which it is recognised
+MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a few times, whatever its length
+MAX_NAMES = 6  # classes listed by name
+MAX_LABEL = 200  # characters of a label
+MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
+CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
+UNLABELLED = (  # columns of data for language models and embeddings, and of their texts the one to learn
+    (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
+    (("anchor", "positive"), "anchor"), (("query", "pos"), "query"), (("prompt", "response"), "response"),
+    (("instruction", "response"), "response"), (("question", "response"), "response"),
+)  # fmt: skip
+
+
+def describe_table(file: Path, validation: Path | None, selection: NamedColumns, place: Path) -> OwnData:
+    """The data in a table that may be validated on another one; ``place`` is the path that the user named.
+
+    Raises DataError for a table that cannot be read.
+    """
+    # the first rows, of which the columns are guessed, and the number of all
+    faults = Faults(skip=True)
+    table = read_table(file, faults)
+    rows = [row for _, row in islice(table, SOME)]
+    further_rows = [_drop_long_cells(row) for _, row in islice(table, MAX_COUNTED - SOME)]
+    if not rows:
+        fault = f"no row of {file} can be read, the first: {faults.names[0]}" if faults.names else f"{file} has no rows"
+        return nothing(fault)
+    data = _describe_rows(file, rows, further_rows, validation, selection, place)
+    if data.kind is None or not faults.names:
+        return data
+    faults_note = f"; {count_of(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
+    return replace(data, description=data.description + faults_note)
+
+
+def count_of(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _drop_long_cells(row: Row) -> Row:
+    """A row with the cells that can be labels; None for the others."""
+    short: Row = {}
+    for name, cell in row.items():
+        is_label = isinstance(cell, (int, float)) or (isinstance(cell, str) and len(cell) <= MAX_LABEL)
+        short[name] = cell if is_label else None
+    return short
+
+
+def _describe_rows(
+    file: Path,
+    rows: Sequence[Row],
+    further_rows: Sequence[Row],
+    validation: Path | None,
+    selection: NamedColumns,
+    place: Path,
+) -> OwnData:
+    """The kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone.
+
+    ``further_rows`` have short cells alone: in a table in the order of its classes, the first rows are of one class.
+    """
+    # columns by their names: texts, label, pictures
+    names, all_rows = list(rows[0]), [*rows, *further_rows]
+    texts, label = selection.text_columns(names), selection.label_column(names)
+    needs_labels = selection.task not in columns.WITHOUT_LABELS
+    if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
+        return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
+    label = label if needs_labels else None
+    by_name = texts, label
+    # a column of pictures, with a label by its name or by its values
+    picture = selection.picture_column(file, rows)
+    if picture is not None:
+        answer = label or guessing.guess_label(all_rows, (picture,))
+        if answer is None:
+            return nothing(_describe_unclear_pictures(file, rows, picture, place))
+        data = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
+        data = _add_validation(data, validation, answer, all_rows)
+        named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
+        return data if named_so else replace(data, columns=((picture,), answer))
+    # texts for a language model or for embeddings, which have no labels
+    if needs_labels and label is None and not selection.texts:
+        unlabelled = _describe_unlabelled(file, rows[0], place)
+        if unlabelled is not None:
+            return nothing(unlabelled, file)
+    # columns of texts and of a label, by their names or by their values
+    if needs_labels:
+        texts = texts or guessing.guess_text(rows)
+        if texts and (label is None or (label in texts and selection.label is None)):
+            flags = guessing.flag_columns(all_rows, texts)
+            if flags:
+                return nothing(_describe_flags(file, texts, flags, place), file)
+            label = guessing.guess_label(all_rows, texts)
+    if texts and label is not None:
+        data = _describe_labels(file, rows, further_rows, "sentences", texts, label)
+        if selection.task is not None:
+            data = replace(data, fault=None)
+        data = _add_validation(data, validation, label, all_rows)
+        return data if by_name == (texts, label) else replace(data, columns=(texts, label))
+    # texts without a label train a language model, unless labels stand beside them
+    few_values = list(guessing.label_candidates(all_rows, texts)) if texts and needs_labels else []
+    if not by_name[0] or few_values:
+        return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
+    rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
+    return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
+
+
+def _add_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
+    """The same, validated on a table if that has labels: one to be tested on often has none, or −1 for each."""
+    if validation is None:
+        return data
+    # the rows of the validation table need the label column
+    rows = [_drop_long_cells(row) for _, row in islice(read_table(validation, Faults(skip=True)), MAX_COUNTED)]
+    if not any(label in row for row in rows[:1]):
+        return replace(data, description=f"{data.description}; {validation} has no column {label} and is left out")
+    # a table whose labels are kept from us often has one placeholder for all of them
+    values = {columns.parse_label(row.get(label)) for row in rows}
+    known_values = {columns.parse_label(row.get(label)) for row in training_rows}
+    if len(rows) > 1 and len(values) == 1 and not values & known_values:
+        hidden = f"all labels of {validation} are {next(iter(values)) or 'empty'}, so it is left out"
+        return replace(data, description=f"{data.description}; {hidden}")
+    description = f"{data.description}, validated on {validation}"
+    if rows and data.classes is not None and not values & known_values:
+        other_names = preview(sorted(map(str, values)), MAX_NAMES)
+        fault = f"that has none of these classes ({label}: {other_names}): write the labels of both tables alike"
+        data = replace(data, fault=fault)
+    return replace(data, is_validated=True, description=description)
+
+
+def _describe_labels(
+    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str
+) -> OwnData:
+    """Images or texts (the columns ``of``) with one label each, or a number."""
+    # the labels as classes, or as numbers if they are scores
+    order, count = columns.class_names(file, label), len(rows) + len(further_rows)
+    cells = [columns.name_class(row.get(label), order) for row in (*rows, *further_rows)]
+    labels = [columns.parse_label(cell) for cell in cells]
+    missing_label = columns.missing_label((name for name in labels if name is not None), order)
+    labels = [None if name == missing_label else name for name in labels]
+    names = columns.sort_labels({name for name in labels if name is not None}, order)
+    classes: int | None = len(names)
+    task: str | None = None if kind == "images" else "text-classification"
+    what = f"{len(names):,} class{'es' * (len(names) != 1)}: {preview(names, MAX_NAMES)}"
+    if columns.are_scores(names):
+        task, classes, what = task and "text-regression", None, "a number"
+        labels = [label for label in labels if label is not None and columns.parse_number(label) is not None]
+    elif classes == 1 and count >= MAX_COUNTED:
+        classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
+    # the description for people
+    samples = "images" if kind == "images" else "rows of texts"
+    count_text = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
+    description = f"{count_text} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
+    description += f" in {columns.describe_table(file)}"
+    labels = [label for label in labels if label is not None]
+    if without := count - len(labels):
+        remedy = "skip such rows with --set data.on_error=skip"
+        if missing_label is not None:
+            remedy = f"{missing_label} is none, and such rows are left out"
+        description += f"; {count_of(without, 'row')} without a label: {remedy}"
+    fault = None
+    if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
+        fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
+        if all(columns.parse_number(name) is not None for name in names):
+            fault += " Numbers are learnt as such with --set data.task=text-regression"
+    if classes == 1:
+        fault = "but of one class: two or more are needed to tell apart"
+    if kind == "images":
+        cells = [row.get(of[0]) for row in rows]
+        folder = find_picture_folder(file, cells) or PictureFolder(file.parent)
+        pictures = [folder.parse(cell) for cell in cells]
+        missing, sentence = describe_missing(file, pictures)
+        if missing:
+            description += f"; {sentence}"
+        fault = "without images there is nothing to learn" if missing == len(pictures) else fault
+        fault = NUMBERS if classes is None and what == "a number" else fault
+    limited_count = count if count < MAX_COUNTED else None
+    data = OwnData(kind, description, False, task, classes, limited_count, fault=fault)
+    if kind == "images":
+        return data
+    # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
+    vocabulary: set[str] = set()
+    lengths = []
+    for row in rows:
+        words = " ".join(str(row.get(name, "")) for name in of).lower().split()
+        vocabulary.update(words)
+        lengths.append(len(words))
+    long = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
+    return replace(data, words=long, vocabulary=len(vocabulary))
+
+
+# -- what is not trained on, and why ----------------------------------------------------------------------------------
+
+
+def _describe_unlabelled(file: Path, row: Row, place: Path) -> str | None:
+    """What learns from data without labels (chats, instructions, preferences, triplets); None for other columns."""
+    spellings = {str(name).lower(): str(name) for name in row}
+    own_text = f"leanify train own-text --set data.path={quote(str(file))}"
+    what = (
+        f"has no labels; a language model learns its texts, {{line}}, and leanify shrink CHECKPOINT --data "
+        f"{quote(str(place))} keeps a model's skill on them"
+    )
+    chat = next((spellings[name] for name in CHATS if name in spellings), None)
+    if chat is not None and isinstance(row[chat], (list, tuple)):
+        return f"{file} ({chat}) " + what.format(line=f"{own_text} --set data.text={chat}")
+    for names, learnt in UNLABELLED:
+        if all(name in spellings for name in names) and isinstance(row[spellings[learnt]], (str, list)):
+            listed = preview(list(spellings.values()), 6)
+            return f"{file} ({listed}) " + what.format(line=f"{own_text} --set data.text={spellings[learnt]}")
+    return None
+
+
+def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], place: Path) -> str:
+    cells = f"--set {quote(f'data.text={json.dumps(texts[:2], ensure_ascii=False)}')}"
+    if columns.guess_texts(texts) == texts:
+        cells = ""
+    line = " ".join(filter(None, ["leanify compare", quote(str(place)), cells, f"--set data.label={quote(flags[0])}"]))
+    return (
+        f"{file} has several labels of a text ({preview(list(flags), 6)}). One of them is learnt with {line}; "
+        "all at once are learnt by transformers' Trainer, lean models included: AutoModelForSequenceClassification"
+    )
+
+
+def _describe_unclear_pictures(file: Path, rows: Sequence[Row], picture: str, place: Path) -> str:
+    label = _label_like(rows)
+    return (
+        f"which column has the labels of the images ({picture}) is not clear in {file}, which has {_names(rows)}. Name "
+        f"it: leanify compare {quote(str(place))} --set data.image={quote(picture)} --set data.label="
+        f"{quote(label or 'COLUMN')}; a column for each class is not read"
+    )
+
+
+def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], place: Path) -> str:
+    """Why columns are not clear, and the line that names them."""
+    for name, cell in rows[0].items():
+        if isinstance(cell, (list, tuple)):
+            return f"{file} has lists in its column {name}; {LISTS}"
+    text, label = _texts_like(rows), next(iter(labels), None) or _label_like(rows)
+    line = f"leanify compare {quote(str(place))}"
+    label_setting = f"--set data.label={quote(label or 'COLUMN')}"
+    if text is not None:
+        texts = columns.guess_texts(list(rows[0])) or (text,)
+        what = "which columns are texts and labels" if label else "which column has the labels"
+        cells = quote(f"data.text={json.dumps(texts, ensure_ascii=False)}")
+        remedy = f"Name them: {line} --set {cells} {label_setting}"
+        return f"{what} is not clear in {file}, which has {_names(rows)}. {remedy}"
+    if place.is_dir() and next(find_images(place), None) is not None:
+        return (
+            f"no column of {file}, which has {_names(rows)}, names images: a cell is a path from the table on, with "
+            f"its suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"
+        )
+    return f"no column of {file} has texts of several words or names images; it has {_names(rows)}"
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return preview(list(map(str, rows[0])), 8)
+
+
+def _texts_like(rows: Sequence[Row]) -> str | None:
+    """The column with the longest strings of several words."""
+    lengths = dict.fromkeys(rows[0], 0)
+    for row in rows:
+        for name in lengths:
+            cell = row.get(name)
+            if isinstance(cell, str) and " " in cell.strip():
+                lengths[name] += len(cell)
+    best = max(lengths, key=lambda name: lengths[name])
+    return best if lengths[best] else None
+
+
+def _label_like(rows: Sequence[Row]) -> str | None:
+    """The column with a usual name for labels, or the column with the fewest values, at least two."""
+    if (column := columns.match_column(columns.LABELS, list(rows[0]))) is not None:
+        return column
+    few_values: dict[str, int] = {}
+    for name in rows[0]:
+        count = len({str(row.get(name)) for row in rows})
+        if 2 <= count <= len(rows) / 5:
+            few_values[name] = count
+    return min(few_values, key=lambda name: few_values[name]) if few_values else None

@@ -1,0 +1,252 @@
+"""Data as other people lay it out: each class of layouts by members of public sets, recognised and read alike.
+
+`recipes/research/layouts.py` has forty layouts and makes the page of them; here are others of their classes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from leanify.core.recipe import DataSection
+from leanify.data.faults import Faults
+from leanify.data.images import folder as image_folder
+from leanify.data.own_data import OwnData
+from leanify.data.recognition import recognise
+from leanify.data.split_names import parse_split
+from leanify.data.texts import corpus, own_texts
+from leanify.training import start
+
+TEXTS = ("a fine and sunny day in may", "a dull, wet and rainy night", "the train to town was late")
+ROWS = 30
+
+
+def put(folder: Path, name: str, line: str, header: str = "", number: int = ROWS, values: str = "0 1") -> None:
+    """A text file of lines with {i}, texts {a} and {b}, and {label}, one of the values in turn."""
+    labels = values.split(" ")
+    rows = [
+        line.format(i=i, a=f"{TEXTS[i % 3]} {i}", b=f"{i} {TEXTS[i % 2]}", label=labels[i % len(labels)])
+        for i in range(number)
+    ]
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join([*([header] if header else []), *rows]) + "\n")
+
+
+def pictures(folder: Path, *places: str, number: int = 4, suffix: str = ".png") -> None:
+    for place in places:
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        for i in range(number):
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / place / f"{i:03}{suffix}")
+
+
+def read(folder: Path, found: OwnData) -> tuple[list[str], str]:
+    """The classes and the description of what training reads."""
+    data = start.resolve(str(folder)).data
+    assert isinstance(data, DataSection)
+    if found.kind == "images":
+        readers, classes, where = image_folder.read(data)
+        assert len(readers[0]) == found.samples
+        for reader in readers:
+            for index in range(len(reader)):
+                reader[index][0].close()
+        return classes, where
+    table = own_texts.read_split_table(data, "train", Faults())
+    if found.is_validated:
+        assert own_texts.read_split_table(data, "validation", Faults()).rows
+    return table.names, table.columns
+
+
+LABELLED_TEXTS: dict[str, tuple[Any, str, list[str]]] = {
+    "IMDb Dataset.csv": (
+        lambda at: put(at, "IMDB Dataset.csv", '"{a}",{label}', "review,sentiment", values="positive negative"),
+        "review → sentiment", ["negative", "positive"],
+    ),
+    "news category": (
+        lambda at: put(at, "train.csv", '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}', "category,headline,short_description,authors,date", values="CRIME SPORTS"),
+        "headline → category", ["CRIME", "SPORTS"],
+    ),
+    "stance": (
+        lambda at: put(at, "stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", values="FAVOR AGAINST NONE"),
+        "Tweet → Stance", ["AGAINST", "FAVOR", "NONE"],
+    ),
+    "SciTail": (
+        lambda at: put(at, "scitail_1.0_train.tsv", "{a}\t{b}\t{label}", values="entails neutral"),
+        "column 1 and column 2 → column 3", ["entails", "neutral"],
+    ),
+    "Yelp polarity": (
+        lambda at: put(at, "train.csv", '"{label}","{a}"', values="1 2"), "column 2 → column 1", ["1", "2"]
+    ),
+    "TREC-like": (
+        lambda at: put(at, "train.txt", "{label}\t{a}", values="DESC ENTY HUM"), "column 2 → column 1", ["DESC", "ENTY", "HUM"]
+    ),
+    "SICK": (
+        lambda at: put(at, "SICK_train.txt", "{i}\t{a}\t{b}\t4.{i}\t{label}", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment", values="NEUTRAL ENTAILMENT"),
+        "sentence_A and sentence_B → relatedness_score", [],
+    ),
+    "missing label": (
+        lambda at: put(at, "train.jsonl", '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}', values="yes no maybe - yes no"),
+        "premise and hypothesis → label, 5 rows of label - left out", ["maybe", "no", "yes"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LABELLED_TEXTS)
+def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
+    """Labels beside texts, by name or by few values; with a header or without; under the set's own file name."""
+    make, columns, names = LABELLED_TEXTS[name]
+    make(tmp_path)
+    found = recognise(tmp_path)
+    assert (found.kind, found.fault) == ("sentences", None)
+    classes, said = read(tmp_path, found)
+    assert said == columns
+    assert not names or classes == names
+
+
+PICTURE_TABLES: dict[str, tuple[Any, list[str], bool]] = {
+    "val metadata": (
+        lambda at: [
+            (pictures(at, f"{split}/images", number=ROWS), put(at, f"{split}/metadata.csv", "images/{i:03}.png,{label}", "file_name,label", values="x y"))
+            for split in ("train", "val")
+        ],
+        ["x", "y"], True,
+    ),
+    "HAM10000": (
+        lambda at: (
+            pictures(at, "HAM10000_images_part_1", number=ROWS, suffix=".jpg"),
+            put(at, "HAM10000_metadata.csv", "HAM_{i},{i:03},{label},{i}.0", "lesion_id,image_id,dx,age", values="nv mel bkl"),
+        ),
+        ["bkl", "mel", "nv"], False,
+    ),
+    "APTOS": (
+        lambda at: (pictures(at, "train_images", "test_images", number=ROWS), put(at, "train.csv", "{i:03},{label}", "id_code,diagnosis"), put(at, "test.csv", "{i:03}", "id_code")),
+        ["0", "1"], False,
+    ),
+    "list with commas": (
+        lambda at: (pictures(at, "images", number=ROWS), put(at, "train.lst", "images/{i:03}.png,{label}"), put(at, "val.lst", "images/{i:03}.png,{label}")),
+        ["0", "1"], True,
+    ),
+    "list with tabs": (
+        lambda at: (pictures(at, "jpg", number=ROWS, suffix=".jpg"), put(at, "meta/train.txt", "jpg/{i:03}.jpg\t{label}", values="rose tulip")),
+        ["rose", "tulip"], False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICTURE_TABLES)
+def test_tables_name_pictures_beside_them(tmp_path: Path, name: str) -> None:
+    make, names, is_validated = PICTURE_TABLES[name]
+    make(tmp_path)
+    found = recognise(tmp_path)
+    assert (found.kind, found.fault, found.is_validated) == ("images", None, is_validated)
+    assert read(tmp_path, found)[0] == names
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        ("Train_Set", "Validation_Set"), ("train_data", "valid_data"), ("1-train", "2-val"), ("flowers_train", "flowers_test"),
+        ("imgs/training", "imgs/testing"), ("train2014", "val2014"), ("data/train", "data/dev"),
+        ("dataset-train/dataset-train", "dataset-test/dataset-test"),
+    ],
+)  # fmt: skip
+def test_split_folders_are_no_classes(tmp_path: Path, splits: tuple[str, str]) -> None:
+    for split in splits:
+        pictures(tmp_path, f"{split}/cat", f"{split}/dog")
+    found = recognise(tmp_path)
+    assert (found.kind, found.classes, found.is_validated, found.samples) == ("images", 2, True, 8)
+    assert read(tmp_path, found)[0] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    "names", [("constrained", "straining"), ("bus", "car"), ("valley", "dawn"), ("device", "tester")]
+)
+def test_words_around_splits_are_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    pictures(tmp_path, *names)
+    found = recognise(tmp_path)
+    assert (found.classes, found.is_validated) == (2, False)
+    assert [parse_split(name) for name in names] == [None, None]
+
+
+def chat(i: int) -> dict[str, Any]:
+    return {
+        "conversations": [{"from": "human", "value": f"{TEXTS[i % 3]} {i}"}, {"from": "gpt", "value": TEXTS[i % 2]}]
+    }
+
+
+UNLABELLED: dict[str, Any] = {
+    "conversations": chat,
+    "completions": lambda i: {"prompt": f"{TEXTS[i % 3]} {i}", "completion": TEXTS[i % 2]},
+    "retrieval": lambda i: {"query": f"{TEXTS[i % 3]} {i}", "pos": [TEXTS[0]], "neg": [TEXTS[1]]},
+}
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_texts_without_labels_name_what_learns(tmp_path: Path, name: str) -> None:
+    """Chats, completions, triplets: the proposed line is one that trains."""
+    rows = [UNLABELLED[name](i) for i in range(ROWS)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    fault = str(recognise(tmp_path).fault)
+    line = fault.partition("leanify train own-text ")[2].partition(",")[0].split()
+    assert line[::2] == ["--set", "--set"]
+    data = start.resolve("own-text", line[1::2]).data
+    assert isinstance(data, DataSection)
+    texts, _ = corpus.find_texts(data, Faults())
+    assert TEXTS[0] in str(texts[0])
+    assert "leanify shrink CHECKPOINT" in fault
+
+
+def boxes_of_roboflow(at: Path) -> None:
+    pictures(at, "train", "valid")
+    (at / "train" / "_annotations.coco.json").write_text("{}")
+
+
+def boxes_of_yolo(at: Path) -> None:
+    pictures(at, "train/images", "valid/images")
+    put(at, "train/labels/000.txt", "0 .5 .5 .1 .1", number=1)
+
+
+def boxes_of_voc(at: Path) -> None:
+    pictures(at, "images")
+    put(at, "annotations/000.xml", "<annotation/>", number=1)
+
+
+@pytest.mark.parametrize("make", [boxes_of_roboflow, boxes_of_yolo, boxes_of_voc])
+def test_boxes_are_no_classes(tmp_path: Path, make: Any) -> None:
+    make(tmp_path)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert "boxes in pictures" in str(found.fault)
+
+
+TAGS = {
+    "tabs": "EU\tB-ORG\nrejects\tO\nGerman\tB-MISC\n\n",
+    "columns": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
+    "IOB1": "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\nGerman JJ I-NP I-MISC\n\n",
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("suffix", ["txt", "conll"])
+def test_tags_of_tokens_name_their_trainer(tmp_path: Path, name: str, suffix: str) -> None:
+    (tmp_path / f"train.{suffix}").write_text(TAGS[name] * 20)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert "AutoModelForTokenClassification" in str(found.fault)
+
+
+@pytest.mark.parametrize("flags", ["toxic,obscene,threat", "joy,anger,fear,trust", "is_spam,is_ad,is_rude"])
+def test_flags_are_learnt_one_by_one(tmp_path: Path, flags: str) -> None:
+    """Several columns of 0 and 1: the line for one of them works, and the trainer of all is named."""
+    names = flags.split(",")
+    values = " ".join(",".join(str((row >> place) & 1) for place in range(len(names))) for row in range(1, 8))
+    put(tmp_path, "train.csv", '"{a}",{label}', f"comment_text,{flags}", values=values)
+    fault = str(recognise(tmp_path).fault)
+    assert f"--set data.label={names[0]}" in fault
+    assert "AutoModelForSequenceClassification" in fault
+    data = start.resolve("own-sentences", [f"data.path={tmp_path}", f"data.label={names[0]}"]).data
+    assert isinstance(data, DataSection)
+    assert own_texts.read_split_table(data, "train", Faults()).names == ["0", "1"]
