@@ -63,35 +63,64 @@ def read(folder: Path, found: OwnData) -> tuple[list[str], str]:
 LABELLED_TEXTS: dict[str, tuple[Any, str, list[str]]] = {
     "IMDb Dataset.csv": (
         lambda at: put(at, "IMDB Dataset.csv", '"{a}",{label}', "review,sentiment", values="positive negative"),
-        "review → sentiment", ["negative", "positive"],
+        "review → sentiment",
+        ["negative", "positive"],
     ),
     "news category": (
-        lambda at: put(at, "train.csv", '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}', "category,headline,short_description,authors,date", values="CRIME SPORTS"),
-        "headline → category", ["CRIME", "SPORTS"],
+        lambda at: put(
+            at,
+            "train.csv",
+            '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}',
+            "category,headline,short_description,authors,date",
+            values="CRIME SPORTS",
+        ),
+        "headline → category",
+        ["CRIME", "SPORTS"],
     ),
     "stance": (
-        lambda at: put(at, "stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", values="FAVOR AGAINST NONE"),
-        "Tweet → Stance", ["AGAINST", "FAVOR", "NONE"],
+        lambda at: put(
+            at, "stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", values="FAVOR AGAINST NONE"
+        ),
+        "Tweet → Stance",
+        ["AGAINST", "FAVOR", "NONE"],
     ),
     "SciTail": (
         lambda at: put(at, "scitail_1.0_train.tsv", "{a}\t{b}\t{label}", values="entails neutral"),
-        "column 1 and column 2 → column 3", ["entails", "neutral"],
+        "column 1 and column 2 → column 3",
+        ["entails", "neutral"],
     ),
     "Yelp polarity": (
-        lambda at: put(at, "train.csv", '"{label}","{a}"', values="1 2"), "column 2 → column 1", ["1", "2"]
+        lambda at: put(at, "train.csv", '"{label}","{a}"', values="1 2"),
+        "column 2 → column 1",
+        ["1", "2"],
     ),
     "TREC-like": (
-        lambda at: put(at, "train.txt", "{label}\t{a}", values="DESC ENTY HUM"), "column 2 → column 1", ["DESC", "ENTY", "HUM"]
+        lambda at: put(at, "train.txt", "{label}\t{a}", values="DESC ENTY HUM"),
+        "column 2 → column 1",
+        ["DESC", "ENTY", "HUM"],
     ),
     "SICK": (
-        lambda at: put(at, "SICK_train.txt", "{i}\t{a}\t{b}\t4.{i}\t{label}", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment", values="NEUTRAL ENTAILMENT"),
-        "sentence_A and sentence_B → relatedness_score", [],
+        lambda at: put(
+            at,
+            "SICK_train.txt",
+            "{i}\t{a}\t{b}\t4.{i}\t{label}",
+            "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment",
+            values="NEUTRAL ENTAILMENT",
+        ),
+        "sentence_A and sentence_B → relatedness_score",
+        [],
     ),
     "missing label": (
-        lambda at: put(at, "train.jsonl", '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}', values="yes no maybe - yes no"),
-        "premise and hypothesis → label, 5 rows of label - left out", ["maybe", "no", "yes"],
+        lambda at: put(
+            at,
+            "train.jsonl",
+            '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}',
+            values="yes no maybe - yes no",
+        ),
+        "premise and hypothesis → label, 5 rows of label - left out",
+        ["maybe", "no", "yes"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LABELLED_TEXTS)
@@ -109,31 +138,56 @@ def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
 PICTURE_TABLES: dict[str, tuple[Any, list[str], bool]] = {
     "val metadata": (
         lambda at: [
-            (pictures(at, f"{split}/images", number=ROWS), put(at, f"{split}/metadata.csv", "images/{i:03}.png,{label}", "file_name,label", values="x y"))
+            (
+                pictures(at, f"{split}/images", number=ROWS),
+                put(at, f"{split}/metadata.csv", "images/{i:03}.png,{label}", "file_name,label", values="x y"),
+            )
             for split in ("train", "val")
         ],
-        ["x", "y"], True,
+        ["x", "y"],
+        True,
     ),
     "HAM10000": (
         lambda at: (
             pictures(at, "HAM10000_images_part_1", number=ROWS, suffix=".jpg"),
-            put(at, "HAM10000_metadata.csv", "HAM_{i},{i:03},{label},{i}.0", "lesion_id,image_id,dx,age", values="nv mel bkl"),
+            put(
+                at,
+                "HAM10000_metadata.csv",
+                "HAM_{i},{i:03},{label},{i}.0",
+                "lesion_id,image_id,dx,age",
+                values="nv mel bkl",
+            ),
         ),
-        ["bkl", "mel", "nv"], False,
+        ["bkl", "mel", "nv"],
+        False,
     ),
     "APTOS": (
-        lambda at: (pictures(at, "train_images", "test_images", number=ROWS), put(at, "train.csv", "{i:03},{label}", "id_code,diagnosis"), put(at, "test.csv", "{i:03}", "id_code")),
-        ["0", "1"], False,
+        lambda at: (
+            pictures(at, "train_images", "test_images", number=ROWS),
+            put(at, "train.csv", "{i:03},{label}", "id_code,diagnosis"),
+            put(at, "test.csv", "{i:03}", "id_code"),
+        ),
+        ["0", "1"],
+        False,
     ),
     "list with commas": (
-        lambda at: (pictures(at, "images", number=ROWS), put(at, "train.lst", "images/{i:03}.png,{label}"), put(at, "val.lst", "images/{i:03}.png,{label}")),
-        ["0", "1"], True,
+        lambda at: (
+            pictures(at, "images", number=ROWS),
+            put(at, "train.lst", "images/{i:03}.png,{label}"),
+            put(at, "val.lst", "images/{i:03}.png,{label}"),
+        ),
+        ["0", "1"],
+        True,
     ),
     "list with tabs": (
-        lambda at: (pictures(at, "jpg", number=ROWS, suffix=".jpg"), put(at, "meta/train.txt", "jpg/{i:03}.jpg\t{label}", values="rose tulip")),
-        ["rose", "tulip"], False,
+        lambda at: (
+            pictures(at, "jpg", number=ROWS, suffix=".jpg"),
+            put(at, "meta/train.txt", "jpg/{i:03}.jpg\t{label}", values="rose tulip"),
+        ),
+        ["rose", "tulip"],
+        False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PICTURE_TABLES)
@@ -148,11 +202,16 @@ def test_tables_name_pictures_beside_them(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "splits",
     [
-        ("Train_Set", "Validation_Set"), ("train_data", "valid_data"), ("1-train", "2-val"), ("flowers_train", "flowers_test"),
-        ("imgs/training", "imgs/testing"), ("train2014", "val2014"), ("data/train", "data/dev"),
+        ("Train_Set", "Validation_Set"),
+        ("train_data", "valid_data"),
+        ("1-train", "2-val"),
+        ("flowers_train", "flowers_test"),
+        ("imgs/training", "imgs/testing"),
+        ("train2014", "val2014"),
+        ("data/train", "data/dev"),
         ("dataset-train/dataset-train", "dataset-test/dataset-test"),
     ],
-)  # fmt: skip
+)
 def test_split_folders_are_no_classes(tmp_path: Path, splits: tuple[str, str]) -> None:
     for split in splits:
         pictures(tmp_path, f"{split}/cat", f"{split}/dog")

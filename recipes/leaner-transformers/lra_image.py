@@ -65,7 +65,7 @@ def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
     side = side_of(data, model)
     train = split_file(folder, synonyms(data.train), "folder ")
     classes = class_names(train)
-    own = synonyms(data.validation)
+    own = tuple(name for name in synonyms(data.validation) if name not in synonyms("test"))
     validation = None if data.holdout else split_file(folder, own, "folder ")
     test = None
     if data.test is not None:

@@ -1,4 +1,4 @@
-"""What leanify says to data as public sets, guides and courses lay them out, with placeholder files, and `datasets` beside.
+"""What leanify says to data as public sets, guides and courses lay them out: placeholder files, `datasets` beside.
 
     python -m recipes.research.layouts > recipes/results/layouts.md
 
@@ -81,149 +81,288 @@ LAYOUTS: dict[str, Layout] = {
     # pictures in folders
     "class folders": Layout("torchvision ImageFolder, timm", pictures("cats", "dogs"), "images", 2),
     "train and val": Layout("PyTorch transfer tutorial (hymenoptera)", splits("train", "val"), "images", 2, True),
-    "training_set and test_set": Layout("Kaggle cats-and-dogs course", splits("training_set", "test_set"), "images", 2, True),
+    "training_set and test_set": Layout(
+        "Kaggle cats-and-dogs course", splits("training_set", "test_set"), "images", 2, True
+    ),
     "training_set in training_set": Layout(
         "the same, as the archive unpacks", splits("training_set/training_set", "test_set/test_set"), "images", 2, True
     ),
     "01_train and 02_test": Layout("course notebooks", splits("01_train", "02_test"), "images", 2, True),
     "seg_train and seg_test": Layout(
-        "Intel scenes", splits("seg_train/seg_train", "seg_test/seg_test", classes="sea forest street"), "images", 3, True
+        "Intel scenes",
+        splits("seg_train/seg_train", "seg_test/seg_test", classes="sea forest street"),
+        "images",
+        3,
+        True,
     ),
     "images/train and images/val": Layout("Ultralytics", splits("images/train", "images/val"), "images", 2, True),
     "train, test without classes": Layout(
         "Dogs vs. Cats", pictures("train", "test"), None, words="in folders of their classes"
     ),
     "COCO": Layout(
-        "cocodataset.org", pictures("train2017", "val2017") | {"annotations/instances_train2017.json": COCO}, None,
+        "cocodataset.org",
+        pictures("train2017", "val2017") | {"annotations/instances_train2017.json": COCO},
+        None,
         words="boxes",
     ),
     "YOLO boxes": Layout(
         "Ultralytics detection",
-        pictures("images/train", "images/val") | {f"labels/train/{i:04}.txt": "0 .5 .5 .1 .1\n" for i in range(8)}, None,
+        pictures("images/train", "images/val") | {f"labels/train/{i:04}.txt": "0 .5 .5 .1 .1\n" for i in range(8)},
+        None,
         words="boxes",
     ),
     "VOC": Layout(
-        "Pascal VOC", pictures("JPEGImages") | {f"Annotations/{i:04}.xml": "<annotation/>" for i in range(8)}, None,
+        "Pascal VOC",
+        pictures("JPEGImages") | {f"Annotations/{i:04}.xml": "<annotation/>" for i in range(8)},
+        None,
         words="boxes",
     ),
     # pictures by a table
     "metadata.csv in each split": Layout(
         "datasets, ImageFolder guide",
         pictures("train", "validation", number=ROWS)
-        | {f"{split}/metadata.csv": lines("{i:04}.jpg,{label}", header="file_name,label", labels="cat dog") for split in ("train", "validation")},
-        "images", 2, True,
+        | {
+            f"{split}/metadata.csv": lines("{i:04}.jpg,{label}", header="file_name,label", labels="cat dog")
+            for split in ("train", "validation")
+        },
+        "images",
+        2,
+        True,
     ),
     "metadata.jsonl beside": Layout(
         "datasets, ImageFolder guide",
-        pictures("train", number=ROWS) | {"train/metadata.jsonl": json_lines(file_name=lambda i: f"{i:04}.jpg", label=cycle("cat dog"))},
-        "images", 2,
+        pictures("train", number=ROWS)
+        | {"train/metadata.jsonl": json_lines(file_name=lambda i: f"{i:04}.jpg", label=cycle("cat dog"))},
+        "images",
+        2,
     ),
     "labels.csv with ids": Layout(
         "Kaggle dog breeds",
-        pictures("train", "test", number=ROWS) | {"labels.csv": lines("{i:04},{label}", header="id,breed", labels="pug boxer"), "sample_submission.csv": "id,pug,boxer\n0001,0.5,0.5\n"},
-        "images", 2,
+        pictures("train", "test", number=ROWS)
+        | {
+            "labels.csv": lines("{i:04},{label}", header="id,breed", labels="pug boxer"),
+            "sample_submission.csv": "id,pug,boxer\n0001,0.5,0.5\n",
+        },
+        "images",
+        2,
     ),
     "train_labels.csv": Layout(
         "Kaggle, 592 repositories",
-        pictures("train", "test", number=ROWS, suffix=".png") | {"train_labels.csv": lines("{i:04},{label}", header="id,label")},
-        "images", 2,
+        pictures("train", "test", number=ROWS, suffix=".png")
+        | {"train_labels.csv": lines("{i:04},{label}", header="id,label")},
+        "images",
+        2,
     ),
     "train.csv and train_images": Layout(
         "Kaggle Cassava",
-        pictures("train_images", "test_images", number=ROWS) | {"train.csv": lines("{i:04}.jpg,{label}", header="image_id,label", labels="0 1 2"), "label_num_to_disease_map.json": "{}"},
-        "images", 3,
+        pictures("train_images", "test_images", number=ROWS)
+        | {
+            "train.csv": lines("{i:04}.jpg,{label}", header="image_id,label", labels="0 1 2"),
+            "label_num_to_disease_map.json": "{}",
+        },
+        "images",
+        3,
     ),
     "train.txt of paths and labels": Layout(
         "ImageNet for Caffe, MMPretrain",
-        pictures("train", "val", number=ROWS) | {f"{s}.txt": lines(s + "/{i:04}.jpg {label}") for s in ("train", "val")},
-        "images", 2, True,
+        pictures("train", "val", number=ROWS)
+        | {f"{s}.txt": lines(s + "/{i:04}.jpg {label}") for s in ("train", "val")},
+        "images",
+        2,
+        True,
     ),
     "meta/train.txt": Layout(
         "MMPretrain",
-        pictures("train/n01", "train/n02", number=20, suffix=".JPEG") | {"meta/train.txt": "".join(f"n0{1 + i % 2}/{i // 2:04}.JPEG {i % 2}\n" for i in range(ROWS))},
-        "images", 2,
+        pictures("train/n01", "train/n02", number=20, suffix=".JPEG")
+        | {"meta/train.txt": "".join(f"n0{1 + i % 2}/{i // 2:04}.JPEG {i % 2}\n" for i in range(ROWS))},
+        "images",
+        2,
     ),
     "one column a class": Layout(
         "Kaggle plant pathology",
-        pictures("images", number=ROWS) | {"train.csv": lines("{i:04},{label}", header="image_id,healthy,rust,scab", labels="1,0,0 0,1,0 0,0,1")},
-        None, words="a column for each class",
+        pictures("images", number=ROWS)
+        | {"train.csv": lines("{i:04},{label}", header="image_id,healthy,rust,scab", labels="1,0,0 0,1,0 0,0,1")},
+        None,
+        words="a column for each class",
     ),
     # labelled texts
     "SNLI": Layout(
         "nlp.stanford.edu",
-        {f"snli_1.0_{split}.jsonl": json_lines(gold_label=cycle("entailment neutral contradiction entailment neutral -"), **SNLI) for split in ("train", "dev", "test")},
-        "sentences", 3, True,
+        {
+            f"snli_1.0_{split}.jsonl": json_lines(
+                gold_label=cycle("entailment neutral contradiction entailment neutral -"), **SNLI
+            )
+            for split in ("train", "dev", "test")
+        },
+        "sentences",
+        3,
+        True,
     ),
     "Quora": Layout(
         "Kaggle question pairs",
-        {"train.csv": lines('{i},{i},{i},"{a}?","{b}?",{label}', header="id,qid1,qid2,question1,question2,is_duplicate")},
-        "sentences", 2,
+        {
+            "train.csv": lines(
+                '{i},{i},{i},"{a}?","{b}?",{label}', header="id,qid1,qid2,question1,question2,is_duplicate"
+            )
+        },
+        "sentences",
+        2,
     ),
     "MSRP": Layout(
         "Microsoft Research",
-        {f"msr_paraphrase_{s}.txt": lines("{label}\t70{i}\t80{i}\t{a}\t{b}", header="Quality\t#1 ID\t#2 ID\t#1 String\t#2 String") for s in ("train", "test")},
-        "sentences", 2, True,
+        {
+            f"msr_paraphrase_{s}.txt": lines(
+                "{label}\t70{i}\t80{i}\t{a}\t{b}", header="Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+            )
+            for s in ("train", "test")
+        },
+        "sentences",
+        2,
+        True,
     ),
     "Tweets.csv": Layout(
         "Kaggle airline sentiment",
-        {"Tweets.csv": lines('57{i},{label},0.6{i},,{label}air,user{i},"{a}"', header=TWEETS, labels="positive neutral negative")},
-        "sentences", 3,
+        {
+            "Tweets.csv": lines(
+                '57{i},{label},0.6{i},,{label}air,user{i},"{a}"', header=TWEETS, labels="positive neutral negative"
+            )
+        },
+        "sentences",
+        3,
     ),
     "toxic comments": Layout(
-        "Kaggle Jigsaw", {"train.csv": lines('c{i},"{a}",{label}', header=TOXIC, labels="0,0,0,0,0,0 1,0,1,0,1,0 1,1,0,1,0,1")}, None,
+        "Kaggle Jigsaw",
+        {"train.csv": lines('c{i},"{a}",{label}', header=TOXIC, labels="0,0,0,0,0,0 1,0,1,0,1,0 1,1,0,1,0,1")},
+        None,
         words="data.label=toxic",
     ),
     "AG News": Layout(
         "Zhang's fastText sets",
-        {f"{s}.csv": lines('"{label}","{a}","{b}"', labels="1 2 3 4") for s in ("train", "test")} | {"classes.txt": "World\nSports\nBusiness\nSci/Tech\n"},
-        "sentences", 4, True,
+        {f"{s}.csv": lines('"{label}","{a}","{b}"', labels="1 2 3 4") for s in ("train", "test")}
+        | {"classes.txt": "World\nSports\nBusiness\nSci/Tech\n"},
+        "sentences",
+        4,
+        True,
     ),
     "CoLA": Layout(
-        "nyu-mll.github.io", {f"{s}.tsv": lines("gj04\t{label}\t\t{a}") for s in ("in_domain_train", "in_domain_dev")}, "sentences", 2, True
+        "nyu-mll.github.io",
+        {f"{s}.tsv": lines("gj04\t{label}\t\t{a}") for s in ("in_domain_train", "in_domain_dev")},
+        "sentences",
+        2,
+        True,
     ),
     "STS benchmark": Layout(
         "ixa2.si.ehu.eus",
-        {f"sts-{s}.csv": lines("main-captions\tMSRvid\t2012test\t{i:04}\t{label}\t{a}\t{b}", labels="5.000 4.750 2.400") for s in ("train", "dev", "test")},
-        "sentences", None, True,
+        {
+            f"sts-{s}.csv": lines(
+                "main-captions\tMSRvid\t2012test\t{i:04}\t{label}\t{a}\t{b}", labels="5.000 4.750 2.400"
+            )
+            for s in ("train", "dev", "test")
+        },
+        "sentences",
+        None,
+        True,
     ),
     "GLUE SST-2": Layout(
         "gluebenchmark.com",
-        {f"{s}.tsv": lines("{a}\t{label}", header="sentence\tlabel") for s in ("train", "dev")} | {"test.tsv": lines("{i}\t{a}", header="index\tsentence")},
-        "sentences", 2, True,
+        {f"{s}.tsv": lines("{a}\t{label}", header="sentence\tlabel") for s in ("train", "dev")}
+        | {"test.tsv": lines("{i}\t{a}", header="index\tsentence")},
+        "sentences",
+        2,
+        True,
     ),
     "GLUE RTE": Layout(
         "gluebenchmark.com",
-        {f"{s}.tsv": lines("{i}\t{a}\t{b}\t{label}", header="index\tsentence1\tsentence2\tlabel", labels="entailment not_entailment") for s in ("train", "dev")},
-        "sentences", 2, True,
+        {
+            f"{s}.tsv": lines(
+                "{i}\t{a}\t{b}\t{label}",
+                header="index\tsentence1\tsentence2\tlabel",
+                labels="entailment not_entailment",
+            )
+            for s in ("train", "dev")
+        },
+        "sentences",
+        2,
+        True,
     ),
     "GLUE MNLI": Layout(
         "gluebenchmark.com",
-        {f"{s}.tsv": lines("{i}\t{i}\t{a}\t{b}\t{label}", header="index\tpromptID\tsentence1\tsentence2\tgold_label", labels="entailment neutral contradiction") for s in ("train", "dev_matched", "dev_mismatched")},
-        "sentences", 3, True,
+        {
+            f"{s}.tsv": lines(
+                "{i}\t{i}\t{a}\t{b}\t{label}",
+                header="index\tpromptID\tsentence1\tsentence2\tgold_label",
+                labels="entailment neutral contradiction",
+            )
+            for s in ("train", "dev_matched", "dev_mismatched")
+        },
+        "sentences",
+        3,
+        True,
     ),
     "SMS spam": Layout("UCI", {"SMSSpamCollection.txt": lines("{label}\t{a}", labels="ham spam")}, "sentences", 2),
     "texts in class folders": Layout(
-        "aclImdb", {f"{s}/{k}/{i}_7.txt": text(i) for s in ("train", "test") for k in ("neg", "pos") for i in range(8)}, None, words="write a table"
+        "aclImdb",
+        {f"{s}/{k}/{i}_7.txt": text(i) for s in ("train", "test") for k in ("neg", "pos") for i in range(8)},
+        None,
+        words="write a table",
     ),
-    "CoNLL": Layout("CoNLL 2003", {"train.txt": CONLL, "valid.txt": CONLL}, None, words="AutoModelForTokenClassification"),
+    "CoNLL": Layout(
+        "CoNLL 2003", {"train.txt": CONLL, "valid.txt": CONLL}, None, words="AutoModelForTokenClassification"
+    ),
     "train folder of tables": Layout(
-        "exports", {f"{s}/data.csv": lines('"{a}",{label}', header="text,label") for s in ("train", "test")}, "sentences", 2, True
+        "exports",
+        {f"{s}/data.csv": lines('"{a}",{label}', header="text,label") for s in ("train", "test")},
+        "sentences",
+        2,
+        True,
     ),
-    "fastText": Layout("fasttext.cc", {f"cooking.{s}": lines("__label__{label} {a}") for s in ("train", "valid")}, "sentences", 2, True),
+    "fastText": Layout(
+        "fasttext.cc", {f"cooking.{s}": lines("__label__{label} {a}") for s in ("train", "valid")}, "sentences", 2, True
+    ),
     # texts without labels
     "alpaca": Layout(
-        "Stanford Alpaca", {"alpaca_data.json": json.dumps(objects(instruction=text, input="", output=text))}, None, words="leanify train own-text"
+        "Stanford Alpaca",
+        {"alpaca_data.json": json.dumps(objects(instruction=text, input="", output=text))},
+        None,
+        words="leanify train own-text",
     ),
     "chat": Layout(
         "OpenAI fine-tuning",
-        {"train.jsonl": json_lines(messages=lambda i: [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(i + 1)}])}, None,
+        {
+            "train.jsonl": json_lines(
+                messages=lambda i: [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(i + 1)}]
+            )
+        },
+        None,
         words="leanify train own-text",
     ),
-    "triplets": Layout("sentence-transformers", {"train.jsonl": json_lines(anchor=text, positive=text, negative=text)}, None, words="leanify train own-text"),
-    "preferences": Layout("TRL", {"train.jsonl": json_lines(prompt=text, chosen=text, rejected=text)}, None, words="leanify train own-text"),
-    "wikitext": Layout("Salesforce", {f"wiki.{s}.tokens": " = Title = \n\n" + "some words of a text . \n" * 99 for s in ("train", "valid", "test")}, "text", None, True),
-    "stories": Layout("TinyStories", {f"TinyStories-{s}.txt": "once upon a time\n<|endoftext|>\n" * 99 for s in ("train", "valid")}, "text", None, True),
-}  # fmt: skip
+    "triplets": Layout(
+        "sentence-transformers",
+        {"train.jsonl": json_lines(anchor=text, positive=text, negative=text)},
+        None,
+        words="leanify train own-text",
+    ),
+    "preferences": Layout(
+        "TRL",
+        {"train.jsonl": json_lines(prompt=text, chosen=text, rejected=text)},
+        None,
+        words="leanify train own-text",
+    ),
+    "wikitext": Layout(
+        "Salesforce",
+        {f"wiki.{s}.tokens": " = Title = \n\n" + "some words of a text . \n" * 99 for s in ("train", "valid", "test")},
+        "text",
+        None,
+        True,
+    ),
+    "stories": Layout(
+        "TinyStories",
+        {f"TinyStories-{s}.txt": "once upon a time\n<|endoftext|>\n" * 99 for s in ("train", "valid")},
+        "text",
+        None,
+        True,
+    ),
+}
 
 
 def make(folder: Path, layout: Layout) -> None:
