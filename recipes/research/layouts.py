@@ -414,10 +414,10 @@ def main(only: list[str]) -> None:
         right += is_right(layout, found)
         what = "right" if is_right(layout, found) else "WRONG"
         rows.append(f"| {name} | {layout.source} | {says} | {beside} | {what} |".replace("\n", " "))
-    print(
-        __doc__.partition("\n\n")[0]
-        + f"\n\n{right} of {len(rows)} layouts right. Bold: not trained on, for this reason.\n"
-    )
+    print("# Layouts of data\n\nWhat leanify says to data as public sets, guides and courses lay them out, with")
+    print("placeholder files, and what `datasets` reads of the same folder. Made by\n")
+    print("    python -m recipes.research.layouts > recipes/results/layouts.md\n")
+    print(f"{right} of {len(rows)} layouts right. Bold: not trained on, for this reason.\n")
     print("| layout | source | leanify | `datasets` (load_dataset of the folder) | verdict |\n|---|---|---|---|---|")
     print("\n".join(rows))
 
