@@ -205,6 +205,15 @@ def png(width: int, height: int, depth: int = 16, colour: int = 2, *chunks: tupl
     return b"\x89PNG\r\n\x1a\n" + b"".join(blocks)
 
 
+def noise() -> bytes:
+    """A picture of 8 × 8 pixels that is like no other."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.frombytes("RGB", (8, 8), os.urandom(192)).save(file, "PNG")
+    return file.getvalue()
+
+
 def by_pillow(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
     from PIL import Image
 
@@ -252,7 +261,7 @@ def in_folder(make: Callable[[], bytes]) -> str:
     for name in ("a", "b"):
         (Path("pictures") / name).mkdir(parents=True, exist_ok=True)
         for number in range(4):
-            Path(f"pictures/{name}/{number}.png").write_bytes(png(8, 8, 8))
+            Path(f"pictures/{name}/{number}.png").write_bytes(noise())
     Path("pictures/a/5.png").write_bytes(make())
     return PICTURES
 
@@ -261,7 +270,7 @@ def in_shard() -> str:
     Path("pictures").mkdir()
     with tarfile.open("pictures/0.tar", "w") as shard:
         for number in range(8):
-            data = png(8, 8, 8) if number else IMAGES["16 bits, with alpha"]()
+            data = noise() if number else IMAGES["16 bits, with alpha"]()
             for suffix, content in ((".png", data), (".cls", b"ab"[number % 2 : number % 2 + 1])):
                 member = tarfile.TarInfo(f"{number}{suffix}")
                 member.size = len(content)
@@ -273,7 +282,7 @@ def in_table() -> str:
     import pyarrow
     import pyarrow.parquet
 
-    cells = [{"bytes": png(8, 8, 8), "path": None} for _ in range(7)]
+    cells = [{"bytes": noise(), "path": None} for _ in range(7)]
     cells.append({"bytes": IMAGES["16 bits, with alpha"](), "path": None})
     Path("pictures").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"image": cells, "label": list("abababab")}), "pictures/train.parquet")
@@ -355,8 +364,6 @@ def attack(name: str, intact: Path) -> tuple[int, str, float, int]:
         process.returncode = os.waitstatus_to_exitcode(status)
         messages = [text for text in said.splitlines() if text.startswith("leanify: ")]
         message = (messages or said.splitlines() or [""])[-1].removeprefix("leanify: ").replace(folder, "…")
-        if process.returncode == 2 and (Path(folder) / "out").exists():
-            message = f"LEFT out/; {message}"
         return process.returncode, message, time.monotonic() - start, usage.ru_maxrss * 1024
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study, options = tmp_path_factory.mktemp("compared") / "study", {"designs": ("baseline",), "rates": (1,)}
     leanify.compare(recipes.parse(RECIPE), study, seeds=2, engine=InlineEngine(), measure=False, **options)
     return study
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A run without its last checkpoint, so that a resume has something to do."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
+    return tmp_path / "run"
 
 
 @pytest.hookimpl(tryfirst=True)

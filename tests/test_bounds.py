@@ -16,7 +16,7 @@ from leanify.core import machine
 from leanify.core.bounds import call
 from leanify.core.bounds import memory as memory_bound
 from leanify.core.errors import DataError, LeanifyError
-from leanify.data.images.decoding import BYTES_PER_PIXEL, Decoder
+from leanify.data.images.decoding import Decoder, bytes_per_pixel, open_picture
 from leanify.data.images.processor import find_processor
 from leanify.data.texts import tokenizers
 from leanify.sources import hub
@@ -118,10 +118,10 @@ def test_greedy_pictures_end_in_one_message(kind: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("layout", [(16, 2), (16, 6), (16, 4), (16, 0), (8, 6), (8, 2), (8, 0)])
 def test_pictures_take_what_is_predicted(layout: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture whose header is just within the bound is decoded within it."""
-    pixels = 1500 * 1500
-    monkeypatch.setenv("LEANIFY_MEMORY", str(BYTES_PER_PIXEL * pixels))
-    monkeypatch.setattr("leanify.core.bounds._in_process", [])
     data = bounds.png(1500, 1500, *layout)
+    with open_picture(io.BytesIO(data)) as image:
+        monkeypatch.setenv("LEANIFY_MEMORY", str(bytes_per_pixel(image) * 1500 * 1500))
+    monkeypatch.setattr("leanify.core.bounds._in_process", [])
     assert call(lambda: Decoder()(io.BytesIO(data), "RGB", "a").size, "a picture") == (1500, 1500)
 
 

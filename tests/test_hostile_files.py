@@ -58,14 +58,6 @@ def alone(code: str, *arguments: Any, seconds: float = 60) -> str:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A run without its last checkpoint."""
-    shutil.copytree(trained, tmp_path / "run")
-    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def bert(tmp_path: Path) -> Path:
     model: Any = leanify.load("bert", overrides=HF["bert"])
     model.save_pretrained(tmp_path / "bert")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from runs import DIGITS, final_state, run_modes
+from test_hostile_runs import Warnings
 
 import leanify
 from leanify.core import recipe as recipes
@@ -21,21 +22,13 @@ from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeE
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
 from leanify.training import start as training
-from leanify.training.callbacks import Callback
 
 TINY = recipes.parse(DIGITS)
+STILL = ("data.mixup=", "data.cutmix=", "model.override.drop_path_rate=0", "model.override.proj_drop_rate=0")
 
 
 def tiny(*settings: str) -> recipes.Recipe:
     return recipes.apply_settings(TINY, settings)
-
-
-class Warnings(Callback):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def on_warning(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -193,16 +186,7 @@ def test_run_is_a_source(whole: Path) -> None:
 
 def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
     """The mean loss and a weight after each of the first steps."""
-    trainer = loop.Trainer(
-        tiny(
-            "data.mixup=",
-            "data.cutmix=",
-            "model.override.drop_path_rate=0",
-            "model.override.proj_drop_rate=0",
-            "optim.ema=",
-            *settings,
-        )
-    )
+    trainer = loop.Trainer(tiny(*STILL, "optim.ema=", *settings))
     batches, found = trainer.batches(0), []
     for step in range(trainer.order.steps_per_epoch + 1):
         trainer.step(step, batches)
@@ -220,16 +204,7 @@ def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
 
 def test_bare_loop_finds_same_weights() -> None:
     """An oracle: torch's AdamW and cross-entropy on the same batches."""
-    trainer = loop.Trainer(
-        tiny(
-            "data.mixup=",
-            "data.cutmix=",
-            "model.override.drop_path_rate=0",
-            "model.override.proj_drop_rate=0",
-            "optim.ema=",
-            "optim.weight_decay=0",
-        )
-    )
+    trainer = loop.Trainer(tiny(*STILL, "optim.ema=", "optim.weight_decay=0"))
     model = preparation.build_model(trainer.recipe)
     model.load_state_dict(trainer.unwrapped_model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)

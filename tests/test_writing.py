@@ -131,14 +131,6 @@ def test_one_module_opens_foreign_files() -> None:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A run without its last checkpoint, so that a resume has something to do."""
-    shutil.copytree(trained, tmp_path / "run")
-    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def precious(tmp_path: Path) -> Path:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".bashrc").write_text("alias ll='ls -l'\n")

@@ -29,7 +29,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000"
 FULL_RANGE = (0, 65535)  # of 16 bits
 DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA);16([BLN])")  # Pillow's words for colours of 16 bits in a byte order
 OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
-BYTES_PER_PIXEL = 32  # that decoding takes at most: colours of 16 bits with alpha, read as two planes of bytes
 MAX_LOOKED_AT = 256  # pictures, evenly spaced, by which a data set's decoder is chosen
 MIN_CONTRAST = 16  # of 255, between a picture's darkest and brightest pixel; one with less is flat
 SKIP = ", or skip such images with --set data.on_error=skip"
@@ -148,9 +147,18 @@ def _transparent_contrasts(files: Any, place: int, extremes: list[tuple[float, f
 
 def check_pixels(image: Any, name: Any) -> None:
     """Raise DataError if an open picture, not yet loaded, has more pixels than can be decoded within the bound."""
-    bounds.check(
-        BYTES_PER_PIXEL * math.prod(image.size), f"the image {name} of {image.width:,} × {image.height:,} pixels"
-    )
+    size = bytes_per_pixel(image) * math.prod(image.size)
+    bounds.check(size, f"the image {name} of {image.width:,} × {image.height:,} pixels")
+
+
+def bytes_per_pixel(image: Any) -> int:
+    """Bytes of memory that decoding an open picture takes at most for each pixel, with all copies on the way.
+
+    Pillow keeps four bytes for a colour; sixteen bits are read as two planes of bytes.
+    """
+    if has_sixteen_bits(image):
+        return 32
+    return 24 if has_transparency(image) else 16
 
 
 def has_sixteen_bits(image: Any) -> bool:
