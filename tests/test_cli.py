@@ -116,15 +116,29 @@ def test_cli_and_library_are_twins() -> None:
 
 
 def test_version_and_short_help() -> None:
-    assert run("--version").stdout == f"leanify {leanify.__version__}\n"
+    assert run("--version").stdout == run("version").stdout == f"leanify {leanify.__version__}\n"
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "redesign").stdout == run("redesign", "-h").stdout
     assert run("recipes", "-h").stdout == run("recipes", "--help").stdout
     assert "--no-color" in run("-h").stdout
 
 
-def test_quiet_silences_only_warnings() -> None:
+def test_gate_says_what_is_exceeded() -> None:
+    over, within = (
+        run("profile", "vit_tiny", "--no-measure", "--json", "--max-params", limit) for limit in ("5M", "6M")
+    )
+    found = json.loads(over.stdout)
+    assert (over.returncode, found["passed"]) == (1, False)
+    assert found["exceeded"] == [{"source": "vit_tiny", "limit": "--max-params", "value": 5_717_416}]
+    found = json.loads(within.stdout)
+    assert (within.returncode, found["passed"], found["exceeded"]) == (0, True, [])
+
+
+def test_quiet_leaves_the_result() -> None:
+    """Neither warnings nor the line to type next."""
     loud, quiet = (run("condition", *SMALL, "vit_base", "--samples", "1", *more) for more in ([], ["--quiet"]))
-    assert loud.stdout == quiet.stdout
-    assert "random" in loud.stdout
+    assert loud.stdout.partition("\n\nnext  leanify")[0] == quiet.stdout.removesuffix("\n")
+    assert "random" in quiet.stdout
     assert quiet.stderr == "" == "".join(line for line in loud.stderr.splitlines() if "warning" not in line)
 
 

@@ -95,6 +95,7 @@ def test_scripts_and_gate(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["baseline", "lean"]
     documents.shell(f"{EXAMPLES}/gate.sh vit_tiny 6M 2G", tmp_path)
     documents.shell(f"{EXAMPLES}/gate.sh vit_tiny 5M 2G", tmp_path, exit_code=1)
+    documents.shell(f"{EXAMPLES}/gate.sh vit_tiny", tmp_path, exit_code=2)
 
 
 def _exact_outputs(notebook: Any) -> list[str]:

@@ -54,7 +54,9 @@ MISTAKES = [
         "0.5",
     ),
     Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
-    Mistake("profile --no-measure", "Missing argument 'SOURCE…'"),
+    Mistake("profile --no-measure", "Missing argument 'SOURCE…'", says="For example: leanify profile vit_base lean"),
+    Mistake("shrink", "Missing argument 'CHECKPOINT'", says="For example: leanify shrink "),
+    Mistake("profile vit_tiny --max-latency 5", "--max-latency 5 has no unit; say an amount (12ms)"),
     Mistake("compare digits --tournament 9 -o tour", "its winners beat no design"),
     Mistake(
         "redesign vit_tniy --target-params 0.5",

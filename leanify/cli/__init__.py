@@ -173,6 +173,8 @@ def run_command() -> None:
             "the current directory no longer exists, and torch cannot start without one: cd elsewhere"
         ) from None
     arguments = _common_options(sys.argv[1:])
+    if arguments[:1] == ["help"]:  # as other programs have it: `leanify help`, `leanify help CMD`
+        arguments = [*arguments[1:2], "--help"]
     name = arguments[0] if arguments else ""
 
     # on exit Python collects cycles among all objects of torch and timm, a fifth of the time of a first plan: skip it
@@ -221,7 +223,7 @@ def discard_output() -> None:
 
 def _common_options(arguments: list[str]) -> list[str]:
     """Apply the options that every command accepts, at any position, and return the other arguments."""
-    if arguments == ["--version"]:
+    if arguments in (["--version"], ["version"]):
         from importlib.metadata import version
 
         print(f"leanify {version('leanify')}")

@@ -28,6 +28,9 @@ def usage_message(error: Any, command: Any, name: str) -> str:
         return f"{message} A command comes first: leanify redesign MODEL; leanify -h lists all commands"
     if name:
         message = f"{name}: {message}"
+        example = re.search(r"^ +(leanify .*)$", command.help or "", re.MULTILINE)
+        if message.startswith(f"{name}: Missing argument") and example is not None:
+            return f"{message} For example: {example[1]}"
     if not hasattr(error, "possibilities"):
         return message
 

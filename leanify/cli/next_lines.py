@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,9 @@ def _spell_directory(name: str) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print the commands to type next, below a blank line and without line breaks."""
+    """Print the commands to type next, below a blank line and without line breaks; nothing with --quiet."""
+    if os.environ.get("LEANIFY_QUIET"):
+        return
     for place, command in enumerate(commands):
         console().print(f"      {command}" if place else f"\nnext  {command}", soft_wrap=True)
 

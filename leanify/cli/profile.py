@@ -84,26 +84,34 @@ def profile(
     options |= {"repeats": repeats, "measure": measure, "overrides": overrides, "cls": model_class}
     profiles = [profiling.profile(source, **options) for source in track(sources, "profiling")]
     rows = [model_profile.to_json() for model_profile in profiles]
-    output = {"models": rows, "limits": limits} if limits else {"models": rows}
+    exceeded = _exceeded(profiles, limits)
+    output: dict[str, Any] = {"models": rows}
+    if limits:
+        output |= {"limits": limits, "passed": not exceeded, "exceeded": exceeded}
     show(kind, output, rows, lambda: _render(profiles, explain))
 
     # name every exceeded limit, then exit with code 1
-    is_exceeded = False
-    for model_profile in profiles:
-        if "--max-latency" in limits and model_profile.latency_s is None:
-            raise LeanifyError(f"--max-latency {max_latency}: of {model_profile.source}, {model_profile.not_measured}")
-        costs = {
-            "--max-params": model_profile.params,
-            "--max-macs": model_profile.macs,
-            "--max-latency": model_profile.latency_s,
-        }
-        for name, limit in limits.items():
-            cost, unit = costs[name], UNITS[name]
-            if cost is not None and cost > limit:
-                is_exceeded = True
-                say(f"leanify: {model_profile.source} has {unit(cost)}, above {name} {unit(limit)}")
-    if is_exceeded:
+    for over in exceeded:
+        unit = UNITS[over["limit"]]
+        say(f"leanify: {over['source']} has {unit(over['value'])}, above {over['limit']} {unit(limits[over['limit']])}")
+    if exceeded:
         raise typer.Exit(1)
+
+
+def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The source, limit and value of every cost above its limit. Raises LeanifyError for one that was not measured."""
+    from leanify.core.errors import LeanifyError
+
+    exceeded = []
+    for model in profiles:
+        costs = {"--max-params": model.params, "--max-macs": model.macs, "--max-latency": model.latency_s}
+        if "--max-latency" in limits and model.latency_s is None:
+            raise LeanifyError(f"--max-latency has nothing to limit: of {model.source}, {model.not_measured}")
+        for name, limit in limits.items():
+            cost = costs[name]
+            if cost is not None and cost > limit:
+                exceeded.append({"source": model.source, "limit": name, "value": cost})
+    return exceeded
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:
@@ -127,7 +135,7 @@ def _render(profiles: Sequence[Profile], explain: bool) -> None:
         if all(value is None for value in values):
             continue
         if unit in (format_bytes, format_seconds):  # one unit for the row
-            unit = partial(unit, reference=min(value for value in values if value is not None))
+            unit = partial(unit, reference=next(value for value in values if value is not None))
         cells = [unit(values[0])]
         for value in values[1:]:
             is_comparable = all(isinstance(number, int | float) and number for number in (value, values[0]))

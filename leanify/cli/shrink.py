@@ -220,7 +220,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         _render_device(report["device"])
         return
     # the result in a sentence, and what to type next
-    out.print(f"\n{result_sentence(report)}", soft_wrap=not out.is_terminal)
+    out.print(f"\n{result_sentence(report)}")
     if is_rehearsal:
         print_next(typed_without("--dry-run"))
         return

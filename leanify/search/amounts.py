@@ -24,15 +24,16 @@ UNITS = {
 }
 
 
-def parse_budget(name: str, value: float | int | str, baseline: float, units: Mapping[str, float]) -> float:
+def parse_budget(name: str, value: float | int | str, baseline: float | None, units: Mapping[str, float]) -> float:
     """Return a budget in absolute units: a share of ``baseline`` (at most 1, or with %), or an amount with its unit.
 
-    A whole number of at least a thousand needs no unit if it is a count. Raises BudgetError.
+    Without a baseline there are no shares. A whole number of at least a thousand needs no unit if it is a count. Raises BudgetError.
     """
     # a number and its unit, the longest unit that fits
     text = str(value).strip().lower().replace("_", "").replace(",", "")
     unit = next((unit for unit in sorted([*units, "%"], key=len, reverse=True) if text.endswith(unit)), "")
-    forms = f"say a share of the baseline (0.5 or 50%) or an amount ({EXAMPLES[next(iter(units))]})"
+    forms = f"an amount ({EXAMPLES[next(iter(units))]})"
+    forms = f"say {forms}" if baseline is None else f"say a share of the baseline (0.5 or 50%) or {forms}"
     try:
         number = float(text.removesuffix(unit))
     except ValueError:
@@ -44,10 +45,13 @@ def parse_budget(name: str, value: float | int | str, baseline: float, units: Ma
     # a share of the baseline: with %, or without a unit and at most 1
     share = number / 100 if unit == "%" else number
     if unit in ("%", "") and share <= 1:
+        if baseline is None:
+            raise BudgetError(f"{name} {value} is a share, and there is no baseline to be a share of; {forms}")
         return share * baseline
     # an amount needs its unit, or at least looks like a count
     if unit == "%" or (not unit and (units is not COUNTS or number < 1000 or number != int(number))):
-        raise BudgetError(f"{name} {value} is above 1 and has no unit; {forms}")
+        above = "" if baseline is None else "is above 1 and "
+        raise BudgetError(f"{name} {value} {above}has no unit; {forms}")
     return number * units.get(unit, 1.0)
 
 
@@ -61,9 +65,4 @@ def check_budget(name: str, value: Budget) -> None:
 
 def amount(name: str, value: str) -> float:
     """Parse an amount with its unit that has no baseline to be a share of. Raises BudgetError."""
-    units = UNITS[name]
-    budget = parse_budget(name, value, 0.0, units)
-    if not budget:
-        example = EXAMPLES[next(iter(units))]
-        raise BudgetError(f"{name} {value} is a share, and this limit is an amount: {example}")
-    return budget
+    return parse_budget(name, value, None, UNITS[name])
