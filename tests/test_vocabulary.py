@@ -21,7 +21,7 @@ from leanify.core.errors import BudgetError, UnsupportedModel
 from leanify.core.files.reading import read_json
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import on_disk
-from leanify.vocabulary.closure import KeptTokens, keep_tokens, required_tokens
+from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_checkpoint import save_cut
 from leanify.vocabulary.cut_model import cut_model
 from leanify.vocabulary.cut_tokenizer import cut_state
@@ -73,8 +73,9 @@ def choose(words: Any, folder: Path, model: nn.Module | None = None, size: int =
     vocabulary = read_vocabulary(folder)
     counts = Counter(number for ids in split(words, COUNTED) for number in ids)
     others = set() if model is None else named_ids(model)
-    size = size or (len(required_tokens(vocabulary, others)) + len(words)) // 2
-    return vocabulary, keep_tokens(vocabulary, rank_tokens(vocabulary, counts), size, others)
+    ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), others)
+    size = size or (len(ranked.required) + ranked.total) // 2
+    return vocabulary, ranked.keep(size)
 
 
 @pytest.fixture(params=KINDS)
@@ -156,7 +157,8 @@ def test_splits_by_tokenizers_alone(saved: tuple[Any, Path]) -> None:
     from tokenizers import Tokenizer
 
     words, folder = saved
-    for size in (len(required_tokens(read_vocabulary(folder))) + 30, 0):
+    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required)
+    for size in (fewest + 30, 0):
         vocabulary, kept = choose(words, folder, size=size)
         new = Tokenizer.from_str(json.dumps(cut_state(vocabulary, kept)))
         assert not {number for ids in split(words, NEW) for number in ids} <= set(kept.ids)
@@ -187,7 +189,7 @@ def test_special_tokens_stay(saved: tuple[Any, Path]) -> None:
 
 def test_too_few_tokens_are_refused(saved: tuple[Any, Path]) -> None:
     words, folder = saved
-    fewest = len(required_tokens(read_vocabulary(folder)))
+    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required)
     with pytest.raises(BudgetError, match=f"the smallest vocabulary has {fewest:,}"):
         choose(words, folder, size=fewest - 1)
     assert len(choose(words, folder, size=fewest)[1].ids) == fewest
@@ -196,7 +198,7 @@ def test_too_few_tokens_are_refused(saved: tuple[Any, Path]) -> None:
 def test_multiple_is_filled_with_tokens(saved: tuple[Any, Path]) -> None:
     vocabulary = read_vocabulary(saved[1])
     total = len(vocabulary.tokens)
-    kept = keep_tokens(vocabulary, rank_tokens(vocabulary, {}), total - 1, multiple=16)
+    kept = RankedTokens.of(vocabulary, rank_tokens(vocabulary, {})).keep(total - 1, multiple=16)
     assert len(kept.ids) == (total - 1) // 16 * 16
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from leanify.core.errors import BudgetError, UnsupportedModel
 from leanify.vocabulary.kinds import BYTE, Vocabulary, spell
@@ -41,11 +42,52 @@ class KeptTokens:
         return list(range(count)) if self.is_all else [number for number in self.ids if number < count]
 
 
-def required_tokens(vocabulary: Vocabulary, others: Collection[int] = ()) -> set[int]:
-    """Return the ids that always stay; ``others`` are those that the model names, which stay as well."""
+@dataclass(frozen=True)
+class RankedTokens:
+    """The tokens that must stay, and the others, the most useful first and each behind the pieces it needs."""
+
+    required: frozenset[int]
+    others: tuple[int, ...]
+
+    @staticmethod
+    def of(vocabulary: Vocabulary, ranking: Iterable[int], named: Collection[int] = ()) -> RankedTokens:
+        """Close a ranking; ``named`` are ids that the model names, which must stay.
+
+        Raises UnsupportedModel where all tokens must stay.
+        """
+        required = set(_closed(vocabulary, required_tokens(vocabulary, named), set()))
+        others = tuple(_closed(vocabulary, ranking, set(required)))
+        if not others:
+            raise UnsupportedModel("every token of the vocabulary is a special one, a character or a byte: none can go")
+        return RankedTokens(frozenset(required), others)
+
+    @property
+    def total(self) -> int:
+        return len(self.required) + len(self.others)
+
+    def keep(self, count: int, multiple: int = 1) -> KeptTokens:
+        """Return ``count`` tokens, rounded to a multiple: a table has as many rows, and none without a token.
+
+        Raises BudgetError where more must stay.
+        """
+        limit = min(count, self.total)
+        if limit < self.total:
+            limit = limit // multiple * multiple
+        if limit < len(self.required):
+            smallest = min(self.total, -(-len(self.required) // multiple) * multiple)
+            raise BudgetError(
+                f"{count:,} tokens are too few: special tokens, characters and bytes alone are "
+                f"{len(self.required):,}; the smallest vocabulary has {smallest:,}"
+            )
+        kept = self.required.union(self.others[: limit - len(self.required)])
+        return KeptTokens(tuple(sorted(kept)), self.total)
+
+
+def required_tokens(vocabulary: Vocabulary, named: Collection[int] = ()) -> set[int]:
+    """Return the ids that always stay, without the pieces of a BPE; ``named`` are those that the model names."""
     ids, by_id = vocabulary.ids, vocabulary.tokens
     # special and added tokens, and what the configuration names
-    kept = vocabulary.added | (set(others) & by_id.keys())
+    kept = vocabulary.added | (set(named) & by_id.keys())
     names = {*vocabulary.special, str(vocabulary.model.get("unk_token"))}
     kept |= {ids[name] for name in names if name in ids}
     if vocabulary.kind == "Unigram":
@@ -54,74 +96,53 @@ def required_tokens(vocabulary: Vocabulary, others: Collection[int] = ()) -> set
         kept.add(min(vocabulary.scores, key=lambda number: vocabulary.scores[number]))
     # what spells every other token
     if vocabulary.has_byte_fallback:
-        kept |= {number for word, number in ids.items() if BYTE.fullmatch(word)}
-    else:
-        for word, number in ids.items():
-            symbols = spell(vocabulary, word)
-            if len(symbols) == 1 or any(symbol not in ids for symbol in symbols):
-                kept.add(number)
-    return _with_pieces(vocabulary, kept, {pair: rank for rank, pair in enumerate(vocabulary.merges)})
+        return kept | {number for word, number in ids.items() if BYTE.fullmatch(word)}
+    for word, number in ids.items():
+        symbols = spell(vocabulary, word)
+        if len(symbols) == 1 or any(symbol not in ids for symbol in symbols):
+            kept.add(number)
+    return kept
 
 
-def keep_tokens(
-    vocabulary: Vocabulary, ranking: Sequence[int], count: int, others: Collection[int] = (), multiple: int = 1
-) -> KeptTokens:
-    """Return at most ``count`` tokens: those that must stay, then the first of the ranking with their pieces.
+def _closed(vocabulary: Vocabulary, numbers: Iterable[int], seen: set[int]) -> Iterator[int]:
+    """Yield ids that are not seen yet, each behind those of the pieces through which its merges pass."""
+    by_id, ids = vocabulary.tokens, vocabulary.ids
+    for number in numbers:
+        pending = [number]
+        while pending:
+            last = pending[-1]
+            # an added token and a byte are never merged
+            is_merged = last not in vocabulary.added and not BYTE.fullmatch(by_id[last])
+            missing = []
+            for piece in pieces(vocabulary, by_id[last]) if is_merged and last not in seen else ():
+                if ids.get(piece, last) not in seen and ids.get(piece, last) != last:
+                    missing.append(ids[piece])
+            pending += missing
+            if not missing:
+                pending.pop()
+                if last not in seen:
+                    seen.add(last)
+                    yield last
 
-    ``count`` is rounded to a multiple of ``multiple``, so that a table has as many rows and none without a token.
-    Raises BudgetError where more must stay, and UnsupportedModel where all must.
+
+def pieces(vocabulary: Vocabulary, word: str) -> Sequence[str]:
+    """Return pieces through which the merges of a BPE token pass; none for another kind.
+
+    These are the two that its only merge joins, or, where several merges make it, all that appear as they run.
     """
-    total = len(vocabulary.tokens)
-    kept = required_tokens(vocabulary, others)
-    if len(kept) == total:
-        raise UnsupportedModel("every token of the vocabulary is a special one, a character or a byte: none can go")
-    limit = count // multiple * multiple
-    if len(kept) > limit:
-        rounded = -(-len(kept) // multiple) * multiple
-        raise BudgetError(
-            f"{count:,} tokens are too few: special tokens and single characters alone are {len(kept):,}; the smallest "
-            f"vocabulary has {min(rounded, total):,}"
-        )
-    if limit >= total:
-        return KeptTokens(tuple(vocabulary.tokens), total)
-    # the best of the rest; one whose pieces do not fit is passed over
-    by_id, ids = vocabulary.tokens, vocabulary.ids
-    ranks = {pair: rank for rank, pair in enumerate(vocabulary.merges)}
-    for number in ranking:
-        if len(kept) >= limit:
-            break
-        if number in kept:
-            continue
-        new = {number} | {ids[piece] for piece in pieces(vocabulary, by_id[number], ranks) if piece in ids}
-        if len(kept) + len(new - kept) <= limit:
-            kept |= new
-    return KeptTokens(tuple(sorted(kept)), total)
-
-
-def _with_pieces(vocabulary: Vocabulary, kept: Iterable[int], ranks: dict[tuple[str, str], int]) -> set[int]:
-    """Return the ids and those of the pieces through which their merges pass; an added token is never merged."""
-    by_id, ids = vocabulary.tokens, vocabulary.ids
-    closed = set(kept)
-    for number in closed - vocabulary.added:
-        if not BYTE.fullmatch(by_id[number]):
-            closed |= {ids[piece] for piece in pieces(vocabulary, by_id[number], ranks) if piece in ids}
-    return closed
-
-
-def pieces(vocabulary: Vocabulary, word: str, ranks: dict[tuple[str, str], int]) -> Iterator[str]:
-    """Yield the pieces that appear while a BPE merges the characters of a token; nothing for another kind."""
-    if not ranks:
-        return
+    if not vocabulary.ranks:
+        return ()
+    makers = vocabulary.makers.get(word)
+    if makers is not None and len(makers) == 1:
+        return makers[0]
+    ranks, unknown = vocabulary.ranks, len(vocabulary.ranks)
     parts = spell(vocabulary, word)
-    yield from parts
-    unknown = len(ranks)
+    result = list(parts)
     while len(parts) > 1:
-        best, place = unknown, 0
-        for index in range(len(parts) - 1):
-            rank = ranks.get((parts[index], parts[index + 1]), unknown)
-            if rank < best:
-                best, place = rank, index
-        if best == unknown:
-            return
+        pair_ranks = [ranks.get(pair, unknown) for pair in pairwise(parts)]
+        place = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
+        if pair_ranks[place] == unknown:
+            break
         parts[place : place + 2] = [vocabulary.join(parts[place], parts[place + 1])]
-        yield parts[place]
+        result.append(parts[place])
+    return result

@@ -34,7 +34,7 @@ class Vocabulary:
         model: Mapping[str, Any] = self.state["model"]
         return model
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """WordPiece, BPE or Unigram."""
         return str(self.model["type"])
@@ -80,19 +80,32 @@ class Vocabulary:
             pairs.append((left, right))
         return pairs
 
-    @property
+    @cached_property
+    def ranks(self) -> dict[tuple[str, str], int]:
+        """The place of each merge in their order."""
+        return {pair: rank for rank, pair in enumerate(self.merges)}
+
+    @cached_property
+    def makers(self) -> dict[str, list[tuple[str, str]]]:
+        """The merges that make a token."""
+        makers: dict[str, list[tuple[str, str]]] = {}
+        for left, right in self.merges:
+            makers.setdefault(self.join(left, right), []).append((left, right))
+        return makers
+
+    @cached_property
     def prefix(self) -> str:
         """What a token inside a word begins with: ``##`` in BERT."""
         return self.model.get("continuing_subword_prefix") or ""
 
-    @property
+    @cached_property
     def suffix(self) -> str:
         """What a token at the end of a word ends with: ``</w>`` in CLIP."""
         return self.model.get("end_of_word_suffix") or ""
 
     def join(self, left: str, right: str) -> str:
         """The product of a merge."""
-        return left + right.removeprefix(self.prefix)
+        return left + right.removeprefix(self.prefix) if self.prefix else left + right
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
@@ -131,6 +144,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 def spell(vocabulary: Vocabulary, word: str) -> list[str]:
     """Return the single characters of a token as the vocabulary writes them: ``##ab`` is ``##a`` and ``##b``."""
     prefix, suffix = vocabulary.prefix, vocabulary.suffix
+    if not prefix and not suffix:
+        return list(word) or [word]
     is_inner = bool(prefix) and word.startswith(prefix) and len(word) > len(prefix)
     is_end = bool(suffix) and word.endswith(suffix) and len(word) > len(suffix)
     letters = list(word.removeprefix(prefix) if is_inner else word)

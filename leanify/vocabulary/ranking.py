@@ -55,11 +55,10 @@ def _id_ranks(vocabulary: Vocabulary) -> dict[int, int]:
 
 def _merge_ranks(vocabulary: Vocabulary) -> dict[int, int]:
     """The rank of each token: single symbols first, then in the order of merges; tokens that none makes come last."""
-    ranks = dict.fromkeys(vocabulary.ids.values(), len(vocabulary.merges))
-    for rank, (left, right) in reversed(list(enumerate(vocabulary.merges))):
-        number = vocabulary.ids.get(vocabulary.join(left, right))
-        if number is not None:
-            ranks[number] = rank
+    ranks = {}
+    for word, number in vocabulary.ids.items():
+        makers = vocabulary.makers.get(word)
+        ranks[number] = vocabulary.ranks[makers[0]] if makers else len(vocabulary.ranks)
     for word, number in vocabulary.ids.items():
         if len(spell(vocabulary, word)) == 1:
             ranks[number] = 0
