@@ -41,9 +41,8 @@ def test_tower_scores_weigh_parameters() -> None:
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
     each = []
     for tower, stage in zip(towers(prices.architecture, prices.stage_indices), prices.baseline, strict=True):
-        share = prices.attention_share(tower.lead, stage)
         preferred = ranking.preference(prices, tower)
-        each.append(float(preferred.score(stage.depth, stage.heads, stage.head_dim, stage.mlp, share)))
+        each.append(float(preferred.score(stage.depth, stage.heads, stage.head_dim, stage.mlp)))
     assert abs(each[0] - each[1]) > 0.1
     by_hand = (weights[0] * each[0] + weights[1] * each[1]) / sum(weights)
     assert ranking.score(prices, prices.baseline) == pytest.approx(by_hand)

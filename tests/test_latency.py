@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> type[Machine]:
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
 def test_designs_meet_the_limit(share: float) -> None:
-    plan = leanify.redesign("vit_base", max_latency=share, **SMALL)
+    plan = leanify.redesign("vit_base", max_latency=share, min_depth=2, **SMALL)
     assert plan.baseline.latency_s == pytest.approx(plan.timing.limit_s / share)
     for design in (plan.chosen, plan.plain, *plan.candidates):
         assert design.latency_s <= plan.timing.limit_s
@@ -85,10 +85,10 @@ def test_latency_and_memory_bind_together() -> None:
         return search.search(prices, request, top)
 
     request = Request(Options(max_latency=0.7, min_depth=2, min_mlp=0.5))
-    first = limits.limit_latency(prices, request, find, None)[0].chosen
+    first = limits.limit_latency(prices, request, find, None)[0].front[0]
     all_memory = limits.MemoryLimit(prices, Options(max_memory=1.0))
     memory = limits.MemoryLimit(prices, Options(max_memory=0.99 * all_memory.share(first)))
-    chosen = limits.limit_latency(prices, request, find, memory)[0].chosen
+    chosen = limits.limit_latency(prices, request, find, memory)[0].front[0]
     assert chosen.architecture != first.architecture
     assert memory.share(chosen) <= 1 < memory.share(first)
 

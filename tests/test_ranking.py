@@ -51,8 +51,7 @@ VIT_B, CAUSAL = Layer(768, 12, 12, 64, 3072), Layer(1024, 16, 16, 64, 4096)
 def first(preferred: Preference, designs: list[tuple[int, int, int, int]]) -> tuple[int, int, int, int]:
     """The design, as (depth, heads, head_dim, mlp), that is first in the order."""
     depth, heads, head_dim, mlp = np.array(designs).T
-    inner = heads * head_dim
-    scores = preferred.score(depth, heads, head_dim, mlp, inner / (inner + mlp))
+    scores = preferred.score(depth, heads, head_dim, mlp)
     return designs[int(np.argmin(scores))]
 
 
@@ -84,17 +83,10 @@ def test_fewer_layers_are_first_where_causal() -> None:
     assert first(preferred, designs[2:]) == designs[3]
 
 
-def test_most_attention_is_first_where_narrow() -> None:
-    """Up to 128 wide and in both directions, down to an MLP of one width."""
-    narrow = Preference(Layer(64, 4, 4, 16, 256), 8, False, None)
-    assert first(narrow, [(5, 8, 16, 128), (4, 6, 16, 256), (3, 8, 16, 256)]) == (5, 8, 16, 128)
-    assert first(narrow, [(6, 8, 16, 56), (4, 8, 16, 128)]) == (4, 8, 16, 128)
-
-
 def test_narrow_heads_come_last() -> None:
     """Heads of fewer channels than the baseline's, or than 64; wide ones are no better."""
     preferred = Preference(VIT_B, 12, False, None)
-    scores = preferred.score(8, 16, np.array([32, 63, 64, 65, 128]), 1536, 0.5)
+    scores = preferred.score(8, 16, np.array([32, 63, 64, 65, 128]), 1536)
     assert (scores[:2] > scores[2:].max()).all()
     assert np.ptp(scores[2:]) == 0
 
@@ -127,6 +119,14 @@ def test_caller_ranking_is_followed(vit: Grid, vit_prices: PriceList) -> None:
     assert len(order) == len(inside)
 
 
+def test_extra_blocks_cost_the_last(vit_prices: PriceList) -> None:
+    """Blocks beyond the last one cost what it costs."""
+    (stage,) = vit_prices.baseline
+    at = {depth: vit_prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
+    last = at[12] - at[11]
+    assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)
+
+
 @pytest.mark.parametrize(
     ("source", "rule"),
     [
@@ -143,23 +143,3 @@ def test_caller_ranking_is_followed(vit: Grid, vit_prices: PriceList) -> None:
 )
 def test_nearest_row_has_kind_and_size(source: str, rule: str) -> None:
     assert lean_rule(price_list(leanify.load(source, device="meta"), 16)) == rule
-
-
-def test_attention_share_counts_projections() -> None:
-    """By hand for a Llama: queries and outputs of all heads, keys and values of their groups, three maps of the MLP."""
-    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
-             "intermediate_size": 80, "num_hidden_layers": 4, "vocab_size": 50}  # fmt: skip
-    prices = priced("llama", **sizes)
-    (stage,) = prices.baseline
-    for heads, groups, mlp in ((6, 2, 80), (9, 3, 64), (3, 1, 128)):
-        attention = 48 * 8 * (2 * heads + 2 * groups)
-        found = prices.attention_share(0, stage._replace(heads=heads, mlp=mlp))
-        assert found == pytest.approx(attention / (attention + 3 * 48 * mlp))
-
-
-def test_extra_blocks_cost_the_last(vit_prices: PriceList) -> None:
-    """Blocks beyond the last one cost what it costs."""
-    (stage,) = vit_prices.baseline
-    at = {depth: vit_prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
-    last = at[12] - at[11]
-    assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)

@@ -229,13 +229,13 @@ def test_width_is_pinned_per_stage_or_tower() -> None:
 def test_lean_may_be_narrower(source: str) -> None:
     """With the axis of the width, lean, control and plain share a smaller width; prices equal counts."""
     plan = leanify.redesign(source, target_params=0.5, axes="depth,heads,mlp,width")
-    for design in (plan.chosen, plan.control, plan.plain):
-        assert design.width == plan.chosen.width < plan.baseline.width
+    for design in (plan.lean, plan.control, plan.plain):
+        assert design.width == plan.lean.width < plan.baseline.width
         assert design.params <= 0.5 * plan.baseline.params
         live, _ = live_model(source, plan.options)
         assert counting.parameters(live.written(design.architecture).model) == design.params
-    assert plan.chosen.depth < plan.baseline.depth
-    assert plan.chosen.heads / plan.chosen.width > plan.baseline.heads / plan.baseline.width
+    assert plan.lean.depth < plan.baseline.depth
+    assert plan.lean.heads / plan.lean.width > plan.baseline.heads / plan.baseline.width
 
 
 @pytest.mark.parametrize(("source", "share"), [("vit_tiny", 0.7), ("davit_tiny", 0.9)])

@@ -29,9 +29,9 @@ def next_lines(
     if not _is_trained_here(plan):
         return [join(["leanify", "profile", plan.source, *designs])]
     rivals = []
-    if plan.control is not None and not plan.with_control:
+    if plan.written == "lean" and plan.control is not None and not plan.with_control:
         rivals.append("control")
-    if plan.narrow is not None:
+    if plan.written == "lean" and plan.narrow is not None:
         rivals.append("narrow")
     compare = ["leanify", "compare", plan.source]
     train = ["leanify", "train", designs[0]]
@@ -77,11 +77,14 @@ def typed_without(*flags: str) -> str:
     return join(["leanify", *(word for word in sys.argv[1:] if word not in (*flags, "--quiet", "--no-color"))])
 
 
-def write_lines(arguments: Sequence[str]) -> list[str]:
-    """Return the typed command with a new folder; an empty list if it was called from Python."""
+def write_lines(arguments: Sequence[str], choice: str | None) -> list[str]:
+    """Return the typed command with a new folder, and the design to write if one must be named; an empty list if it was
+    called from Python.
+    """
     if arguments[:1] != ["redesign"] or "--" in arguments:
         return []
-    return [join(["leanify", *arguments, "-o", str(unused_path(Path("lean")))])]
+    chosen = [] if choice is None else ["--choose", choice]
+    return [join(["leanify", *arguments, *chosen, "-o", str(unused_path(Path("lean")))])]
 
 
 def _is_trained_here(plan: Plan) -> bool:

@@ -33,7 +33,7 @@ class WriteOptions:
     data: Path | None = None
     output: Path | None = None
     control: bool = False
-    choose: str = "lean"
+    choose: Text = None
 
 
 def plan_all(
@@ -60,7 +60,7 @@ def plan_all(
         if plan.directory:
             lines = next_lines(plan, writing.weights, writing.data, writing.pretrained, overrides)
         elif len(sources) * len(requests) == 1:
-            lines = write_lines(sys.argv[1:])
+            lines = write_lines(sys.argv[1:], None if plan.lean else plan.first)
         yield PlanView(plan, options.target_params, transfer, lines)
 
 
@@ -88,7 +88,8 @@ def _write(plan: Plan, writing: WriteOptions) -> tuple[Plan, PlanTransfer | None
         from leanify.sources.find import absolute_source
 
         absolute_source(weights)
-    plan.pick_design(writing.choose)
+    if output is not None and not writing.control:
+        plan.pick_design(writing.choose)
 
     # the design whose transferred weights keep most on the data
     if writing.data is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leanify.shrinking.plan_transfer import PlanTransfer
 
 STYLES = {  # yellow is hard to read on white
-    "lean": GREEN, "control": CYAN, "narrow": "blue", "plain": "magenta", "also": "dim",
+    "lean": GREEN, "control": CYAN, "narrow": "blue", "balanced": ORANGE, "plain": "magenta", "also": "dim",
 }  # fmt: skip
 Column = tuple[str, Callable[["Design"], str]]
 
@@ -34,7 +34,8 @@ def render_plan(plan: Plan, transfer: PlanTransfer | None = None) -> None:
     print_table(out, fit(_table(plan), out, ("inner", "GMACs", "MMACs")))
     out.print()
     out.print(_sentence(plan, transfer))
-    for line in (*plan.remarks, *_timing(plan), *_serving(plan)):
+    other_remarks = [remark for remark in plan.remarks if remark != plan.reason]
+    for line in (*other_remarks, *_timing(plan), *_serving(plan)):
         out.print(line)
     if plan.directory:
         lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
@@ -47,7 +48,7 @@ def _table(plan: Plan) -> Table:
     shapes = list(_shape(plan.baseline, 0))
     if not any(layer.experts for layer in plan.baseline.architecture.layers()):
         shapes.remove("experts")
-    if plan.narrow is None:
+    if plan.narrow is None and plan.balanced is None:
         shapes.remove("width")
     costs = _columns(plan)
     stage = ["stage"] if len(parts) > 1 else []
@@ -85,7 +86,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
     shapes_seen = set()
     for name, design in plan.designs():
         style = STYLES.get(name.partition(",")[0], "")
-        if "lean" in name.split(", "):
+        if design is plan.chosen:
             style = f"bold {style}"
         yield ("" if name in shapes_seen else name), design, style
         shapes_seen.add(name)
@@ -154,16 +155,17 @@ def _sentence(plan: Plan, transfer: PlanTransfer | None) -> str:
     saved = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
     if transfer is not None:
         return f"lean: {saved} parameters; {transfer.sentence}. Training may change the order."
-    if not plan.request.wants_heads:
-        return f"lean: {saved} parameters. Only training it beside the control shows what it keeps."
-    return f"lean follows {plan.follows}. Only training shows which design keeps its quality: leanify compare."
+    if not plan.reason:
+        return f"{plan.first}: {saved} parameters. Only training it beside the control shows what it keeps."
+    lean = f" lean follows {plan.follows}." if plan.lean is not None and plan.first != "lean" else ""
+    return f"{plan.reason}.{lean} Only training shows which design keeps its quality: leanify compare."
 
 
 def _timing(plan: Plan) -> Iterator[str]:
     timing, chosen = plan.timing, plan.chosen
     if timing is not None and chosen.latency_s is not None:
         yield (
-            f"latency: {timing.clock.setting}, {len(timing.pairs)} designs beside the baseline; lean takes "
+            f"latency: {timing.clock.setting}, {len(timing.pairs)} designs beside the baseline; {plan.first} takes "
             f"{format_share(chosen.latency_s / timing.limit_s)} of the limit; timings scatter by "
             f"{format_share(timing.noise(chosen))}"
         )
@@ -171,12 +173,12 @@ def _timing(plan: Plan) -> Iterator[str]:
 
 def _serving(plan: Plan) -> Iterator[str]:
     """The cost of serving, if the user sets a limit on caches or a context."""
-    lean_serving, before = plan.chosen.serving, plan.baseline.serving
-    if lean_serving is None or before is None or (plan.options.max_kv is None and plan.options.context is None):
+    serving, before = plan.chosen.serving, plan.baseline.serving
+    if serving is None or before is None or (plan.options.max_kv is None and plan.options.context is None):
         return
     yield (
-        f"serving at {lean_serving.context:,} tokens of context, 2 bytes a number: "
-        f"{_describe_serving('lean', plan.chosen)}"
+        f"serving at {serving.context:,} tokens of context, 2 bytes a number: "
+        f"{_describe_serving(plan.first, plan.chosen)}"
     )
     others = [_describe_serving("baseline", plan.baseline)]
     if plan.control:

@@ -23,17 +23,18 @@ def redesign(
     pretrained: option.Pretrained = False,
     data: option.Data = None,
     output: option.Output = None,
-    choose: option.Choose = "lean",
+    choose: option.Choose = None,
     control: option.Control = False,
     format: option.Format = None,
     json: option.Json = False,
     **typed: Any,
 ) -> None:
-    """Trade layers for heads under a budget: baseline, lean, control, narrow and others side by side.
+    """Trade layers for heads under a budget: baseline, lean, control, narrow, balanced and plain side by side.
 
     Grow adds heads of the same size; split divides the same width into more heads. The control has lean's depth and
     parameters but the old heads: only training lean and the control shows what the extra heads are worth. Narrow
-    has the baseline's depth and lean's parameters in a smaller residual width.
+    has the baseline's depth in a smaller residual width, balanced fewer layers and a smaller width, plain fewer layers
+    or narrower MLPs. The row listed first is what -o writes; where no lean fits, -o needs --choose.
 
     \b
     Examples:
@@ -54,12 +55,12 @@ def redesign(
 
     # refuse contradictions before anything slow
     designs = len(names) * len(requests)
-    for flag, is_given in {"--choose": choose != "lean", "--control": control}.items():
+    for flag, is_given in {"--choose": choose is not None, "--control": control}.items():
         if is_given and output is None:
             raise LeanifyError(f"{flag} is about what -o DIR writes; give -o")
     if output is not None and designs > 1:
         raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")
-    if data is not None and choose != "lean":
+    if data is not None and choose is not None:
         raise LeanifyError("--data chooses the design that keeps most of the weights; leave out --choose")
     if data is not None and weights is None and not pretrained:
         raise LeanifyError("--data chooses which weights to carry over, so it needs --weights SOURCE or --pretrained")

@@ -43,10 +43,10 @@ Control = Annotated[
     bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control", rich_help_panel=OUTPUT)
 ]
 Choose = Annotated[
-    str,
+    Text,
     typer.Option(
-        metavar="lean|plain|narrow|control|N",
-        help="with -o: which design; N: the Nth candidate",
+        metavar="NAME|N",
+        help="with -o: lean, plain, narrow, balanced, control, or the Nth candidate (default: the first row)",
         rich_help_panel=OUTPUT,
     ),
 ]

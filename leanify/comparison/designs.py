@@ -25,6 +25,7 @@ from leanify.comparison.plan import BASELINE, LEAN, RIVALS, PlannedDesign, check
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.recipe import ModelSection, Recipe
+from leanify.core.terminal import note
 from leanify.core.units import format_sizes
 from leanify.lens import surgery
 from leanify.lens.width import differs_in_width
@@ -41,6 +42,8 @@ from leanify.upstream.inputs import example_inputs
 if TYPE_CHECKING:
     from torch import nn
 
+# bounds of a lean that a study trains all the same, the nearest first
+BEYOND_BOUNDS = ({"min_depth": 1}, {"min_depth": 1, "min_mlp": 1.0}, {"min_depth": 1, "min_mlp": 0.5})
 AXES = ("depth", "heads", "head_dim", "mlp")
 SIZES = (*AXES, "width")
 
@@ -130,18 +133,22 @@ class Designer:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan under the study's budget, or the one whose lean is a directory's shape. Its BudgetError suggests
-        options of a study, not redesign's flags.
+        """The plan under the study's budget, or the one whose lean is a directory's shape.
+
+        A study measures, so where no lean is within the published bounds, it takes one beyond them, and a note says
+        which bounds it crosses. Raises BudgetError if there is none either.
         """
-        if self.pins:
-            return self.make_redesign(**self.pins, min_depth=1, min_mlp=0)
-        try:
-            return self.make_redesign(target_params=self.budget)
-        except BudgetError as error:
-            if not error.flags:
-                raise
-            message = error.message.rstrip(".")
-            raise BudgetError(f"{message}. {self._other_ways()}") from error
+        plan = self.plan_within_bounds
+        if plan.lean is not None:
+            return plan
+        for bounds in BEYOND_BOUNDS:
+            beyond = self.make_redesign(target_params=self.budget, **bounds)
+            if beyond.lean is not None:
+                note(
+                    f"no lean is within the published bounds ({plan.needs}); this study's: {'; '.join(beyond.warnings)}"
+                )
+                return beyond
+        raise BudgetError(f"no lean design: {plan.needs}. {self._other_ways()}")
 
     def _other_ways(self) -> str:
         """Suggest alternatives if the rules allow no lean design: an explicit shape, or a deeper baseline."""
@@ -156,10 +163,19 @@ class Designer:
         )
 
     @cached_property
+    def plan_within_bounds(self) -> Plan:
+        """The plan under the study's budget and the published bounds, or the one of a directory's shape."""
+        if self.pins:
+            return self.make_redesign(**self.pins, min_depth=1, min_mlp=0)
+        return self.make_redesign(target_params=self.budget)
+
+    @cached_property
     def plan_without_budget(self) -> Plan:
-        """`plan`, or a plan without a budget if no design meets it, so that the baseline is always priced."""
+        """`plan_within_bounds`, or a plan without a budget if no design meets it, so that the baseline is always
+        priced.
+        """
         try:
-            return self.plan
+            return self.plan_within_bounds
         except BudgetError:
             depths = [stage.depth for stage in self.shape.stages]
             return self.make_redesign(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)

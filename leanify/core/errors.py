@@ -75,15 +75,7 @@ class RecipeError(LeanifyError):
 
 
 class BudgetError(LeanifyError):
-    """A budget that is malformed, or that no design meets.
-
-    ``flags`` ends the message: the flags of ``leanify redesign`` that would reach a design. ``min_params`` is the
-    smallest budget of parameters that would do, if parameters are what is short.
-    """
-
-    def __init__(self, message: str, flags: str = "", min_params: int | None = None) -> None:
-        super().__init__(message + flags)
-        self.message, self.flags, self.min_params = message, flags, min_params
+    """A budget that is malformed, or that no design meets."""
 
 
 class DataError(LeanifyError):

@@ -118,14 +118,6 @@ class PriceList:
         stages = zip(shape, self.tokens, strict=True)
         return max(gaussian_kappa(stage.inner, tokens) for stage, tokens in stages if stage is not None)
 
-    def attention_share(self, index: int, shape: StageShape) -> Any:
-        """The share of attention in a block's parameters: of those that grow with heads or with hidden units,
-        and in a mixture of those that one token uses. An array if ``mlp`` is one.
-        """
-        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
-        attention = line.per_group.active / line.group * shape.heads
-        return attention / (attention + self.mlp_params(index, shape))
-
     def is_gated(self, index: int) -> bool:
         """Whether the MLPs of a stage have three maps a hidden unit, as gated ones do, and not two."""
         stage = self.architecture.stages[index]

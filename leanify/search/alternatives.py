@@ -42,14 +42,15 @@ def named_design(plan: Plan, name: str) -> Design:
     if name == "baseline":
         return plan.baseline
     if name == "lean":
-        return plan.chosen
+        return lean_of(plan)
     if name == "control":
+        lean_of(plan)
         if plan.control is None:
             raise ShapeError(NO_CONTROL)
         return plan.control
     if name == "narrow":
         if plan.narrow is None:
-            reasons = [warning for warning in plan.warnings if warning.startswith("no narrow")]
+            reasons = [remark for remark in plan.remarks if remark.startswith("no narrow")]
             raise ShapeError(next(iter(reasons), "there is no narrow design of this model"))
         return plan.narrow
     # designs that keep some sizes, or change only the heads
@@ -62,6 +63,13 @@ def named_design(plan: Plan, name: str) -> Design:
     else:
         raise ShapeError(f"{name!r} names no design; there are {', '.join(NAMES)} and front:N")
     return make_design(plan.prices, shape)
+
+
+def lean_of(plan: Plan) -> Design:
+    """Return the plan's lean design. Raises BudgetError if it has none."""
+    if plan.lean is None:
+        raise BudgetError(f"no lean design is within the published bounds: {plan.needs}")
+    return plan.lean
 
 
 def front(plan: Plan, count: int) -> list[Design]:
@@ -102,7 +110,7 @@ def _wide_heads(plan: Plan) -> Shape:
     """Return lean with the old number of heads, wide enough for its inner width, in an even number of channels (rotary
     positions pair them).
     """
-    shape = list(plan.chosen.shape)
+    shape = list(lean_of(plan).shape)
     for i, (stage, lean) in enumerate(zip(plan.prices.architecture.stages, shape, strict=True)):
         if lean is not None:
             heads = primary_layer(stage).heads
@@ -112,7 +120,7 @@ def _wide_heads(plan: Plan) -> Shape:
 
 def _split(plan: Plan) -> Shape:
     # start from the control and halve its heads
-    wide = control(plan.prices, plan.chosen.shape, plan.request.rules)
+    wide = control(plan.prices, lean_of(plan).shape, plan.request.rules)
     if wide is None:
         raise ShapeError(NO_CONTROL)
     shape = list(wide)

@@ -37,7 +37,6 @@ class Grid:
     shapes, shape, row         design i is ``shapes[shape[i]]`` with the MLP at index ``row[i]``
     depth, heads, head_dim, mlp   sizes of the leading stage
     cost, kappa                costs and κ of the whole model
-    attention                  share of attention in a block's parameters
     causal                     whether a token sees earlier tokens only
     """
 
@@ -54,7 +53,6 @@ class Grid:
     head_dim: NDArray[np.int64]
     mlp: NDArray[np.int64]
     kappa: NDArray[np.float64]
-    attention: NDArray[np.float64]
     cost: Cost
 
     def __len__(self) -> int:
@@ -102,7 +100,6 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
             "head_dim": lead.head_dim,
             "mlp": lead.mlp,
             "kappa": prices.kappa(shape),
-            "attention": prices.attention_share(tower.lead, lead),
             **vars(cost),
         }
         for name, value in values.items():

@@ -1,6 +1,6 @@
 """Limits that need a built or traced model: memory and latency.
 
-Memory: the search is repeated until the chosen design is predicted to train within the limit. Latency: the search
+Memory: the search is repeated until the best design is predicted to train within the limit. Latency: the search
 gets a limit in MACs, the best designs that it finds are timed alternately with the baseline, and the designs within
 the latency limit are kept.
 """
@@ -26,6 +26,7 @@ from leanify.search.design import Design
 from leanify.search.options import Options
 from leanify.search.request import Request
 from leanify.search.search import SearchResult
+from leanify.search.shortfall import refusal
 
 Search = Callable[[Request, int], SearchResult]  # (request, top) → the best designs within it
 MAX_TIMED = 20  # designs to time per search
@@ -83,11 +84,10 @@ def limit_latency(
     # up to 5 searches, until a design is within the limit and uses most of it
     for _ in range(ATTEMPTS):
         trial_request = replace(request, limits={**request.limits, "macs": int(macs)})
-        try:
-            designs = find(trial_request, MAX_TIMED)
-        except BudgetError:
+        designs = find(trial_request, MAX_TIMED)
+        if not designs.front:
             if not timing.pairs:
-                raise
+                raise refusal(prices, trial_request, [])
             break
         # time the best designs; the memory limit rejects those at the front
         timed_designs = [timing.time_design(design) for design in track(designs.front, "timing designs")]
@@ -98,7 +98,8 @@ def limit_latency(
             fits = fits[1:]
         # within the limit: keep the result, and allow more MACs if the limit is not used up
         if fits:
-            result, limited_request = replace(designs, chosen=fits[0], front=fits), trial_request
+            lean = None if designs.lean is None else fits[0]
+            result, limited_request = replace(designs, lean=lean, front=fits), trial_request
             if max(latencies) >= SPENT * limit or macs >= largest:
                 break
             macs = min(largest, macs * limit / max(latencies))
@@ -127,10 +128,7 @@ def _plain_within(plain: Design | None, request: Request, find: Search, timing: 
         if share <= 1:
             return plain
         smaller = replace(request, limits={**request.limits, "macs": int(0.97 * plain.macs / share)})
-        try:
-            plain = find(smaller, 1).plain
-        except BudgetError:
-            break
+        plain = find(smaller, 1).plain
     return None
 
 
@@ -163,18 +161,17 @@ class MemoryLimit:
 
 
 def limit_memory(prices: PriceList, request: Request, find: Search, top: int, limit: MemoryLimit) -> SearchResult:
-    """Search again with fewer MACs until the chosen design is predicted to train within the limit."""
+    """Search again with fewer MACs until the best design is predicted to train within the limit."""
     # up to 12 searches; each cuts at most half of the MACs
     macs = request.limits.get("macs") or int(prices.total(prices.baseline).macs)
     share = float("inf")
     for _ in range(12):
-        try:
-            result = find(replace(request, limits={**request.limits, "macs": macs}), top)
-        except BudgetError:
+        result = find(replace(request, limits={**request.limits, "macs": macs}), top)
+        if not result.front:
             break
-        share = limit.share(result.chosen)
+        share = limit.share(result.front[0])
         if share <= 1:
             return result
-        macs = int(result.chosen.macs * min(0.98, 0.5 + 0.5 / share))
+        macs = int(result.front[0].macs * min(0.98, 0.5 + 0.5 / share))
     trial_text = f"; the last one tried needs {share:,.2f} times as much" if share < float("inf") else ""
     raise BudgetError(f"no design was found within --max-memory {format_bytes(limit.bytes)}{trial_text}; allow more")

@@ -1,4 +1,4 @@
-"""A narrower shape: residual widths, heads and hidden units in one proportion, with the same depth and head_dim.
+"""A narrower shape: residual widths, heads and hidden units in one proportion.
 
 Imports no torch.
 """
@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from leanify.core.architecture import Architecture, Layer
+from leanify.search.rules import ENOUGH_HEAD_DIM, SMALL_WIDTH
 
 FEWEST = 4  # minimum number of steps for exact proportions
 CHANNELS = 8  # widths are multiples of this, or of their common divisor with it
+GROUPS = 1.5  # maximum factor on the heads of a key/value group
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class WidthScale:
           which case each width is rounded separately
     step  decrement of the unit that keeps all widths multiples of `CHANNELS`, if they are in the baseline
     pins  {old width: new width} if the new widths are given; the unit then changes nothing
+    adapts  whether key/value groups and heads may have another size (`narrow_layer`)
     """
 
     architecture: Architecture
@@ -30,6 +33,7 @@ class WidthScale:
     step: int
     is_rounded: bool = False
     pins: Mapping[int, int] = field(default_factory=dict)
+    adapts: bool = False
 
     @classmethod
     def read(cls, architecture: Architecture) -> WidthScale:
@@ -81,15 +85,49 @@ class WidthScale:
                 step = math.gcd(mlp_step, mlp)
                 layer_share = width / layer.width if self.pins else share
                 mlp = step * max(1, round(mlp * layer_share * mlp_share / step))
-            return replace(layer.set_heads(narrow_heads(layer, width)), width=width, mlp=mlp)
+            return replace(narrow_layer(layer, width, self.adapts), mlp=mlp)
 
         return self.architecture.map_layers(change)
 
 
-def narrow_heads(layer: Layer, width: int) -> int:
-    """Return the number of heads in proportion to the width, in complete key/value groups."""
-    groups = layer.heads * width / (layer.width * layer.group)
-    return layer.group * max(1, round(groups))
+def narrow_layer(layer: Layer, width: int, adapts: bool = False) -> Layer:
+    """Return the layer at a smaller width, with heads of the same size in proportion, in whole key/value groups.
+
+    With ``adapts``, groups may have another size if the heads then have exactly the layer's share of the width, as
+    makers choose them (Qwen2.5: 14 heads on 2, 16 on 2). In a model of few channels, heads of under 64 may be narrower.
+    """
+    exact = layer.heads * width / layer.width
+    heads = layer.group * max(1, round(exact / layer.group))
+    narrow = replace(layer.set_heads(heads), width=width)
+    if not adapts:
+        return narrow
+    if heads != exact == int(exact):
+        narrow = replace(narrow, heads=int(exact), kv_heads=near_divisor(int(exact), exact / layer.group))
+    is_small = layer.width < SMALL_WIDTH and layer.head_dim < ENOUGH_HEAD_DIM
+    if is_small and (narrow.heads != exact or narrow.heads == 1 < layer.heads):
+        head_dim, rest = divmod(layer.head_dim * width, layer.width)
+        if rest == 0 and head_dim % 2 == 0:  # even: rotary positions pair them
+            return replace(layer, width=width, head_dim=head_dim)
+    return narrow
+
+
+def near_divisor(heads: int, exact: float) -> int:
+    """Return the divisor of ``heads`` whose ratio to ``exact`` is nearest to 1."""
+    divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+    return min(divisors, key=lambda count: abs(math.log(count / exact)), default=1)
+
+
+def keeps_proportions(old: Layer, new: Layer, tolerance: float = 0.0) -> bool:
+    """Whether a narrower layer has heads × head_dim in the old share of the width, at least two heads if the old one
+    has, and about as many heads to a key/value head.
+    """
+    exact = old.inner * new.width / old.width
+    if abs(new.inner - exact) > tolerance * exact or new.heads < min(2, old.heads):
+        return False
+    if old.kv_heads in (1, old.heads):
+        return True
+    ratio = (new.heads / new.kv_heads) / (old.heads / old.kv_heads)
+    return 1 / GROUPS <= ratio <= GROUPS
 
 
 def primary_widths(architecture: Architecture) -> Iterator[int]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.core.architecture import Architecture
+from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_bytes, format_count, format_gigas, format_share, format_sizes
@@ -17,8 +17,9 @@ from leanify.core.units import format_damage as damage_words
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design
 from leanify.search.options import Options
-from leanify.search.ranking import Ranking, is_causal
+from leanify.search.ranking import Ranking
 from leanify.search.request import Request
+from leanify.search.towers import towers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,12 +39,18 @@ class Plan(Tabular):
     >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
     >>> plan.chosen.params <= 0.6 * plan.baseline.params
     True
+    >>> plan.chosen == plan.lean
+    True
     >>> plan.to_frame()["design"].tolist()[:3]
     ['baseline', 'lean', 'control']
 
     given      the source as passed by the user; ``source`` is its name
+    chosen     the design that is listed first, named ``first``, for the ``reason`` given; `save` writes it
+    lean       fewer layers and more heads, within the published bounds; None if no such design fits
+    needs      what lean would need if there is none
     control    None if the stages have no MLP to widen, or if lean has the baseline's heads
     narrow     the baseline's depth with a smaller residual width; None if the model has no other width
+    balanced   fewer layers and a smaller width, as published families divide a budget; None if no such design fits
     plain      the best design without more heads, or None; ``plain_name`` names its difference to the baseline
     follows    description of the published row or rule that lean follows
     warnings   published bounds that the plan crosses because of the user's options
@@ -55,9 +62,13 @@ class Plan(Tabular):
     source: str
     options: Options
     baseline: Design
+    first: str
+    reason: str
     chosen: Design
+    lean: Design | None
     control: Design | None
     narrow: Design | None
+    balanced: Design | None
     plain: Design | None
     plain_name: str | None
     candidates: list[Design]
@@ -69,6 +80,7 @@ class Plan(Tabular):
     inputs: str
     towers: list[str]
     follows: str
+    needs: str | None
     budget: str
     source_value: Source = field(repr=False, compare=False)
     prices: PriceList = field(repr=False, compare=False)
@@ -76,6 +88,7 @@ class Plan(Tabular):
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
     timing: Timing | None = None
     directory: str | None = None
+    written: str | None = None
     with_control: bool = False
 
     @cached_property
@@ -101,11 +114,15 @@ class Plan(Tabular):
             "source": self.source,
             "options": self.options.changed_options,
             "baseline": self.baseline.to_json(),
+            "first": self.first,
             "chosen": self.chosen.to_json(),
+            "lean": self.lean and self.lean.to_json(),
             "control": self.control and self.control.to_json(),
             "narrow": self.narrow and self.narrow.to_json(),
+            "balanced": self.balanced and self.balanced.to_json(),
             "plain": self.plain and {"name": self.plain_name, **self.plain.to_json()},
-            "follows": self.follows,
+            "follows": self.follows if self.lean else None,
+            "needs": self.needs,
             "recommended": None,  # filled in by a study of this model
             "candidates": [design.to_json() for design in self.candidates],
             "warnings": self.warnings,
@@ -119,12 +136,15 @@ class Plan(Tabular):
             "timing": self.timing and self.timing.to_json(self.chosen),
         }
 
+    @property
+    def named_designs(self) -> dict[str, Design | None]:
+        """The designs that have names of their own, beside the baseline; None for those that do not exist."""
+        return {name: getattr(self, name) for name in ("lean", "control", "balanced", "narrow", "plain")}
+
     def designs(self) -> list[tuple[str, Design]]:
         """Return every design with its names; a shape with two names appears once, with both (``control, plain``)."""
-        roles = [("baseline", self.baseline), ("lean", self.chosen), ("control", self.control)]
-        roles += [("narrow", self.narrow), ("plain", self.plain)]
-        if is_causal(self.prices):  # here fewer layers with the old heads were best
-            roles.insert(1, roles.pop())
+        roles: list[tuple[str, Design | None]] = [("baseline", self.baseline), (self.first, self.chosen)]
+        roles += [(name, design) for name, design in self.named_designs.items() if name != self.first]
         roles += [("also", design) for design in self.candidates[1:]]
         # one entry per shape, with all of its names
         designs_by_shape: dict[str, tuple[str, Design]] = {}
@@ -140,7 +160,7 @@ class Plan(Tabular):
 
     def headline(self) -> str:
         share = self.chosen.params / self.baseline.params
-        return f"{self.name} · {self.budget} · lean keeps {format_share(share)} of the parameters"
+        return f"{self.name} · {self.budget} · {self.first} keeps {format_share(share)} of the parameters"
 
     def rows(self) -> list[dict[str, Any]]:
         row_list = []
@@ -155,9 +175,19 @@ class Plan(Tabular):
         for name, design in self.designs():
             row = {"design": name}
             for key in ("depth", "width", "heads", "head_dim", "mlp"):
-                row[key] = format_sizes(design.sizes[key], ", ")
+                row[key] = self._sizes_by_tower(design, key) or format_sizes(design.sizes[key], ", ")
             cell_list.append({**row, "params": format_count(design.params), "GMACs": format_gigas(design.macs)})
         return cell_list
+
+    def _sizes_by_tower(self, design: Design, key: str) -> str:
+        """One size of every tower with its name (``encoder 6, decoder 4``); empty for one tower, or equal sizes."""
+        parts = {}
+        for tower in towers(self.prices.architecture, self.prices.stage_indices):
+            stage = design.architecture.stages[tower.lead]
+            parts[tower.name] = stage.depth if key == "depth" else getattr(primary_layer(stage), key)
+        if len(set(parts.values())) < 2:
+            return ""
+        return ", ".join(f"{name} {size}" for name, size in parts.items())
 
     def build(
         self,
@@ -208,12 +238,17 @@ class Plan(Tabular):
         macs = f"{format_gigas(design.macs)} of {format_gigas(self.baseline.macs)} GMACs"
         return f"{params}, {macs}; budget: {self.budget}. {weights}"
 
-    def pick_design(self, name: str) -> Design:
-        """Return the design named lean, plain, narrow or control, or N for the Nth candidate. Raises ShapeError."""
+    def pick_design(self, name: str | None = None) -> Design:
+        """Return the design named lean, plain, narrow, balanced or control, N for the Nth candidate, or by default the
+        one that is listed first. Raises ShapeError; also without a name if there is no lean.
+        """
+        available = {known_name: design for known_name, design in self.named_designs.items() if design is not None}
+        if name is None and self.lean is None:
+            raise ShapeError(f"there is no lean ({self.needs}): name a design, --choose {' or '.join(available)}")
+        if name is None:
+            return self.chosen
         if name.isdigit() and 1 <= int(name) <= len(self.candidates):
             return self.candidates[int(name) - 1]
-        roles = {"lean": self.chosen, "plain": self.plain, "narrow": self.narrow, "control": self.control}
-        available = {known_name: design for known_name, design in roles.items() if design is not None}
         if name not in available:
             raise ShapeError(f"--choose {name!r} is not one of {', '.join(available)} and 1 to {len(self.candidates)}")
         return available[name]
@@ -227,20 +262,21 @@ class Plan(Tabular):
         control: bool = False,
         force: bool = False,
         carry: Carry | None = None,
-        choose: str = "lean",
+        choose: str | None = None,
     ) -> Plan:
         """Build a model, write it as a lean directory, and return the plan with the directory's path.
 
-        ``choose`` names the design (`pick_design`). With ``control``, lean and control are written to the
-        subdirectories ``lean`` and ``control``. With ``force``, earlier output of leanify in the directory is replaced.
+        ``choose`` names the design (`pick_design`), by default the first one. With ``control``, lean and control are
+        written to the subdirectories ``lean`` and ``control``. With ``force``, earlier output of leanify in the
+        directory is replaced.
         Raises LeanifyError if the design does not exist.
         """
         from leanify.core.files.writing import check_new_directory, new_directory
         from leanify.sources import lean_directory
 
         check_new_directory(directory, force)
-        design = self.pick_design(choose)
-        if control and choose != "lean":
+        design = self.pick_design("lean" if control else choose)
+        if control and choose not in (None, "lean"):
             raise LeanifyError(f"--control writes lean and its control, and --choose {choose} another design")
 
         def write(name: str, one: Design, folder: str | Path, force: bool, title: str) -> None:
@@ -253,15 +289,16 @@ class Plan(Tabular):
         # one design, or lean and control side by side in a folder that appears whole
         if not control:
             check_disk_space(4 * design.params, Path(directory))
-            write(choose, design, directory, force, lean_directory.TITLE)
-            return replace(self, directory=str(directory))
+            written = choose or self.first
+            write(written, design, directory, force, lean_directory.TITLE)
+            return replace(self, directory=str(directory), written=written)
         if self.control is None:
             raise LeanifyError(f"lean has no control to write ({'; '.join(self.warnings)})")
-        check_disk_space(4 * (self.chosen.params + self.control.params), Path(directory))
+        check_disk_space(4 * (design.params + self.control.params), Path(directory))
         with new_directory(directory, force) as folder:
-            write("lean", self.chosen, folder / "lean", False, lean_directory.TITLE)
+            write("lean", design, folder / "lean", False, lean_directory.TITLE)
             write("control", self.control, folder / "control", False, "The control of a lean model")
-        return replace(self, directory=str(directory), with_control=True)
+        return replace(self, directory=str(directory), written="lean", with_control=True)
 
 
 def check_disk_space(size: int, directory: Path) -> None:

@@ -3,13 +3,12 @@
 It reflects published practice and does not forecast quality; only training shows which design keeps it.
 `recipes/results/rule.md` compares it with simpler rules on every trained sweep.
 
-1. Bidirectional attention, width above 128. Designs with at least a quarter more heads come before the others. If a
-   lean model of this kind and size was published (`published.toml`), the nearest design comes first: the smallest sum
-   of |ln ratio| to the row's shares of depth, heads (weighted slightly less) and MLP. Rows that split heads say
-   nothing about the useful number of grown heads, so then depth and MLP count, and heads grow as far as the budget
-   allows. Without a row, the deepest design comes first, and among equals the one with the widest MLP.
-2. Bidirectional attention, width at most 128, the range of trained sweeps: the largest share of attention comes first.
-3. Causal attention: the old heads and the old MLP come first, with fewer layers; designs with other heads follow as in
+1. Bidirectional attention. Designs with at least a quarter more heads come before the others. If a lean model of this
+   kind and size was published (`published.toml`), the nearest design comes first: the smallest sum of |ln ratio| to the
+   row's shares of depth, heads (weighted slightly less) and MLP. Rows that split heads say nothing about the useful
+   number of grown heads, so then depth and MLP count, and heads grow as far as the budget allows. Without a row, the
+   deepest design comes first, and among equals the one with the widest MLP.
+2. Causal attention: the old heads and the old MLP come first, with fewer layers; designs with other heads follow as in
    1. Maximising attention was the worst rule on causal tasks.
 """
 
@@ -27,19 +26,17 @@ from leanify.profiling.cost import Shape
 from leanify.profiling.price_list import PriceList
 from leanify.search.grid import Grid
 from leanify.search.published import Row, nearest_row
+from leanify.search.rules import ENOUGH_HEAD_DIM
 from leanify.search.towers import Tower, towers
 
 Ranking = Callable[[Grid], NDArray[np.float64]]  # scores of all designs, lowest is best
 
 MORE_HEADS = 1.25  # minimum factor on the baseline's heads; fewer are barely a trade
-SWEPT_WIDTH = 128  # largest width of the trained sweeps
-ENOUGH_HEAD_DIM = 64
 # Added to a score: more than the range of scores within a class.
-THIN_MLP, FEW_HEADS, NARROW_HEADS, OTHER_CLASS = 1.0, 1.0, 5.0, 20.0
+FEW_HEADS, NARROW_HEADS, OTHER_CLASS = 1.0, 5.0, 20.0
 HEADS_WEIGHT = 0.8  # heads give way first if the budget does not allow a row's sizes
 ODD_HEADS = 0.01  # penalty for a number of heads not divisible by four: a tie-break
 DEEPEST = "the deepest with a quarter more heads"
-MOST_ATTENTION = "most attention, the best rule of sweeps up to 128 wide"
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,14 @@ class Preference:
     row: Row | None
 
     @property
-    def is_swept(self) -> bool:
-        """Whether sweeps decide: small width, bidirectional attention, and no row for this model."""
-        return self.old.width <= SWEPT_WIDTH and not self.causal and not self.has_own_row
-
-    @property
     def has_own_row(self) -> bool:
         """Whether the row was published for exactly this model."""
         return self.row is not None and self.row.is_baseline(self.old, self.old_depth)
 
-    def score(self, depth: Any, heads: Any, head_dim: Any, mlp: Any, attention: Any) -> Any:
-        """Return the scores of designs by their leading stage; arguments are arrays of one length, or numbers.
-
-        ``attention`` is the share of attention in a block's parameters.
-        """
+    def score(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Any:
+        """Return the scores of designs by their leading stage; arguments are arrays of one length, or numbers."""
         old = self.old
         narrow = NARROW_HEADS * (np.asarray(head_dim) < min(old.head_dim, ENOUGH_HEAD_DIM))
-        if self.is_swept:
-            is_thin = np.less(mlp, min(old.width / max(1, old.active), old.mlp))  # sweeps have few designs like these
-            return narrow - attention + THIN_MLP * is_thin
         # Causal attention puts designs with the old heads first, bidirectional attention designs with more.
         mlp_change = _log_ratio(mlp, old.mlp)
         with_old_heads = np.abs(_log_ratio(np.multiply(heads, head_dim), old.inner)) + np.abs(mlp_change)
@@ -106,8 +92,6 @@ class Preference:
     @property
     def rule(self) -> str:
         """Describe the rule or row that lean follows."""
-        if self.is_swept:
-            return MOST_ATTENTION
         if self.row is None:
             return DEEPEST
         return f"the paper's {self.row.name} ({self.row.shape})"
@@ -145,7 +129,7 @@ def rank(
 
 def grid_scores(grid: Grid, preferred: Preference) -> NDArray[np.float64]:
     """Return the score of every design of a grid."""
-    scores = preferred.score(grid.depth, grid.heads, grid.head_dim, grid.mlp, grid.attention)
+    scores = preferred.score(grid.depth, grid.heads, grid.head_dim, grid.mlp)
     return np.asarray(scores, np.float64)
 
 
@@ -164,9 +148,8 @@ def score(prices: PriceList, shape: Shape) -> float:
     for tower in towers(prices.architecture, prices.stage_indices):
         lead = shape[tower.lead]
         if lead is not None:
-            share = prices.attention_share(tower.lead, lead)
             preferred = preference(prices, tower)
-            scores.append(float(preferred.score(lead.depth, lead.heads, lead.head_dim, lead.mlp, share)))
+            scores.append(float(preferred.score(lead.depth, lead.heads, lead.head_dim, lead.mlp)))
             weights.append(prices.fixed_cost(tower.stages, "params"))
     return float(np.average(scores, weights=weights))
 

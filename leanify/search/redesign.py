@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.core.architecture import Architecture
-from leanify.core.errors import BudgetError, ShapeError
+from leanify.core.errors import ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
 from leanify.core.units import format_share
-from leanify.profiling.cost import Cost
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.price_cache import price_file
 from leanify.profiling.price_list import PriceList
@@ -26,11 +25,20 @@ from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of
 from leanify.search.design import make_design
-from leanify.search.narrow import find_narrow, narrow_warnings, narrowed_architecture
+from leanify.search.first_row import FirstRow, first_row
+from leanify.search.narrow import (
+    Narrow,
+    find_balanced,
+    find_narrow,
+    narrow_remarks,
+    narrowed_architecture,
+    target_params,
+)
 from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
 from leanify.search.plan import Plan
 from leanify.search.ranking import Ranking, lean_rule
 from leanify.search.request import Request
+from leanify.search.shortfall import lean_needs, refusal
 from leanify.search.towers import stages_to_change, towers
 from leanify.search.warnings import remarks, warnings
 
@@ -64,12 +72,12 @@ def redesign(
     by name (``depth={"encoder": 5}``). ``overrides`` are passed on as in `leanify.load`, with ``class`` for its
     ``cls``; ``tokens`` is the length of a text. ``ranking`` scores a grid of designs, lowest is best.
 
-    Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
-
+    Where no design with more heads is within the published bounds, ``lean`` is None, and plain, narrow and balanced
+    remain. Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no design at all is within the limits.
 
     >>> import leanify
     >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
-    >>> plan.chosen.depth < plan.baseline.depth and plan.chosen.heads > plan.baseline.heads
+    >>> plan.lean.depth < plan.baseline.depth and plan.lean.heads > plan.baseline.heads
     True
     """
     # the options, and the prices of every shape of the source
@@ -96,10 +104,10 @@ def redesign(
     # with the axis of the width, the search goes through the shapes of a narrower model
     full_prices, start = prices, baseline
     if "width" in options.axis_names:
-        prices = _narrowed_prices(source, prices, request, baseline.cost)
+        prices = _narrowed_prices(source, prices, request)
         start = search.baseline_design(prices)
 
-    # the best designs; a default budget without any gives way to the smallest that has one
+    # the best designs
     seconds = 0.0
 
     def find(request: Request, top: int) -> search.SearchResult:
@@ -109,34 +117,50 @@ def redesign(
         seconds += time.perf_counter() - began
         return result
 
-    remark_list, timing = list[str](), None
-    if options.max_memory is not None or options.max_latency is not None:
+    timing = None
+    is_measured = options.max_memory is not None or options.max_latency is not None
+    if is_measured:
         result, request, timing = _within_measured(prices, request, find)
     else:
-        try:
-            result = find(request, options.top)
-        except BudgetError as error:
-            if error.min_params is None or not is_open or options.target_params != HALF:
-                raise
-            options = replace(options, target_params=error.min_params)
-            request = requests.make_request(prices, options, baseline.cost)
-            budget = requests.describe_budget(request, baseline.cost)
-            result = find(request, options.top)
-            share = format_share(error.min_params / baseline.params)
-            remark_list.append(
-                f"half of the parameters fits no design within the bounds; {share} is the smallest budget"
-            )
+        result = find(request, options.top)
+    lean = result.lean
 
-    # lean's rivals
-    shape = control_of(prices, result.chosen.shape, request.rules, request.limits)
+    # lean's rivals; with pinned sizes, only what has them is a design
+    shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
     control = None if shape is None else make_design(prices, shape)
-    narrow = narrow or find_narrow(full_prices, result.chosen, request)
+    target = target_params(full_prices, lean, request)
+    is_pinned = any(pin is not None for pin in options.pins.values())
+    balanced = Narrow(None)
+    if result.front or request.wants_heads:
+        narrow = narrow or find_narrow(full_prices, lean, request)
+    if request.wants_heads and not is_pinned:
+        balanced = find_balanced(full_prices, lean, request)
+
+    # the row that is listed first
+    follows = "a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options)
+    rows = {"lean": lean, "plain": result.plain}
+    if not is_measured and not is_pinned:  # neither latency nor memory of the others is known
+        rows |= {"narrow": narrow and narrow.design, "balanced": balanced.design}
+    first = first_row(full_prices, request, rows, follows, ranking is not None)
+    if first is None and result.front:
+        first = FirstRow("also", result.front[0])
+    if first is None:
+        raise refusal(prices, request, [each.reason for each in (narrow, balanced) if each and each.reason])
+    assert narrow is not None
+    needs = None if lean is not None else lean_needs(prices, request)
 
     # bounds that are crossed, and the costs of lean; a source is named without its path
-    warning_list = [*warnings(prices, request, start, result), *prices.facts.notes]
+    warning_list = [*warnings(prices, request, start, lean), *prices.facts.notes]
+    remark_list = [first.reason] if first.reason else []
+    if needs is not None:
+        remark_list.append(f"no lean: {needs}")
     remark_list += remarks(prices, request, start, result, control)
-    for remark in narrow_warnings(narrow, result.chosen, request):
-        remark_list.append(remark.replace(prices.architecture.source, _name(source)))
+    rivals = {"narrow": narrow, "balanced": balanced}
+    if narrow.design is None:  # balanced is missing for the same reason
+        del rivals["balanced"]
+    for name, one in rivals.items():
+        for remark in narrow_remarks(name, one, baseline.architecture, target, lean is not None, request):
+            remark_list.append(remark.replace(prices.architecture.source, _name(source)))
 
     # measured latencies
     if timing is not None:
@@ -146,18 +170,25 @@ def redesign(
             limit, full = timing.limit_s, timing.clock.baseline
             budget = f"budget {duration(limit)} a pass, {format_share(limit / full)} of {duration(full)}"
         baseline, control = timing.time_design(baseline), control and timing.time_design(control)
-        warning_list += latency_warnings(timing, result.chosen)
+        warning_list += latency_warnings(timing, first.design)
     changed_towers = towers(prices.architecture, prices.stage_indices)
+    others = [design for design in result.front if design.architecture != first.design.architecture]
+    if lean is None and not is_measured:  # one of each depth
+        others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
     plan = Plan(
         source=_name(source),
         options=options,
         baseline=baseline,
-        chosen=result.chosen,
+        first=first.name,
+        reason=first.reason,
+        chosen=first.design,
+        lean=lean,
         control=control,
         narrow=narrow.design,
+        balanced=balanced.design,
         plain=result.plain,
         plain_name=None if result.plain is None else search.plain_name(start, result.plain),
-        candidates=result.front[: options.top],
+        candidates=[first.design, *others][: options.top],
         warnings=warning_list,
         remarks=remark_list,
         searched=result.searched,
@@ -165,7 +196,8 @@ def redesign(
         tokens=prices.tokens[changed_towers[0].lead],
         inputs=prices.facts.inputs,
         towers=[tower.name for tower in changed_towers],
-        follows="a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options),
+        follows=follows,
+        needs=needs,
         budget=budget,
         source_value=source,
         prices=prices,
@@ -258,13 +290,12 @@ def _pin_left_out_axes(prices: PriceList, options: Options) -> Options:
     return replace(options, **pins)
 
 
-def _narrowed_prices(source: Source, prices: PriceList, request: Request, baseline: Cost) -> PriceList:
+def _narrowed_prices(source: Source, prices: PriceList, request: Request) -> PriceList:
     """Return the prices of the model at the width for the request's budget. Raises ShapeError without a budget."""
     options = request.options
     if not request.limits or options.max_latency is not None or options.max_memory is not None:
         raise ShapeError("--axes width needs a budget on parameters or MACs, and no other: --target-params 0.5")
-    share = min(limit / getattr(baseline, cost) for cost, limit in request.limits.items())
-    shape = narrowed_architecture(prices, request, min(share, 1.0))
+    shape = narrowed_architecture(prices, request)
     file = price_file(source, options.overrides, options.tokens, options.context, shape)
     costs = ModelCosts(lambda: _written_model(source, options, shape), file)
     narrowed_prices = PriceList(costs, prices.stage_indices, has_own_width=False)
@@ -282,7 +313,7 @@ def _followed_rule(prices: PriceList, options: Options) -> str:
     rule = lean_rule(prices)
     if "width" not in options.axis_names:
         return rule
-    width = "pinned" if options.width is not None else "by the scaling law of Alabdulmohsin et al. 2023"
+    width = "pinned" if options.width is not None else "as in published families"
     return f"{rule}; its width is {width}"
 
 

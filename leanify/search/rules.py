@@ -15,10 +15,11 @@ from leanify.search.options import Options
 
 MULTIPLE = 64
 SMALL_MULTIPLE = 8
-EXPERT_MULTIPLE = 16  # many narrow experts: 64 units in each can add up to a tenth of a model
+EXPERT_MULTIPLE = 32  # as kernels take them; many narrow experts: 64 units in each can be a tenth of a model
 SMALL_WIDTH = 256  # below this, a step of 64 hidden units is a tenth of an MLP or more
 MANY_HEADS = 32  # models with this many heads are served on several devices
 EVEN_HEADS = 2  # heads are multiples of this: kernels handle odd numbers such as 47 poorly
+ENOUGH_HEAD_DIM = 64  # heads of as many channels are not made narrower
 DEEPEST_CUT = 3  # deepest published cuts: ViT-L 24 → 8, GPT-2 12 → 4
 FEWEST_BLOCKS = 2
 MIN_MLP, MIN_GATED_MLP = 2.0, 8 / 3  # as multiples of the width: all published lean models are at least this wide
@@ -30,7 +31,7 @@ class Rules:
     """The rules under these options; an option that is None has a default that depends on the baseline.
 
     multiple         hidden units and inner (heads × head_dim) are multiples of 64, of 8 if the width is below 256
-                     and of 16 in experts, as far as the baseline's own sizes are. Tensor cores work on tiles of 8
+                     and of 32 in experts, as far as the baseline's own sizes are. Tensor cores work on tiles of 8
                      numbers in half precision, and best on rows of 64 (NVIDIA, *Matrix Multiplication Background*).
     tensor_parallel  heads and hidden units are divisible by the number of devices; key/value heads are divisible by it
                      or divide it (Shoeybi et al. 2019, §3). The default is gcd(8, the baseline's heads), for heads only

@@ -3,35 +3,29 @@
 The towers share a budget in proportion to their blocks; if a tower cannot become small enough, the others save the
 rest. Lean is the first design, in the common order (`ranking`), that has fewer layers and more heads, meets the bounds
 (`rules`) and uses the budget. Plain is the first design without more heads. The alternatives are the first design of
-every depth.
-
-Without a design within the bounds, nothing is proposed. At widths up to 128, sweeps were trained: with bidirectional
-attention the limits of the sweeps replace the bounds; with causal attention they do so if the bounds allow no design.
+every depth. Where no design with more heads is within the bounds, there is no lean, and plain and its alternatives
+remain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leanify.core.architecture import primary_layer
-from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.core.errors import UnsupportedModel
 from leanify.profiling.cost import Shape
 from leanify.profiling.price_list import PriceList
 from leanify.search.control import has_close_control
 from leanify.search.design import Design, changes, make_design
 from leanify.search.grid import Grid, make_grids
 from leanify.search.limits import Limits, adds_heads, is_within, nearest, share_out, trades_layers, unspent
-from leanify.search.ranking import SWEPT_WIDTH, Ranking, grid_scores, is_causal, is_published, preference, rank
-from leanify.search.refusals import refusal
+from leanify.search.ranking import Ranking, grid_scores, is_published, preference, rank
 from leanify.search.request import Request
 from leanify.search.rules import MAX_MACS
-from leanify.search.towers import towers
 
-SWEPT_CUT, SWEPT_MLP, SWEPT_HEADS = 4, 0.5, 3.0  # of the trained sweeps: 8 → 2 layers, MLPs of half a width
 CLOSE_SCORE = 0.05  # designs of one depth with scores this close count as equal
 AS_GOOD = 24  # number of equal designs to check for a control
 
@@ -40,92 +34,45 @@ AS_GOOD = 24  # number of equal designs to check for a control
 class SearchResult:
     """The result of a search.
 
-    chosen    the best design that trades layers for heads
+    lean      the best design that trades layers for heads, or the best one with the user's heads; None if there is none
     plain     the best design without more heads, None if there is none or heads are pinned
-    front     the chosen design, the best of every other depth, and then the next best
+    front     lean (or plain if there is no lean), the best of every other depth, and then the next best
     searched  the number of priced designs
-    headless  the names of towers in which no head was added
-    is_beyond_bounds  whether the limits of the sweeps at this width applied instead of the bounds
+    headless  the names of towers in which no head was added, beside one in which some were
     """
 
-    chosen: Design
+    lean: Design | None
     plain: Design | None
     front: list[Design]
     searched: int
     headless: list[str]
-    is_beyond_bounds: bool = False
 
 
 @dataclass(frozen=True)
 class _TowerResult:
-    """Designs of one tower, by index in its grid; the first of ``front`` adds heads if any does."""
+    """Designs of one tower, by index in its grid; ``is_lean``: the first of ``front`` trades layers for heads."""
 
     grid: Grid
     plain: int | None
     front: list[int]
-    has_heads: bool
+    is_lean: bool
 
 
 def search(
     prices: PriceList, request: Request, top_k: int | None = None, ranking: Ranking | None = None
 ) -> SearchResult:
-    """Return the best design within the limits, and the best of other depths, ``top_k`` in all.
+    """Return the best design within the limits and bounds, and the best of other depths, ``top_k`` in all.
 
-    Raises BudgetError if no design within the bounds is within the limits; the message names the smallest sufficient
-    budget and the rule that prevents a smaller one.
+    The front is empty if no design is within the limits.
     """
-    attempts = _attempts(prices, request)
-    for attempt, is_beyond_bounds in attempts:
-        result = _search(prices, attempt, top_k, ranking)
-        if result is not None:
-            return replace(result, is_beyond_bounds=is_beyond_bounds)
-    raise refusal(prices, request, attempts[-1][0], _has_designs)
-
-
-def _attempts(prices: PriceList, request: Request) -> list[tuple[Request, bool]]:
-    """Return the requests to try in order, each with whether it replaces the bounds by the limits of the sweeps."""
-    swept = [(sweep, True) for sweep in _swept_requests(prices, request)]
-    if swept and not is_causal(prices):
-        return swept  # here sweeps decide
-    return [(request, False), *swept[-1:]]
-
-
-def _has_designs(prices: PriceList, request: Request) -> bool:
-    """Whether a search of this request succeeds."""
-    try:
-        return any(_search(prices, attempt, 1, None) is not None for attempt, _ in _attempts(prices, request))
-    except ShapeError:  # a bound that no stage can follow
-        return False
-
-
-def _swept_requests(prices: PriceList, request: Request) -> list[Request]:
-    """Return the request with the limits of the sweeps instead of the published bounds, then with narrower MLPs too; an
-    empty list for larger widths.
-    """
-    stages = [prices.architecture.stages[i] for i in prices.stage_indices]
-    if any(primary_layer(stage).width > SWEPT_WIDTH for stage in stages) or not request.wants_heads:
-        return []
-    if any(preference(prices, tower).has_own_row for tower in towers(prices.architecture, prices.stage_indices)):
-        return []
-    options = request.options
-    depths = [stage.depth for stage in stages]
-    min_depth = options.min_depth or max(min(2, *(max(1, depth - 1) for depth in depths)), min(depths) // SWEPT_CUT)
-    wide = replace(options, min_depth=min_depth, max_heads=max(SWEPT_HEADS, options.max_heads))
-    narrow = replace(wide, min_mlp=SWEPT_MLP if options.min_mlp is None else options.min_mlp)
-    return [replace(request, options=wide), replace(request, options=narrow)]
-
-
-def _search(prices: PriceList, request: Request, top_k: int | None, ranking: Ranking | None) -> SearchResult | None:
-    """Return the result within the rules of the request; None if no design is within them."""
     grids = make_grids(prices, request)
-    shares = share_out(prices, request, grids)
+    searched = sum(map(len, grids))
     best_by_tower = []
-    for grid, limits in zip(grids, shares, strict=True):
+    for grid, limits in zip(grids, share_out(prices, request, grids), strict=True):
         result = _best(prices, grid, limits, request, top_k, ranking)
-        if result is not None:
-            best_by_tower.append(result)
-    if len(best_by_tower) < len(grids) or (request.wants_heads and not any(one.has_heads for one in best_by_tower)):
-        return None
+        if result is None:
+            return SearchResult(None, None, [], searched, [])
+        best_by_tower.append(result)
 
     # Designs of the model combine the first designs of every tower, then the second ones, etc.
     front = []
@@ -136,8 +83,10 @@ def _search(prices: PriceList, request: Request, top_k: int | None, ranking: Ran
     best_plain = [(one.grid, one.plain) for one in best_by_tower if one.plain is not None]
     if len(best_plain) == len(best_by_tower):
         plain = _join_towers(prices, best_plain)
-    headless = [one.grid.tower.name for one in best_by_tower if request.wants_heads and not one.has_heads]
-    return SearchResult(front[0], plain, front, sum(map(len, grids)), headless)
+    headless = [one.grid.tower.name for one in best_by_tower if not one.is_lean]
+    if len(headless) == len(best_by_tower):
+        return SearchResult(None, plain, front, searched, [])
+    return SearchResult(front[0], plain, front, searched, headless)
 
 
 def _best(
@@ -156,31 +105,35 @@ def _best(
     plain_pool = _first((spent & has_old_heads, nearest(grid, limits, is_inside & has_old_heads)))
     if request.wants_heads and plain_pool is not None:
         plain = int(rank(grid, np.flatnonzero(plain_pool), preferred, ranking)[0])
-        if not preferred.is_swept:
-            is_affordable = (grid.macs <= MAX_MACS * grid.macs[plain]) | is_published(grid, preferred)
+        is_affordable = (grid.macs <= MAX_MACS * grid.macs[plain]) | is_published(grid, preferred)
 
     # 2. Lean: fewer layers and more heads. A tower whose budget leaves no layers to trade keeps its heads.
     lean = trades_layers(grid, request) & is_affordable
-    pool = _first((spent & lean, nearest(grid, limits, is_inside & lean), spent & is_affordable))
-    if pool is None:
-        pool = nearest(grid, limits, is_inside)
-    order = rank(grid, np.flatnonzero(pool), preferred, ranking)
-    scores = ranking(grid) if ranking is not None else grid_scores(grid, preferred)
-    best = _prefer_controlled(prices, grid, order, scores, request)
+    lean_pool = _first((spent & lean, nearest(grid, limits, is_inside & lean)))
+    if lean_pool is not None:
+        order = rank(grid, np.flatnonzero(lean_pool), preferred, ranking)
+        scores = ranking(grid) if ranking is not None else grid_scores(grid, preferred)
+        best = _prefer_controlled(prices, grid, order, scores, request)
+        peers = spent & is_affordable
+    else:
+        pool = plain_pool if plain_pool is not None else nearest(grid, limits, is_inside)
+        order = rank(grid, np.flatnonzero(pool), preferred, ranking)
+        best = int(order[0])
+        peers = spent & has_old_heads
 
     # 3. The best design of every depth.
     front = [best]
     for depth in np.unique(grid.depth):
-        peers = np.flatnonzero(spent & is_affordable & (grid.depth == depth))
-        if depth != grid.depth[best] and peers.size:
-            front.append(int(rank(grid, peers, preferred, ranking)[0]))
+        same_depth = np.flatnonzero(peers & (grid.depth == depth))
+        if depth != grid.depth[best] and same_depth.size:
+            front.append(int(rank(grid, same_depth, preferred, ranking)[0]))
     others = rank(grid, np.array(front[1:], np.int64), preferred, ranking)
     front = [best, *map(int, others)][:top_k]
 
     # If more designs are requested than there are depths, the next best ones follow.
     if top_k is not None and len(front) < top_k:
         front += [int(i) for i in order[: top_k + len(front)] if i not in front][: top_k - len(front)]
-    return _TowerResult(grid, plain, front, bool(lean[best]))
+    return _TowerResult(grid, plain, front, lean_pool is not None)
 
 
 def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:

@@ -21,9 +21,10 @@ UNEQUAL = 0.05  # report lean's MACs if they exceed its control's or plain's by 
 OLD_HEADS = "no control: lean has the baseline's heads"
 
 
-def warnings(prices: PriceList, request: Request, old: Design, result: SearchResult) -> Iterator[str]:
+def warnings(prices: PriceList, request: Request, old: Design, lean: Design | None) -> Iterator[str]:
     """Yield the published bounds that lean crosses, which a search does only if a user's pin or limit requires it."""
-    lean = result.chosen
+    if lean is None:
+        return
     if _may_cross_depth(request):
         yield from _depth_crossings(prices, lean)
     # heads that are split, and narrow MLPs
@@ -39,7 +40,7 @@ def warnings(prices: PriceList, request: Request, old: Design, result: SearchRes
         units = after.mlp * max(1, after.active or primary.active)
         min_ratio = MIN_GATED_MLP if prices.is_gated(i) else MIN_MLP
         is_narrow = after.mlp and after.mlp < before.mlp and units < min_ratio * primary.width
-        if is_narrow and not result.is_beyond_bounds:
+        if is_narrow:
             yield (
                 f"{name}an MLP of {units} units is below {min_ratio:.3g} times the width {primary.width}: no published "
                 "lean model has so few"
@@ -50,19 +51,16 @@ def remarks(
     prices: PriceList, request: Request, old: Design, result: SearchResult, control: Design | None
 ) -> Iterator[str]:
     """Yield further notes on lean: its cost compared with control and plain, and how the budget limited it."""
-    lean = result.chosen
+    lean = result.lean
+    if lean is None:
+        return
     yield from _cost_remarks(lean, control, result.plain)
     yield from _heads_remarks(request, old, lean, result)
     # unspent budget and crossed bounds
     unused_shares = [1 - getattr(lean.cost, cost) / limit for cost, limit in request.limits.items()]
     if unused_shares and min(unused_shares) > UNSPENT:
         yield f"lean leaves {format_share(min(unused_shares))} of its budget unspent: no design is nearer to it"
-    if result.is_beyond_bounds:
-        crossings = list(_depth_crossings(prices, lean))
-        many = any(after.heads > 2 * before.heads for before, after in changes(old, lean))
-        if crossings or many:
-            yield "at this width lean follows the trained sweeps, not the published bounds of depth and heads"
-    elif not _may_cross_depth(request):  # without a pin, only a published row can be this shallow
+    if not _may_cross_depth(request):  # without a pin, only a published row can be this shallow
         for crossing in _depth_crossings(prices, lean):
             yield f"{crossing}; the published row crosses it"
     # per stage: layers that differ, and the conditioning

@@ -71,7 +71,9 @@ def plan_shapes(
     plan = next(iter(plans.values()))
     shapes_seen: set[tuple[Architecture, tuple[str, ...]]] = set()  # the same shape and moves give the same model
     shapes = []
-    designs = {name: plan_found.chosen for name, plan_found in plans.items()}
+    designs = {name: plan_found.chosen for name, plan_found in plans.items() if name != "heads"}
+    if "heads" in plans and plans["heads"].lean is not None:
+        designs["heads"] = plans["heads"].lean
     control = _control(plans)
     if control is not None:
         designs["control"] = control
@@ -162,7 +164,8 @@ def _plans(source: str, budget: Mapping[str, Any]) -> dict[str, Plan]:
         with suppress(BudgetError, ShapeError):
             plans[name] = redesign(source, **budget, **NO_BOUNDS, **pins)
 
-    if reason is not None:  # a plan with more heads already contains a control
+    has_lean = "heads" in plans and plans["heads"].lean is not None
+    if not has_lean:  # a plan with more heads already contains a control
         pin("control", heads=heads)
     pin("narrow", depth=[stage.depth for stage in old], heads=heads)
     pin("dropped", heads=heads, mlp=mlp)
@@ -172,9 +175,8 @@ def _plans(source: str, budget: Mapping[str, Any]) -> dict[str, Plan]:
         pin("paired", depth=[-(-(was.depth + new.depth) // 2) for was, new in stages], heads=heads)
     if not plans:
         assert reason is not None
-        message = reason.message.rstrip(".")  # its flags are redesign's
-        raise BudgetError(f"{message}. A larger budget helps, and so does --shape free")
-    if reason is not None:
+        raise BudgetError(f"{str(reason).rstrip('.')}. A larger budget helps, and so does --shape free")
+    if not has_lean:
         note("no design with more heads fits the budget; the other candidates are used")
     return plans
 
@@ -215,6 +217,6 @@ def _rotated(source: str, plan: Plan) -> Design:
 
 
 def _control(plans: Mapping[str, Plan]) -> Design | None:
-    if "heads" in plans:
+    if "heads" in plans and plans["heads"].lean is not None:
         return plans["heads"].control
     return plans["control"].chosen if "control" in plans else None

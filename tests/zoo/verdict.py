@@ -108,7 +108,10 @@ def _plan(source: str, overrides: Mapping[str, Any] | None) -> tuple[Plan | Lean
                 continue
             except LeanifyError as error:
                 return error, ""
-            if plan.control is not None or not any(layer.mlp for layer in plan.chosen.architecture.layers()):
+            if plan.lean is None:
+                first = first or BudgetError(f"no lean: {plan.needs}")
+                continue
+            if plan.control is not None or not any(layer.mlp for layer in plan.lean.architecture.layers()):
                 return plan, flags
             without = without or (plan, flags)
     return without or (first or BudgetError("no share was tried"), "")
