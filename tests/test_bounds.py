@@ -19,7 +19,7 @@ from leanify.core.errors import DataError, LeanifyError
 from leanify.data.images.decoding import Decoder, bytes_per_pixel, open_picture
 from leanify.data.images.processor import find_processor
 from leanify.data.texts import tokenizers
-from leanify.sources import hub
+from leanify.sources import names
 
 BEYOND = "over the bound of 150.00 MiB on its memory; LEANIFY_MEMORY=8G"
 GREEDY = {  # those of `bounds.py` that need little time, and what is said about them
@@ -80,7 +80,7 @@ def test_hub_tokenizers_are_bounded(tokenizer_folder: Path, monkeypatch: pytest.
     bounds.on_the_hub()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    hub.answers.cache_clear()
+    names.hub_answers.cache_clear()
     with pytest.raises(DataError, match=BEYOND):
         read_chinese(bounds.HUB_ID)
 

@@ -33,7 +33,7 @@ from leanify.core import strict_toml
 from leanify.core.errors import DirectoryError, LeanifyError, RecipeError, SourceError
 from leanify.core.files.reading import checksum, resolve_inside
 from leanify.runs.run_directory import RunDirectory
-from leanify.sources import find, hub
+from leanify.sources import find, names
 from leanify.sources.tensors import read_tensors
 from leanify.spectra.plots import check_plot
 from leanify.training.loop import Trainer
@@ -387,9 +387,9 @@ def test_offline_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("a name server was asked"))
-    hub.answers.cache_clear()
-    assert not hub.answers()
-    hub.answers.cache_clear()
+    names.hub_answers.cache_clear()
+    assert not names.hub_answers()
+    names.hub_answers.cache_clear()
 
 
 # -- what leanify writes ----------------------------------------------------------------------------------------------

@@ -41,7 +41,10 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
 }
 COMMANDS_WITHOUT_TRAINING = COMMANDS.keys() - {"train", "compare", "shrink", "runs"}
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
-EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
+EVERYWHERE = (
+    "Every command takes -h, --quiet (no progress, no warnings) and --no-color; "
+    "a hub id takes --revision REV, as ID@REV."
+)
 
 
 def app(*names: str, by_name: bool = False) -> typer.Typer:
@@ -233,4 +236,9 @@ def _common_options(arguments: list[str]) -> list[str]:
     if "--quiet" in arguments:
         os.environ["LEANIFY_QUIET"] = "1"
         warnings.simplefilter("ignore")
-    return [argument for argument in arguments if argument not in ("--no-color", "--quiet")]
+    arguments = [argument for argument in arguments if argument not in ("--no-color", "--quiet")]
+    if any(argument.partition("=")[0] == "--revision" for argument in arguments):
+        from leanify.cli.mistakes import apply_revision
+
+        return apply_revision(arguments)
+    return arguments

@@ -12,7 +12,7 @@ import typer
 
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
-from leanify.cli.options import Explain, Format, Json
+from leanify.cli.options import Explain, Format, Json, check_source
 
 Words = list[str] | None
 
@@ -26,7 +26,9 @@ def compare(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE | STUDY", help="a recipe (default: the built-in digits), or a study to continue"
+            metavar="RECIPE | STUDY",
+            help="a recipe (default: the built-in digits), or a study to continue",
+            callback=check_source,
         ),
     ] = None,
     target_params: Annotated[

@@ -19,6 +19,7 @@ from leanify.cli.options import (
     ModelClass,
     Override,
     Tokens,
+    check_source,
     complete_source,
     output_option,
     source_option,
@@ -58,6 +59,7 @@ def condition(
             metavar="SOURCE…",
             help=f"models: names, directories, checkpoints; without one, {DEFAULT}",
             autocompletion=complete_source,
+            callback=check_source,
         ),
     ] = None,
     data: Annotated[

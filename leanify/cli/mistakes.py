@@ -7,12 +7,40 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from leanify.core.errors import LeanifyError
+
 # options that the last version had, by command, with their replacement
 REMOVED_OPTIONS: dict[str, dict[str, str]] = {
     "compare": {
         "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6",
     },
 }
+
+
+HUB_ID = re.compile(r"(?!timm/|hf/|diffusers/)[\w.-]+/[\w.-]+")
+
+
+def apply_revision(arguments: list[str]) -> list[str]:
+    """Return a command line with ``--revision REV`` spelt in its hub ids, ``org/name@REV``, so that all keep it.
+
+    Raises LeanifyError where no revision or no hub id stands.
+    """
+    place = next(index for index, argument in enumerate(arguments) if argument.partition("=")[0] == "--revision")
+    _, equals, revision = arguments[place].partition("=")
+    rest = arguments[:place] + arguments[place + (1 if equals else 2) :]
+    if not equals:
+        revision = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if not re.fullmatch(r"[\w][\w./-]*", revision):
+        raise LeanifyError("--revision takes a branch, a tag or a commit of a model on the hub: --revision main")
+    ids = []
+    for index, argument in enumerate(rest):
+        before = rest[index - 1] if index else ""
+        is_value = before.startswith("-") and before not in ("--weights", "--teacher")
+        if HUB_ID.fullmatch(argument) and not is_value and not Path(argument).exists():
+            ids.append(index)
+    if not ids:
+        raise LeanifyError(f"--revision {revision} is of a hub id, and none was named; org/name@{revision} is one")
+    return [f"{argument}@{revision}" if index in ids else argument for index, argument in enumerate(rest)]
 
 
 def usage_message(error: Any, command: Any, name: str) -> str:

@@ -24,6 +24,13 @@ def complete_source(incomplete: str) -> list[str]:
     return sorted(name for name in {*names, *built_in_recipes(), *paths} if name.startswith(incomplete))
 
 
+def check_source(value: str | list[str] | None) -> str | list[str] | None:
+    """Refuse a name that can only be a mistake, before torch is imported."""
+    from leanify.sources.names import check_names
+
+    return check_names(value)
+
+
 def complete_recipe(incomplete: str) -> list[str]:
     """Shell completion of a recipe's name."""
     from leanify.core.built_in_recipes import built_in_recipes, stems
@@ -40,6 +47,7 @@ Source = Annotated[
         metavar="SOURCE",
         help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory",
         autocompletion=complete_source,
+        callback=check_source,
     ),
 ]
 Override = Annotated[

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import output_kind, show
-from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, complete_source
+from leanify.cli.options import (
+    Explain,
+    Format,
+    Json,
+    ModelClass,
+    Override,
+    Tokens,
+    check_source,
+    complete_source,
+)
 from leanify.core.terminal import say
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
 
@@ -34,7 +43,10 @@ def profile(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE…", help="one column each; ratios are to the first", autocompletion=complete_source
+            metavar="SOURCE…",
+            help="one column each; ratios are to the first",
+            autocompletion=complete_source,
+            callback=check_source,
         ),
     ],
     batch_size: Annotated[int, measure_option(min=1, metavar="N", help="for throughput and training")] = 8,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from leanify.cli.options import complete_source, pin
+from leanify.cli.options import check_source, complete_source, pin
 from leanify.search.options import BUDGETS, OUTPUT, PINS, Options, flag_name, flags
 
 Text = str | None
@@ -25,6 +25,7 @@ Sources = Annotated[
         metavar="SOURCE…",
         help="timm or transformers names, hub ids, directories, config.json (default: vit_base at half)",
         autocompletion=complete_source,
+        callback=check_source,
     ),
 ]
 Weights = Annotated[

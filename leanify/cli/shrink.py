@@ -12,7 +12,7 @@ import typer
 
 from leanify.cli.formats import Kind, output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
-from leanify.cli.options import Format, Json, output_option
+from leanify.cli.options import Format, Json, check_source, output_option
 from leanify.cli.threads import spare_busy_cores
 
 Words = list[str] | None
@@ -28,7 +28,10 @@ healing_option = partial(typer.Option, rich_help_panel="Healing")
 
 
 def shrink(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id", callback=check_source),
+    ],
     data: Annotated[
         Path | None,
         purpose_option(metavar="DIR", help="what it is for: texts, labelled texts, images (a run: its own data)"),

@@ -14,7 +14,7 @@ import typer
 
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
-from leanify.cli.options import Format, Json, complete_recipe
+from leanify.cli.options import Format, Json, check_source, complete_recipe
 from leanify.cli.threads import spare_busy_cores
 from leanify.core.errors import raised_by_all
 
@@ -32,6 +32,7 @@ def train(
             metavar="RECIPE | SOURCE | DATA",
             help="a recipe file or a built-in name (default: digits), a run, any model, or your data",
             autocompletion=complete_recipe,
+            callback=check_source,
         ),
     ] = None,
     output: Annotated[

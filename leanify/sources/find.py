@@ -12,9 +12,6 @@ path                                    a lean directory, a run, an upstream dir
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +29,7 @@ from leanify.core.recipe_code import current_source, is_code
 from leanify.lens import surgery
 from leanify.runs import checkpoints, run_directory
 from leanify.sources import heads, hub, lean_directory, pooling, weights
+from leanify.sources.names import HUB, complete_name, hub_answers, is_model_type, unknown_name
 from leanify.sources.overrides import hf_origin, override_source, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
@@ -39,17 +37,10 @@ from leanify.sources.tensors import CHECKPOINTS, preview, read_tensors
 from leanify.upstream import hooks, user_modules
 from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
-from leanify.upstream.libraries import import_timm, import_transformers
+from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import Origin
 from leanify.upstream.reraise import reraise_as
 from leanify.upstream.timm_data import read_pretrained_cfg
-
-HUB = (  # the hub's well-known models without a slash, as suggestions
-    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
-    "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base",
-    "albert-base-v2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
-)  # fmt: skip
-STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # tried in order to complete a timm family's name
 
 
 def load(
@@ -351,7 +342,7 @@ def _find_name(name: str, pretrained: bool) -> ModelSource:
         if is_model_type(rest) or rest in import_transformers().CONFIG_MAPPING:
             return ModelSource(hf_origin(rest, {}))
         model_types = list(import_transformers().CONFIG_MAPPING)
-        return _try_hub(rest, SourceError(_unknown(name, rest, model_types, "transformers model type")))
+        return _try_hub(rest, SourceError(unknown_name(name, rest, model_types, "transformers model type")))
     # a hub id
     if "/" in name:
         return _find_on_hub(name)
@@ -387,77 +378,15 @@ def _try_hub(name: str, unknown: SourceError) -> ModelSource:
     try:
         return _find_on_hub(name)
     except LeanifyError:
-        if name in HUB and not hub.answers():
+        if name in HUB and not hub_answers():
             raise SourceError(
                 f"{name!r} is a model on the Hugging Face hub, which cannot be reached from here; name a directory "
                 "with its config.json instead"
             ) from None
-        where = "the hub has no such model" if hub.answers() else "the Hugging Face hub cannot be reached"
+        where = "the hub has no such model" if hub_answers() else "the Hugging Face hub cannot be reached"
         raise SourceError(f"{unknown}; {where}") from None
 
 
 def _find_timm(source: str, name: str, pretrained: bool) -> ModelSource:
     origin = Origin("timm", complete_name(source, name.removeprefix("timm/")))
     return ModelSource(origin, weights=f"timm/{origin.name}" if pretrained else None)
-
-
-def complete_name(source: str, name: str) -> str:
-    """Complete a short timm name: the name itself, then with a standard suffix, then the only name that starts with it.
-
-    Raises SourceError for ambiguous and unknown names, listing candidates.
-    """
-    # the name itself, or with one of the usual suffixes
-    timm = import_timm()
-    bare, dot, tag = name.partition(".")
-    if timm.is_model(bare):
-        return name
-    for suffix in STANDARD:
-        if timm.is_model(bare + suffix):
-            return bare + suffix + dot + tag
-
-    def standard_first(member: str) -> tuple[int, int]:
-        ranks = [i for i, suffix in enumerate(STANDARD) if member.endswith(suffix)]
-        return min(ranks, default=len(STANDARD)), len(member)
-
-    # else names that begin with it, the most usual first
-    members = sorted(timm.list_models(f"{bare}_*"), key=standard_first)
-    if len(members) == 1:
-        return str(members[0] + dot + tag)
-    members = members or sorted(timm.list_models(f"{bare}*"), key=standard_first)
-    if members:
-        member_list = ", ".join(members[:8])
-        if len(members) > 8:
-            member_list += f", … ({len(members)} in all)"
-        raise SourceError(f"{source!r} is ambiguous: timm has {member_list}")
-    # else a message with the nearest names of every kind
-    timm_names = timm.list_models()
-    if not source.startswith("timm/"):
-        timm_names += [*_model_types(), *recipe.stems(), *HUB, *hub.similar_paths(source)]
-    raise SourceError(_unknown(source, bare, timm_names, "timm model, transformers model type, recipe, hub id or path"))
-
-
-def _unknown(source: str, name: str, candidates: list[str], kinds: str) -> str:
-    full_names = {}
-    for full in candidates:
-        full_names[full] = full
-        for suffix in STANDARD:
-            full_names[full.removesuffix(suffix)] = full
-    matches = difflib.get_close_matches(name[:200], full_names, n=5, cutoff=0.6)
-    similar = ", ".join(dict.fromkeys(full_names[match] for match in matches))
-    if re.fullmatch(r"[0-9.]+[%MGk]?", source):
-        return f"{source!r} is not the name of a model; a budget is --target-params {source}"
-    nearest = f"; nearest: {similar}" if similar else ""
-    return f"{source[:200]!r} is not a {kinds}{nearest}"
-
-
-def _model_types() -> list[str]:
-    """transformers' model types, read from its folder names so that transformers need not be imported."""
-    spec = importlib.util.find_spec("transformers")
-    names: list[str] = []
-    for place in (spec and spec.submodule_search_locations) or []:
-        names += [path.parent.name for path in Path(place).glob("models/*/configuration_*.py")]
-    return sorted(names)
-
-
-def is_model_type(name: str) -> bool:
-    return name.replace("-", "_") in _model_types()

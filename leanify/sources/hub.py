@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
-import socket
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from leanify.core.errors import SourceError
+from leanify.sources.names import hub_answers, similar_paths
 from leanify.upstream.libraries import first_line, import_transformers
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """(repository, branch, tag or commit) of a hub id: ``org/name@v1`` → ("org/name", "v1")."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
 
 
 def config_on_hub(name: str) -> dict[str, Any]:
@@ -21,9 +24,14 @@ def config_on_hub(name: str) -> dict[str, Any]:
     # the message below reports a failure once
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # the message below reports its retries
     try:
-        config, _ = library.PreTrainedConfig.get_config_dict(name, local_files_only=not answers())
+        repository, revision = split_revision(name)
+        config, _ = library.PreTrainedConfig.get_config_dict(
+            repository, revision=revision, local_files_only=not hub_answers()
+        )
     except Exception as error:  # the hub client raises from several libraries
-        why = "did not serve it: " + first_line(error) if answers() else "cannot be reached: this machine is offline"
+        why = (
+            "did not serve it: " + first_line(error) if hub_answers() else "cannot be reached: this machine is offline"
+        )
         similar = similar_paths(name)
         hint = f" (similar: {', '.join(similar)})" if similar else ""
         raise SourceError(f"there is no file or directory {name!r}{hint}, and the Hugging Face hub {why}") from error
@@ -38,7 +46,8 @@ def download_file(name: str, file: str) -> Path | None:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, file, local_files_only=not answers()))
+        repository, revision = split_revision(name)
+        return Path(hf_hub_download(repository, file, revision=revision, local_files_only=not hub_answers()))
     except Exception:  # the hub client raises from several libraries
         return None
 
@@ -50,31 +59,7 @@ def snapshot(name: str, patterns: Iterable[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=not answers()))
-
-
-def similar_paths(name: str) -> list[str]:
-    """Up to three existing paths similar to a missing one, best match first."""
-    place = Path(name[:200]).expanduser()
-    try:
-        siblings = [entry.name for entry in place.parent.iterdir() if not entry.name.startswith(".")]
-    except OSError:
-        return []
-    return [str(place.parent / match) for match in difflib.get_close_matches(place.name, siblings, n=3, cutoff=0.6)]
-
-
-@cache
-def answers() -> bool:
-    """Whether the hub can be reached (its host name resolves, and offline mode is off).
-
-    If not, callers use only the local cache, without waiting for timeouts.
-    """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:  # then not even a name server is asked
-        return False
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
+    repository, revision = split_revision(name)
+    offline = not hub_answers()
+    folder = snapshot_download(repository, revision=revision, allow_patterns=list(patterns), local_files_only=offline)
+    return Path(folder)

@@ -17,6 +17,7 @@ from leanify.core.path_kinds import is_checkpoint
 from leanify.lens import surgery
 from leanify.sources import hub
 from leanify.sources.describe import find_expression
+from leanify.sources.names import hub_answers
 from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import (
@@ -93,7 +94,7 @@ def load(source: ModelSource) -> nn.Module:
     # timm fetches its pretrained weights by name
     if isinstance(where, str):
         could_not = f"the pretrained weights of {origin} could not be fetched"
-        if not hub.answers():
+        if not hub_answers():
             raise SourceError(f"{could_not}: the Hugging Face hub cannot be reached")
         with reraise_as(could_not):
             model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
@@ -233,10 +234,15 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         file = next((weights / name for name in UPSTREAM if (weights / name).is_file()), None)
     if tensors is not None:
         where = None
+    revision = None
+    if isinstance(where, str):
+        where, revision = hub.split_revision(where)
     # the whole model by upstream's loader, which reports missing tensors
     config = full_config(origin.name, origin.options)
     cls: Any = getattr(import_transformers(), origin.cls)
-    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
+    options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
+    if revision is not None:
+        options["revision"] = revision
     with reraise_as(f"{weights} does not load as {origin.cls}"):
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
         if file is not None and file.suffix != ".json" and info["missing_keys"] and info["unexpected_keys"]:

@@ -1,0 +1,172 @@
+"""Names of models, looked up in the installed libraries' files: what is no name is told without importing them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import socket
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from leanify.core import recipe
+from leanify.core.errors import SourceError
+from leanify.core.recipe_code import is_code
+
+HUB = (  # the hub's well-known models without a slash, as suggestions
+    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
+    "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base",
+    "albert-base-v2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
+)  # fmt: skip
+STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # tried in order to complete a timm family's name
+CLOSE = 0.85  # likeness above which a name is taken for a misspelt one
+KINDS = "timm model, transformers model type, recipe, hub id or path"
+
+
+def check_names(texts: str | list[str] | None) -> str | list[str] | None:
+    """Return what a command takes as SOURCE. Raises SourceError for a name that can only be a mistake."""
+    for text in [texts] if isinstance(texts, str) else texts or []:
+        _check_name(text)
+    return texts
+
+
+def _check_name(text: str) -> None:
+    try:
+        is_path = Path(text).expanduser().exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        is_path = False
+    is_word = re.fullmatch(r"[A-Za-z][\w.-]*", text) is not None and not Path(text).suffix
+    if is_path or not is_word or is_code(text) or recipe.find(text) is not None:
+        return
+    bare = text.partition(".")[0]
+    if text in HUB or bare.replace("-", "_") in {name.replace("-", "_") for name in model_types()}:
+        return
+    try:
+        complete_name(text, text)
+    except SourceError as error:
+        if "_" in text or f"{bare}_" in " ".join(timm_names()) or not hub_answers():
+            raise
+        del error  # the hub may know it
+
+
+def complete_name(source: str, name: str) -> str:
+    """Complete a short timm name: the name itself, then with a standard suffix, then the only name that starts with it.
+
+    Raises SourceError for ambiguous and unknown names, listing candidates.
+    """
+    # the name itself, or with one of the usual suffixes
+    names = timm_names()
+    bare, dot, tag = name.partition(".")
+    if bare in names:
+        return name
+    for suffix in STANDARD:
+        if bare + suffix in names:
+            return bare + suffix + dot + tag
+
+    def standard_first(member: str) -> tuple[int, int]:
+        ranks = [i for i, suffix in enumerate(STANDARD) if member.endswith(suffix)]
+        return min(ranks, default=len(STANDARD)), len(member)
+
+    # else names that begin with it, the most usual first; a word that is cut short or misspelt is likely another one
+    members = sorted((one for one in names if one.startswith(f"{bare}_")), key=standard_first)
+    if len(members) == 1:
+        return members[0] + dot + tag
+    if not members:
+        families = {one.removesuffix(suffix) for one in names for suffix in STANDARD if one.endswith(suffix)}
+        similar = difflib.get_close_matches(bare[:200], families, n=3, cutoff=CLOSE)
+        if similar:
+            raise SourceError(f"{source[:200]!r} is not a {KINDS}; did you mean {' or '.join(similar)}?")
+        members = sorted((one for one in names if one.startswith(bare)), key=standard_first)
+    if members:
+        member_list = ", ".join(members[:8])
+        if len(members) > 8:
+            member_list += f", … ({len(members)} in all)"
+        raise SourceError(f"{source!r} is ambiguous: timm has {member_list}")
+    # else a message with the nearest names of every kind
+    if source.startswith("timm/"):
+        raise SourceError(unknown_name(source, bare, sorted(names)))
+    raise SourceError(
+        unknown_name(source, bare, [*names, *model_types(), *recipe.stems(), *HUB, *similar_paths(source)])
+    )
+
+
+def unknown_name(source: str, name: str, candidates: list[str], kinds: str = KINDS) -> str:
+    """The message for a name that is no model's, with the nearest candidates."""
+    full_names = {}
+    for full in candidates:
+        full_names[full] = full
+        for suffix in STANDARD:
+            full_names[full.removesuffix(suffix)] = full
+    matches = difflib.get_close_matches(name[:200], full_names, n=5, cutoff=0.6)
+    similar = ", ".join(dict.fromkeys(full_names[match] for match in matches))
+    if re.fullmatch(r"[0-9.]+[%MGk]?", source):
+        return f"{source!r} is not the name of a model; a budget is --target-params {source}"
+    nearest = f"; nearest: {similar}" if similar else ""
+    return f"{source[:200]!r} is not a {kinds}{nearest}"
+
+
+def timm_names() -> set[str]:
+    """timm's models: those that its files register, and those registered since it was imported."""
+    timm: Any = sys.modules.get("timm")
+    return {*_registered(), *(timm.list_models() if hasattr(timm, "list_models") else ())}
+
+
+@cache
+def _registered() -> frozenset[str]:
+    return frozenset(_find_all("timm", "models/*.py", r"^@register_model\s+def (\w+)"))
+
+
+@cache
+def model_types() -> list[str]:
+    """transformers' model types: its folders, and the types of parts that its configurations name."""
+    spelt = _find_all("transformers", "models/*/configuration_*.py", r'^    model_type(?:: str)? = "([\w.-]+)"')
+    return sorted({*spelt, *(path.parent.name for path in _files("transformers", "models/*/configuration_*.py"))})
+
+
+def is_model_type(name: str) -> bool:
+    """Whether transformers has a folder of this name: the models themselves, without their parts."""
+    folders = {path.parent.name for path in _files("transformers", "models/*/configuration_*.py")}
+    return name.replace("-", "_") in folders
+
+
+def _find_all(package: str, pattern: str, expression: str) -> set[str]:
+    found = set()
+    for path in _files(package, pattern):
+        found.update(re.findall(expression, path.read_text("utf-8"), re.MULTILINE))
+    return found
+
+
+def _files(package: str, pattern: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    places = (spec and spec.submodule_search_locations) or []
+    return [path for place in places for path in Path(place).glob(pattern)]
+
+
+def similar_paths(name: str) -> list[str]:
+    """Up to three existing paths similar to a missing one, best match first."""
+    place = Path(name[:200]).expanduser()
+    try:
+        siblings = [entry.name for entry in place.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return []
+    return [str(place.parent / match) for match in difflib.get_close_matches(place.name, siblings, n=3, cutoff=0.6)]
+
+
+@cache
+def hub_answers() -> bool:
+    """Whether the hub can be reached (its host name resolves, and offline mode is off).
+
+    If not, callers use only the local cache, without waiting for timeouts.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:  # then not even a name server is asked
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""Names that are nothing are told before a library is imported; hub ids keep their revision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import leanify
+from leanify.cli.mistakes import apply_revision
+from leanify.core.errors import LeanifyError
+from leanify.sources import find, hub, names
+from leanify.upstream.libraries import import_timm, import_transformers
+
+MISTAKES = {
+    "redesign vit_bas": "did you mean vit_base?",
+    "compare deit_smal": "did you mean deit_small",
+    "profile swin_tinny": "nearest: swin",
+    "condition clip_vision_modl": "nearest: clip_vision_model",
+    "train no_such_thing": "is not a timm model, transformers model type, recipe, hub id or path",
+    "shrink vit_b --data .": "is ambiguous: timm has vit_base",
+}
+LIGHT = """
+import sys
+from leanify.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ["leanify", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 2
+assert not {"torch", "timm", "transformers"} & set(sys.modules)
+"""
+
+
+def test_mistaken_names_import_no_library() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, *MISTAKES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for said, expected in zip(done.stderr.splitlines(), MISTAKES.values(), strict=True):
+        assert expected in said
+
+
+def test_names_are_the_libraries_own() -> None:
+    """Read from their files: timm's register as it is, and the types of transformers but a few that it adds in code."""
+    timm, types = import_timm(), set(import_transformers().CONFIG_MAPPING)
+    assert names._registered() == set(timm.list_models()) - {"leanify"}
+    assert len(types - set(names.model_types())) < 10
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base", "deit_small", "bert", "clip_text_model", "digits", "vit_tiny_patch16_224"]
+)
+def test_known_name_passes(name: str) -> None:
+    assert names.check_names([name]) == [name]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("redesign org/name --revision v1 -o out/new", "redesign org/name@v1 -o out/new"),
+        ("profile --revision=main a/b c/d vit_base", "profile a/b@main c/d@main vit_base"),
+        ("redesign vit_base --weights a/b --revision 0a1b", "redesign vit_base --weights a/b@0a1b"),
+    ],
+)
+def test_revision_stays_with_its_id(line: str, expected: str) -> None:
+    assert apply_revision(line.split()) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("redesign vit_base --revision v1", "none was named; org/name@v1 is one"),
+        ("redesign timm/vit_base --revision v1", "none was named"),
+        ("redesign a/b --revision", "takes a branch, a tag or a commit"),
+    ],
+)
+def test_revision_without_an_id_is_refused(line: str, expected: str) -> None:
+    with pytest.raises(LeanifyError, match=expected):
+        apply_revision(line.split())
+
+
+def test_revision_reaches_the_hub_and_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get(name: str, **options: object) -> tuple[dict[str, object], dict[str, object]]:
+        asked.append((name, options["revision"]))
+        return {"model_type": "bert", "num_hidden_layers": 2}, {}
+
+    monkeypatch.setattr(import_transformers().PreTrainedConfig, "get_config_dict", get)
+    monkeypatch.setattr(hub, "download_file", lambda name, file: asked.append((name, file)))
+    source = find.find("org/name@v1.2")
+    assert asked[1] == ("org/name", "v1.2")
+    assert (source.weights, source.origin.options["_name_or_path"]) == ("org/name@v1.2", "org/name@v1.2")
+    assert leanify.read(find.build_on_meta(source)).stages[0].depth == 2
