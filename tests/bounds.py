@@ -268,7 +268,7 @@ def in_folder(make: Callable[[], bytes]) -> str:
 
 def in_shard() -> str:
     Path("pictures").mkdir()
-    with tarfile.open("pictures/0.tar", "w") as shard:
+    with tarfile.open("pictures/train-000000.tar", "w") as shard:
         for number in range(8):
             data = noise() if number else IMAGES["16 bits, with alpha"]()
             for suffix, content in ((".png", data), (".cls", b"ab"[number % 2 : number % 2 + 1])):

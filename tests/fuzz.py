@@ -2,6 +2,7 @@
 
     python tests/fuzz.py                    300 cases, every kind in turn; prints what failed, each as KIND SEED
     python tests/fuzz.py 10000              more of them
+    python tests/fuzz.py 1m                 as many as a minute has, others every day
     python tests/fuzz.py KIND SEED …        these cases again, with their tracebacks
 
 A case is a function of (kind, seed). It runs in a fork of this process, with limits on memory and processor time, and
@@ -16,6 +17,7 @@ import contextlib
 import gc
 import importlib
 import io
+import math
 import os
 import pkgutil
 import random
@@ -26,6 +28,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -185,24 +188,32 @@ def prepare() -> Path:
     return home
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     intact, names = prepare(), list(KINDS)
+    began, seconds, failures, count = time.monotonic(), math.inf, 0, 0
     try:
         if len(arguments) > 1:
             cases = [(kind, int(seed)) for kind, seed in zip(arguments[::2], arguments[1::2], strict=True)]
         else:
-            numbers = range(int(arguments[0]) if arguments else 300)
+            amount = arguments[0] if arguments else "300"
+            numbers = range(int(amount.removesuffix("m")))
+            if amount.endswith("m"):
+                seconds, today = 60.0 * int(amount[:-1]), int(time.time()) // 86_400
+                numbers = range(100_000 * today, 100_000 * (today + 1))
             cases = [(names[number % len(names)], number // len(names)) for number in numbers]
-        failures = 0
         for kind, seed in cases:
+            if time.monotonic() - began > seconds:
+                break
+            count += 1
             finding = run(kind, seed, intact, verbose=len(arguments) > 1)
             failures += finding is not None
             if finding is not None:
                 print(kind, seed, finding, flush=True)
-        print(f"{failures} of {len(cases)} cases ended badly")
+        print(f"{failures} of {count} cases ended badly")
     finally:
         shutil.rmtree(intact)
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -191,14 +191,17 @@ def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
     return counts
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
+    failures = 0
     kills = int(arguments[0]) if arguments and arguments[0] != "pause" else 15
     for kind in arguments[1:] or KINDS:
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
             began = time.monotonic()
             counts = pause(kind, Path(folder)) if "pause" in arguments else kill_often(kind, kills, Path(folder))
             print(kind, json.dumps(counts), f"{time.monotonic() - began:.0f} s", flush=True)
+            failures += bool(counts.get("bad")) or counts.get("equal", 0) < counts.get("subjects", 0)
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -160,7 +160,7 @@ def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T
         os.close(said)
     if answer is None or status:
         raise DataError(_reason(what, status, words, seconds))
-    succeeded, value = pickle.loads(answer)
+    succeeded, value = pickle.loads(answer)  # noqa: S301  of this program's own fork
     if not succeeded:
         raise DataError(f"{what} goes {_beyond()}" if value is None else value)
     return value  # type: ignore[no-any-return]
