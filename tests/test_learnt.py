@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def test_run_is_held_against_trivial_model(folder: Path, tmp_path: Path) -> None
     judgement = judge_run(run)
     assert (judgement.reference.value, judgement.reference.metric) == (100.0, "top1")
     assert judgement.has_learnt is False
-    assert f"leanify train facebook/deit-tiny-patch16-224 --set data.path={folder}" in judgement.message
+    more, _, pretrained = judgement.message.partition("; or pretrained weights")
+    assert more.endswith(f"more steps: leanify train {run.path} --set data.path={folder} --set schedule.epochs=3")
+    assert pretrained.endswith(f"leanify train facebook/deit-tiny-patch16-224 --set data.path={folder}")
+    longer = resolve(str(run.path), [f"data.path={folder}", "schedule.epochs=3"])
+    assert longer == replace(run.recipe, schedule=replace(run.recipe.schedule, epochs=3))
 
 
 def test_trained_weights_need_more_steps(folder: Path, tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ class OptimSection:
     eps: Annotated[float, "AdamW's ε"] = 1e-8
     clip: Annotated[float | None, "largest gradient norm; default: no clipping"] = None
     label_smoothing: Annotated[float, "label smoothing (0 to 1)"] = 0.0
+    class_weights: Annotated[bool, "in a classification, weigh each class by the inverse of its samples"] = False
     ema: Annotated[float | None, "decay of an exponential moving average of the weights; it is what is evaluated"] = (
         None
     )

@@ -75,7 +75,7 @@ def format_digits(value: float) -> str:
     return f"{value:#.4g}" if abs(value) >= 1e-4 else f"{value:.4g}"
 
 
-PERCENT = ("top1", "top5", "accuracy", "majority", "f1")
+PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "macro_f1")
 
 
 def metric_heading(name: str) -> str:

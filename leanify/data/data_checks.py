@@ -24,6 +24,7 @@ from leanify.data.tables.columns import parse_number
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
 MAX_TOKENS, MAX_PIECES = 100_000_000, 20  # of a text in which pieces of another are looked for
+MANY_MORE = 3  # times the samples of the rarest class, in the commonest one with more than half of all
 MANY_UNKNOWN = 0.9  # of all tokens: a model learns nothing from such texts
 
 
@@ -75,6 +76,12 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
         rarest_name, commonest_name = (_class_name(splits, values[place]) for place in (rarest, commonest))
         sizes = f"{counts[rarest]:,} ({rarest_name}) to {counts[commonest]:,} ({commonest_name})"
     look.facts.append(f"{len(values):,} classes of {sizes}")
+    if 2 * counts[commonest] > len(training) and counts[commonest] > MANY_MORE * counts[rarest]:
+        share = counts[commonest] / len(training)
+        look.warnings.append(
+            f"{share:.0%} of the training samples are of one class ({_class_name(splits, values[commonest])}): look at "
+            "macro_f1 beside top1; --set optim.class_weights=true makes each class count alike"
+        )
     single = [_class_name(splits, value) for value in values[counts == 1]]
     if single:
         has = _count(len(single), "class has", "classes have")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
 from leanify.tasks import UsualSettings
@@ -23,19 +25,49 @@ USUAL = UsualSettings(
 def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
     assert splits.classes is not None
     data, smoothing = recipe.data, recipe.optim.label_smoothing
-    return Classification(splits.classes, data.mixup, data.cutmix, smoothing, splits.constant)
+    counts = count_classes(splits)
+    weights = None
+    if recipe.optim.class_weights:
+        if counts is None:
+            raise RecipeError("optim.class_weights needs labels that are known before the first step")
+        if data.mixup or data.cutmix:
+            raise RecipeError("optim.class_weights and data.mixup or data.cutmix do not go together: classes are mixed")
+        weights = counts.sum() / (len(counts) * counts.clamp(min=1))  # the mean weight of a sample is 1
+    is_unbalanced = counts is not None and bool(2 * counts.max() > counts.sum())
+    constant = splits.constant
+    return Classification(splits.classes, data.mixup, data.cutmix, smoothing, constant, weights, is_unbalanced)
+
+
+def count_classes(splits: Splits) -> Tensor | None:
+    """The training samples of each class (classes,), if they are known without reading the samples."""
+    labels = getattr(splits.train, "labels", None)
+    if labels is None or splits.classes is None:
+        return None
+    return torch.bincount(torch.as_tensor(np.asarray(labels)).long(), minlength=splits.classes)
 
 
 class Classification:
-    """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class to compare with."""
+    """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class to compare with.
+
+    ``weights`` (classes,) are those of the classes in the training loss. ``is_unbalanced`` adds the macro-F1, which a
+    class with most of the samples does not decide.
+    """
 
     metric, sign, best, unit = "top1", 1, 100.0, "points of top1"
     mean_column = ("top1", 100.0)
 
     def __init__(
-        self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
+        self,
+        classes: int,
+        mixup: float,
+        cutmix: float,
+        smoothing: float,
+        constant: int | None = None,
+        weights: Tensor | None = None,
+        is_unbalanced: bool = False,
     ) -> None:
         self.classes, self.smoothing, self.constant = classes, smoothing, constant
+        self.weights, self.is_unbalanced = weights, is_unbalanced
         self.reference = Linear(classes)
         self.mixup: Any = None
         if mixup or cutmix:
@@ -47,7 +79,10 @@ class Classification:
         """targets (B,) → the loss summed over B, with label smoothing and mixup or CutMix"""
         if self.mixup is None:
             logits = answer(model, inputs)
-            return F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
+            weights = self.weights
+            if weights is not None:  # the head may have more outputs than classes
+                weights = F.pad(weights, (0, logits.shape[-1] - len(weights)), value=1.0).to(logits)
+            return F.cross_entropy(logits, targets, weights, label_smoothing=self.smoothing, reduction="sum")
 
         # mixed: cross-entropy with class probabilities (B, outputs); the head may have more outputs than classes
         assert isinstance(inputs, Tensor)
@@ -78,8 +113,10 @@ class Classification:
 
     def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         logits = answer(model, inputs)
-        best = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-        return {
+        top = logits.topk(min(5, logits.shape[1])).indices
+        best = top == targets[:, None]
+        answers = {"predicted": top[:, 0], "target": targets} if self.is_unbalanced else {}
+        return answers | {
             "loss": F.cross_entropy(logits, targets, reduction="none"),
             "top1": best[:, 0],
             "top5": best.any(1),
@@ -90,6 +127,8 @@ class Classification:
     def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats, and in per cent top-1, and top-5 if there are more than five classes.
 
+        With ``is_unbalanced``, also the macro-F1: the mean over classes of the harmonic mean of precision and recall.
+
         With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and the constant's, ``majority``.
         """
         share = {name: mean(tally, name) for name in ("loss", "top1", "top5", "majority")}
@@ -98,4 +137,15 @@ class Classification:
             report |= {"accuracy": report["top1"], "majority": 100 * share["majority"]}
         elif self.classes > 5:
             report["top5"] = 100 * share["top5"]
+        if self.is_unbalanced:
+            report["macro_f1"] = 100 * macro_f1(tally["predicted"], tally["target"])
         return report
+
+
+def macro_f1(predicted: Tensor, target: Tensor) -> float:
+    """The mean F1 of the classes that are in either of two vectors of classes (N,), as scikit-learn's."""
+    scores = []
+    for label in torch.unique(torch.cat([predicted, target])):
+        both = ((predicted == label) & (target == label)).sum()
+        scores.append(2 * both / ((predicted == label).sum() + (target == label).sum()))
+    return torch.stack(scores).double().mean().item()

@@ -8,6 +8,9 @@ accuracy of a few batches is often the same at every rate.
 Each trial is a small schedule, a twenty-fifth of the run, with warm-up and a cosine to zero. Ten steps at a flat
 rate choose a rate too low: a MiniLM reduced to 60% and healed for 1,000 steps has a cosine of 0.955 at 5e-5,
 which they chose, 0.961 at 1.5e-4 and 0.959 at 5e-4 (`recipes/results/shrink-minilm.md`).
+
+A fresh model keeps its recipe's rate. On 600 pictures of digits (750 steps) the run ends at 96.7% with 1e-3, 93.3% with
+2e-3 and 80.0% with 4e-3; trials of 75 steps choose 4e-3, and after 30 steps the rates do not differ (2.292 to 2.294).
 """
 
 from __future__ import annotations

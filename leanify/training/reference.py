@@ -93,13 +93,15 @@ def judge_run(run: RunDirectory) -> Judgement | None:
     if reference.value is None or value is None:
         return None
 
-    # a model that began from trained weights needs more of the data, any other one such weights
+    # more of the data; a model that did not begin from trained weights may begin from them
     words = f"--set data.path={quote(data.path)}{further_settings(data)}"
-    advice = f"pretrained weights: leanify train {PRETRAINED[data.task]} {words}"
     source, schedule = complete.model.source, complete.schedule
-    if has_trained_weights(find.find(source)):
-        length = f"steps={3 * schedule.steps}" if schedule.steps else f"epochs={3 * (schedule.epochs or 1):g}"
-        advice = f"more steps: leanify train {quote(source)} {words} --set schedule.{length}"
+    length = f"steps={3 * schedule.steps}" if schedule.steps else f"epochs={3 * (schedule.epochs or 1):g}"
+    is_trained = has_trained_weights(find.find(source))
+    again = quote(source) if is_trained else quote(str(run.path))  # a run has the model's size, too
+    advice = f"more steps: leanify train {again} {words} --set schedule.{length}"
+    if not is_trained:
+        advice += f"; or pretrained weights, which are downloaded: leanify train {PRETRAINED[data.task]} {words}"
     return Judgement(reference, float(value), advice)
 
 
