@@ -1,7 +1,7 @@
 """A GPT of one's own, and the training script that it comes with.
 
     python own_gpt.py text.txt   trains it on a text file of bytes
-    leanify redesign own_gpt.py:make --target-params 0.6 -o lean
+    leanify redesign own_gpt.py:make --target-params 0.6 --choose lean -o lean
 
 ``make`` is what leanify calls: it returns the model and an example of its input.
 """
