@@ -47,13 +47,12 @@ checkpoint_every = 1
 class InlineEngine:
     """An engine that trains in this process: a worker of its own would first import everything again."""
 
-    def submit(self, function: Any, /, study: str, design: str, seed: int, *rest: float | None) -> Future[None]:
+    def submit(self, function: Any, /, study: str, design: str, seed: int, rate: float | None) -> Future[None]:
         from leanify.comparison import worker
         from leanify.comparison.folder import StudyFolder
         from leanify.comparison.plan import Key
 
-        share, rate = rest
-        worker.execute_run(StudyFolder.open(Path(study)), Key(design, seed, rate), share)
+        worker.execute_run(StudyFolder.open(Path(study)), Key(design, seed, rate))
         future: Future[None] = Future()
         future.set_result(None)
         return future

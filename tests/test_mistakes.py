@@ -110,12 +110,6 @@ MISTAKES = [
     Mistake("train --set optim.lr=abc", "it must be a number"),
     Mistake(f"train --set data.workes=0 {TINY}", "nearest: workers", f"train --set data.workers=0 {TINY}", "workers"),
     Mistake("train vit_tiny", "needs data", says="leanify train vit_tiny --set data.path=DIR"),
-    Mistake(
-        "train pictures",
-        "is data, not a model",
-        "train own-images --set data.path=pictures --dry-run",
-        "leanify train own-images --set data.path=pictures",
-    ),
     Mistake("train digits -o run", "already contains a run", "train --resume run", "leanify train --resume run"),
     Mistake("train --resume nowhere", "nowhere is not a run", "runs", "leanify runs"),
     Mistake("predict nowhere a.png", "nowhere is not a run", "runs", "leanify runs"),
