@@ -309,3 +309,25 @@ def test_flags_are_learnt_one_by_one(tmp_path: Path, flags: str) -> None:
     data = start.resolve("own-sentences", [f"data.path={tmp_path}", f"data.label={names[0]}"]).data
     assert isinstance(data, DataSection)
     assert own_texts.read_split_table(data, "train", Faults()).names == ["0", "1"]
+
+
+def test_train_may_be_a_vehicle(tmp_path: Path) -> None:
+    pictures(tmp_path, "bus", "car", "train")
+    found = recognise(tmp_path)
+    assert (found.classes, found.samples, found.fault) == (3, 12, None)
+    assert read(tmp_path, found)[0] == ["bus", "car", "train"]
+
+
+def test_labels_may_be_called_id(tmp_path: Path) -> None:
+    pictures(tmp_path, "train", number=ROWS)
+    put(tmp_path, "train.csv", "{i:03}.png,w_{label}", "Image,Id", values="a1 b2")
+    found = recognise(tmp_path)
+    assert (found.kind, found.columns) == ("images", (("Image",), "Id"))
+    assert read(tmp_path, found)[0] == ["w_a1", "w_b2"]
+
+
+def test_pixels_and_dates_are_no_texts(tmp_path: Path) -> None:
+    put(tmp_path, "a.csv", "{label},{i} 2 30 4", "emotion,pixels")
+    assert recognise(tmp_path / "a.csv").kind is None
+    put(tmp_path, "b.csv", "{label},2{i},Mon Apr 06 22:19:45 PDT 2009,{a}")
+    assert recognise(tmp_path / "b.csv").columns == (("column 4",), "column 1")

@@ -10,9 +10,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 WORDS = {  # words for a split, in order of preference
-    "train": ("train", "training", "trainset"),
-    "test": ("test", "testing", "testset"),
-    "validation": ("validation", "valid", "val", "eval", "evaluation", "dev", "valset", "test", "testing", "testset"),
+    "train": ("train", "training", "trainset", "traindata"),
+    "test": ("test", "testing", "testset", "testdata"),
+    "validation": (
+        "validation",
+        "valid",
+        "val",
+        "eval",
+        "evaluation",
+        "dev",
+        "valset",
+        "test",
+        "testing",
+        "testset",
+        "testdata",
+    ),
 }
 ALL_WORDS = {*WORDS["train"], *WORDS["validation"]}
 FILLERS = {"set", "sets", "data", "dataset", "split", "image", "images", "img", "imgs", "pictures", "photos", "label"}

@@ -246,6 +246,8 @@ def _describe_unclear_pictures(file: Path, rows: Sequence[Row], picture: str, pl
 def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], place: Path) -> str:
     """Why columns are not clear, and the line that names them."""
     for name, cell in rows[0].items():
+        if isinstance(cell, (list, tuple)) and cell and isinstance(cell[0], (list, tuple, dict)):
+            return f"{file} is nested (column {name}): write an object a row, as JSON lines, with a text and its label"
         if isinstance(cell, (list, tuple)):
             return f"{file} has lists in its column {name}; {LISTS}"
     text, label = _texts_like(rows), next(iter(labels), None) or _label_like(rows)
@@ -275,7 +277,7 @@ def _texts_like(rows: Sequence[Row]) -> str | None:
     for row in rows:
         for name in lengths:
             cell = row.get(name)
-            if isinstance(cell, str) and " " in cell.strip():
+            if isinstance(cell, str) and guessing.has_words(cell):
                 lengths[name] += len(cell)
     best = max(lengths, key=lambda name: lengths[name])
     return best if lengths[best] else None

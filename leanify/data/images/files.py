@@ -15,8 +15,8 @@ from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, preview, walk_folders
-from leanify.data.split_names import are_split_names, choose_split, parse_split
-from leanify.data.tables.columns import IMAGES
+from leanify.data.split_names import are_split_names, choose_split, is_split, parse_split
+from leanify.data.tables.columns import IMAGES, TABLES
 
 TOOL_FOLDERS = (
     "__macosx", "__pycache__", "node_modules", "cache", "_cache", "thumbnails", "_thumbnails", "lost+found",
@@ -196,10 +196,23 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
     if place is None and len(folders) <= FEW_FOLDERS and choose_split(folders, "train") is None:
         inside = [inner for inner in map(class_folders, folders) if choose_split(inner, "train") is not None]
         place = choose_split(inside[0], split) if len(inside) == 1 else None
-    if place is None:
+    if place is None or (place in folders and _is_class(place, folders)):
         return None
     inner = class_folders(place)
     return inner[0] if len(inner) == 1 and parse_split(inner[0].name) == parse_split(place.name) is not None else place
+
+
+def _is_class(place: Path, folders: Sequence[Path]) -> bool:
+    """Whether a folder called train has pictures like its neighbours bus and car, and no table names them."""
+    others = [folder for folder in folders if not is_split(folder.name)]
+    if len(others) < 2 or any(path.suffix.lower() in TABLES for path in place.parent.iterdir()):
+        return False
+    return all(_has_picture(folder) for folder in (place, *others))
+
+
+def _has_picture(folder: Path) -> bool:
+    """Whether a picture lies in a folder itself."""
+    return any(path.name.lower().endswith(IMAGES) for path in folder.iterdir())
 
 
 def find_class_folders(place: Path, split: str) -> Path | None:

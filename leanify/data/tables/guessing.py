@@ -13,6 +13,7 @@ USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
 LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "annotation", "grade"}
 BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
+NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
 MIN_PRESENT = 2  # of so many cells one is there, in a column of labels
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
@@ -88,7 +89,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     cells_by_column = {}
     for name in rows[0]:
         cells = [row.get(name) for row in rows]
-        if isinstance(name, str) and name.strip().lower() not in INDICES and not _counts(cells):
+        if not isinstance(name, str) or _counts(cells):
+            continue
+        if name.strip().lower() not in INDICES or 2 * len(set(map(str, cells))) < len(cells):  # whales have an Id
             cells_by_column[name] = cells
     return cells_by_column
 
@@ -101,8 +104,13 @@ def _counts(cells: Sequence[Any]) -> bool:
         return False
 
 
+def has_words(cell: Any) -> bool:
+    """Whether a cell is a string of several words, and not of numbers or a date."""
+    return isinstance(cell, str) and " " in cell.strip() and not NO_WORDS.search(cell)
+
+
 def _is_text(cells: Sequence[Any]) -> bool:
-    several = sum(isinstance(cell, str) and " " in cell.strip() for cell in cells)
+    several = sum(has_words(cell) for cell in cells)
     return 2 * several > len(cells) and not _is_label(cells)
 
 
