@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 import leanify
 
@@ -237,3 +239,97 @@ def test_none_beside_blocks_is_no_block(way: str) -> None:
 def test_latent_width_is_no_heads(heads: int, latent: int) -> None:
     """Also where it divides by the heads, and where it is as wide as all heads (32) or all queries (48)."""
     check_growth(tower(lambda: Latent(heads, latent)), heads)
+
+
+class Separate(nn.Module):
+    """An attention of four maps, which ``change`` replaces or wraps, and an MLP."""
+
+    def __init__(self, change: Callable[[nn.Linear], nn.Module]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (change(nn.Linear(WIDTH, WIDTH)) for _ in range(4))
+        self.mlp = feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = (part(x).view(b, n, HEADS, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Packed(nn.Module):
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("packed", torch.randint(-9, 9, like.weight.shape, dtype=torch.int8))
+        self.scale = nn.Parameter(torch.full((like.out_features, 1), 0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.get_buffer("packed").to(x.dtype) * self.scale)
+
+
+class Decomposed(nn.Linear):
+    """DoRA (Liu et al. 2024, equation 5): a magnitude times the direction of a weight and its low-rank addition."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__(like.in_features, like.out_features)
+        self.magnitude = nn.Parameter(torch.ones(like.out_features, 1))
+        self.a, self.b = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.randn(WIDTH, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + self.b @ self.a
+        return F.linear(x, self.magnitude * weight / weight.norm(dim=1, keepdim=True), self.bias)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.matmul(q, k.transpose(-2, -1)), -1).matmul(v)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch.jit is deprecated, and in use
+    scripted_attention = torch.jit.script(plain_attention)
+
+
+class Scripted(Separate):
+    def __init__(self) -> None:
+        super().__init__(lambda part: part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = (part(x).view(b, n, HEADS, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(scripted_attention(q, k, v).transpose(1, 2).reshape(b, n, width))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+def pruned(part: nn.Module) -> nn.Module:
+    return prune.l1_unstructured(part, "weight", 0.5)  # type: ignore[no-any-return, no-untyped-call]
+
+
+OBSTACLES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "weight norm": (lambda: Separate(parametrizations.weight_norm), "remove_parametrizations"),
+    "older weight norm": (lambda: Separate(torch.nn.utils.weight_norm), "remove_weight_norm"),
+    "spectral norm": (lambda: Separate(parametrizations.spectral_norm), "remove_parametrizations"),
+    "older spectral norm": (lambda: Separate(torch.nn.utils.spectral_norm), "remove_spectral_norm"),
+    "orthogonal": (lambda: Separate(parametrizations.orthogonal), "remove_parametrizations"),
+    "pruned": (lambda: Separate(pruned), "prune.remove"),
+    "integers": (lambda: Separate(Packed), "holds its weights as integers .packed"),
+    "DoRA": (lambda: Separate(Decomposed), "several matrices .weight, magnitude, a, b"),
+    "script": (Scripted, "calls scripted_attention, a torch.jit script.*PYTORCH_JIT=0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_obstacle_is_named(name: str) -> None:
+    make, expected = OBSTACLES[name]
+    with pytest.raises(leanify.UnsupportedModel, match=expected):
+        leanify.read(tower(make), inputs=torch.randn(2, 7, WIDTH))
+
+
+def test_forward_of_another_module_is_refused() -> None:
+    """A copy would call the old module's forward, and compute what that computes."""
+    model: Any = tower(lambda: Block(Frozen()))
+    old = model.forward
+    model.forward = lambda x: old(x)
+    with pytest.raises(leanify.UnsupportedModel, match=r"del model\.forward"):
+        leanify.grow(model, factor=2, inputs=torch.randn(2, 7, WIDTH))
+    del model.forward
+    check_growth(model)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import discovery, families
@@ -29,6 +28,7 @@ from leanify.lens.located import (
     model_name,
 )
 from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
+from leanify.lens.obstacles import check_bare, check_weights, describe_obstacle
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.example_inputs import get_example, give
 from leanify.upstream.inputs import knows_input
@@ -60,6 +60,9 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     attentions = [site for site in sites if site.reading.is_attention]
     if not attentions:
         hint = "" if knows_input(model) else "; of a module of your own give an example input: inputs=batch"
+        obstacle = describe_obstacle(model) if get_example(model) is not None else ""
+        if obstacle:
+            raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}")
         raise UnsupportedModel(
             f"{model_name(model)} has no attention layer that leanify knows: a redesign trades layers for attention "
             f"heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …){hint}"
@@ -208,9 +211,12 @@ def _known_sites(model: nn.Module) -> list[Site]:
     unknown = _unknown_attention(model, sites)
     if unknown is None and (get_example(model) is None or get_record(model).is_read):
         return sites
+    obstacle = describe_obstacle(model) if get_example(model) is not None else ""
     try:
         failures = discovery.discover(model)
     except UnsupportedModel as error:
+        if obstacle:
+            raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
         if unknown is None:
             raise
         failures = {unknown: f"it could not be run: {error}"}
@@ -220,6 +226,8 @@ def _known_sites(model: nn.Module) -> list[Site]:
         failures.setdefault(unknown_path, "no softmax or fused kernel of products of linear maps was seen in it")
     if failures:
         path, why = next(iter(failures.items()))
+        if obstacle:
+            raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}")
         cls = upstream_class(model.get_submodule(path))
         raise UnsupportedModel(
             f"{model_name(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
@@ -367,43 +375,3 @@ def _is_uniform(blocks: nn.Module) -> bool:
         is_list = type(block) is nn.Sequential
         kinds.append([type(layer) for layer in block.children()] if is_list else type(block))
     return all(kind == kinds[0] for kind in kinds)
-
-
-# -- wrappers -------------
-
-# wrapper that changes parameters or forward → expression to pass instead
-UNWRAP = {
-    "DataParallel": "model.module",
-    "DistributedDataParallel": "model.module",
-    "FullyShardedDataParallel": "the module before it was sharded",
-    "OptimizedModule": "model._orig_mod, and compile what leanify returns",
-    "PeftModel": "model.merge_and_unload()",
-    "PeftMixedModel": "model.merge_and_unload()",
-    "RecursiveScriptModule": "the module before it was scripted",
-    "ScriptModule": "the module before it was scripted",
-    "TopLevelTracedModule": "the module before it was traced",
-    "GraphModule": "the module before it was traced",
-}
-
-
-def check_bare(model: nn.Module) -> None:
-    """Raise UnsupportedModel if the model, or a part of it, is wrapped."""
-    for path, module in model.named_modules():
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        wrapper = next((name for name in UNWRAP if name in kinds), None)
-        if wrapper is not None:
-            where = f"{path} is" if path else "the model is"
-            raise UnsupportedModel(f"{where} wrapped in {wrapper}; give {UNWRAP[wrapper]}")
-
-
-def check_weights(path: str, layer: nn.Module) -> None:
-    """Raise UnsupportedModel if a weight of an attention or MLP is computed from other parameters.
-
-    Other parts may have such weights, like the positional convolution of wav2vec 2.0: no redesign reshapes them.
-    """
-    for name, module in layer.named_modules(prefix=path):
-        if parametrize.is_parametrized(module) or "weight_g" in module._parameters:
-            raise UnsupportedModel(
-                f"{name} computes its weight from other parameters (weight_norm, a parametrization); remove that first "
-                "(torch.nn.utils.parametrize.remove_parametrizations, torch.nn.utils.remove_weight_norm)"
-            )
