@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import shlex
 import sys
@@ -253,6 +254,29 @@ def cache_case(draw: random.Random, home: Path) -> None:
     use()
 
 
+def greedy_case(draw: random.Random, home: Path) -> None:
+    """A tokenizer with rules of `bounds.py`, put together anew, or a picture of any size and layout."""
+    import bounds
+
+    os.environ["LEANIFY_MEMORY"] = draw.choice(["200M", "400M"])
+    if draw.random() < 0.5:
+        file = home / "hf" / "tokenizer.json"
+        content = json.loads(file.read_text())
+        for name in draw.sample([*bounds.RULES], draw.choice([1, 1, 2])):
+            content |= bounds.RULES[name]
+        rules = (content.get("normalizer") or {}).get("normalizers")
+        if isinstance(rules, list):
+            content["normalizer"]["normalizers"] = draw.choices(rules, k=draw.choice([1, 3, 30]))
+        file.write_text(json.dumps(content))
+        (home / "rows.txt").write_text("中文 aaa é 🙂\n" * draw.choice([1, 3_000]))
+        return command("condition", "hf", "--samples", "2", "--data", "rows.txt")
+    width, height = (int(10 ** draw.uniform(0, 4.2)) for _ in range(2))
+    layout = draw.choice([(1, 0), (8, 0), (8, 2), (8, 6), (16, 0), (16, 2), (16, 4), (16, 6)])
+    file = sorted((home / "images").rglob("*.png"))[0]
+    file.write_bytes(bounds.png(width, min(height, 40_000_000 // width), *layout))
+    return command(*draw.choice([f"{OWN_IMAGES}images", "predict run-images images"]).split())
+
+
 # -- values and command lines -----------------------------------------------------------------------------------------
 
 
@@ -351,6 +375,7 @@ EXCLUDED_OPTIONS = ("--install-completion", "--show-completion", "--check", "--a
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
     **FOLDERS,
     "cache": cache_case,
+    "greedy": greedy_case,
     "names": names_case,
     "source": source_case,
     "recipe": recipe_case,
@@ -359,6 +384,7 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
 INPUTS = {name: tuple(dict.fromkeys((*kind.targets, *kind.companions))) for name, kind in FOLDERS.items()} | {
     "tensors": ("loose", "lean-timm"),
     "tokenizer": ("hf", *ROWS),
+    "greedy": ("hf", "images", "run-images", "rows.txt"),
     "log": ("run",),
     "names": ("run", "lean-timm", "lean-hf", "images"),
     "cache": ("hf", "lean-timm", *ROWS),
