@@ -10,7 +10,7 @@ import torch
 from runs import make_documents
 
 import leanify
-from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.original import resolve
 from leanify.sources.find import build_on_meta, find
 from leanify.sources.weights import has_weights
 from leanify.training.loop import Trainer
@@ -39,7 +39,7 @@ def test_training_holds_full_precision(name: str, here: Path, tmp_path: Path) ->
     assert has_weights(here / name)
     assert weights_dtype(leanify.load(here / name)) == TYPES[name]
     settings = ["schedule.steps=3", "schedule.batch_size=16", "schedule.warmup=1", "optim.lr=1e-5"]
-    trainer = Trainer(shrink_recipe(str(here / name), here / "reviews", settings))
+    trainer = Trainer(resolve(here / name, here / "reviews", settings).recipe)
     assert all(value.dtype == torch.float32 for value in trainer.unwrapped_model.parameters())
     assert trainer.stored_dtype == TYPES[name]
     # a student that is not the teacher, so that there is something to learn

@@ -12,7 +12,8 @@ from transformers import BertConfig, BertForSequenceClassification
 import leanify
 from leanify.data.labels import match_labels
 from leanify.data.splits import load_splits
-from leanify.shrinking import healing, shrink
+from leanify.shrinking.judging import check_original, judge
+from leanify.shrinking.original import resolve
 from leanify.training import preparation, start
 from leanify.upstream.libraries import import_transformers
 
@@ -95,10 +96,9 @@ def test_reversed_names_are_right_everywhere(tmp_path: Path) -> None:
     """In `train`, `compare` and `predict` by the model that a recipe builds, in `shrink` by the original."""
     model = classifier(tmp_path / "model", {0: "POSITIVE", 1: "NEGATIVE"})
     data = table(tmp_path / "data", "positive", "negative")
-    recipe = shrink.shrink_recipe(str(model), data, ["data.judge=true"])
-    bench = healing.Evaluator.create(recipe, 0)
-    assert bench.splits.names == ("positive", "negative")
-    assert bench.evaluate()["quality"] == 100
+    original = resolve(model, data, [])
+    assert original.splits.names == ("positive", "negative")
+    assert judge(original, original.module).quality == 100
     # the model that training starts from
     value = preparation.trainable(start.resolve(str(model), [f"data.path={data}"]))
     built: Any = preparation.build_model(value)
@@ -110,18 +110,18 @@ def test_other_names_are_refused(tmp_path: Path) -> None:
     """`shrink` measures an original; `train` learns the labels as a new task, and says so."""
     model = classifier(tmp_path / "model", {0: "POSITIVE", 1: "NEGATIVE"})
     data = table(tmp_path / "data", "ham", "spam")
-    recipe = shrink.shrink_recipe(str(model), data, [])
-    with pytest.warns(UserWarning, match="learns these as a new task"), pytest.raises(leanify.LeanifyError) as refused:
-        healing.Evaluator.create(recipe, 0)
+    with pytest.raises(leanify.LeanifyError) as refused:
+        resolve(model, data, [])
     assert "the data has ham, spam, the model POSITIVE, NEGATIVE" in str(refused.value)
 
 
 @pytest.mark.parametrize(("good", "bad", "is_right"), [("0", "1", True), ("1", "0", False)])
 def test_integers_need_a_score(tmp_path: Path, good: str, bad: str, is_right: bool) -> None:
     model = classifier(tmp_path / "model", {0: "GLAD", 1: "SAD"})
-    recipe = shrink.shrink_recipe(str(model), table(tmp_path / "data", good, bad), ["data.judge=true"])
+    original = resolve(model, table(tmp_path / "data", good, bad), [])
     if is_right:
-        assert healing.Evaluator.create(recipe, 0).evaluate()["quality"] == 100
+        check_original(original)
+        assert judge(original, original.module).quality == 100
         return
     with pytest.raises(leanify.DataError, match=r"0\.0%.*does not confirm it: the data has 0, 1, the model GLAD, SAD"):
-        healing.Evaluator.create(recipe, 0)
+        check_original(original)

@@ -114,7 +114,7 @@ def test_folder_layouts_work_as_proposed(
         assert type(leanify.load(name)).__name__ == cls
     data = f"{data}/train.csv" if data == "reviews" else data
     lean = f"{name.partition('/')[0]}-lean"
-    pinned = f"redesign {name} --depth 2 --heads 3 --weights {name} --data {data}"
+    pinned = f"redesign {name} --depth 2 --heads 3 --weights {name}"
     assert typed(f"{pinned} -o {lean}") == 0
     _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
     lines = [line.strip().removeprefix("leanify ") for line in after.splitlines()]

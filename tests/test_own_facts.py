@@ -15,8 +15,8 @@ from PIL import Image
 from runs import add_pooling, make_documents
 
 import leanify
-from leanify.shrinking.healing import Evaluator
-from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.judging import judge
+from leanify.shrinking.original import resolve
 from leanify.sources import find
 from leanify.upstream.libraries import import_timm, import_transformers
 
@@ -122,11 +122,11 @@ def transformers_answers(here: Path) -> dict[Path, str]:
 @pytest.mark.parametrize(("name", "answer"), [("vit", timm_answers), ("hf", transformers_answers)])
 def test_figure_equals_own_library(name: str, answer: Any, here: Path) -> None:
     """On all samples of the split, in halves: one chooses and the other judges."""
-    evaluator = Evaluator.create(shrink_recipe(str(here / name), here / "data", []), 0)
+    original = resolve(here / name, here / "data", [])
     answers = answer(here)
-    halves = evaluator.evaluate()
-    sizes = [len(part) for part in (evaluator.splits.validation, evaluator.splits.test) if part is not None]
-    measured = np.dot([halves["chosen_on"], halves["quality"]], sizes) / sum(sizes)
+    found = judge(original, original.module)
+    sizes = [len(part) for part in (original.splits.validation, original.splits.test) if part is not None]
+    measured = np.dot([found.chosen_on, found.quality], sizes) / sum(sizes)
     assert measured == pytest.approx(accuracy(answers, here), abs=1e-9)
     assert 30 < measured < 95  # neither a constant answer nor a perfect one
 
@@ -174,7 +174,7 @@ def test_sentence_embeddings_equal_own_library(tmp_path: Path) -> None:
     folder = add_pooling(tmp_path / "encoder", word_embedding_dimension=64, **modes)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
 
-    evaluator = Evaluator.create(shrink_recipe(str(folder), tmp_path / "reviews", []), 0)
+    original = resolve(folder, tmp_path / "reviews", [])
     own = SentenceTransformer(str(folder), device="cpu")
     with (tmp_path / "reviews" / "validation.csv").open() as file:
         texts = [row["text"] for row in csv.DictReader(file)]
@@ -182,8 +182,8 @@ def test_sentence_embeddings_equal_own_library(tmp_path: Path) -> None:
     embeddings = own.encode(texts, convert_to_tensor=True, normalize_embeddings=True)
     expected = {tuple(row): embedding for row, embedding in zip(ids, embeddings, strict=True)}
 
-    inputs, targets = evaluator.splits.validation.batch(np.arange(16))
+    inputs, targets = original.evaluator.splits.validation.batch(np.arange(16))
     masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
     for row, mask, target in zip(inputs["input_ids"], masks, targets, strict=True):
         assert torch.allclose(expected[tuple(row[mask.bool()].tolist())], target, atol=1e-3)  # kept in float16
-    assert evaluator.evaluate()["quality"] == pytest.approx(1.0, abs=1e-4)
+    assert judge(original, original.module).quality == pytest.approx(1.0, abs=1e-4)

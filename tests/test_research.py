@@ -47,6 +47,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),
+    "layouts": ("'class folders'",),
     "learning": (
         "log.jsonl text imdb --set schedule.steps=4 --set schedule.warmup=1",
         "log.jsonl text imdb",  # nothing is measured again
@@ -63,6 +64,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     ),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
+    "trips": ("--designs narrow",),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -17,9 +18,13 @@ from zoo.running import randomise
 
 import leanify
 from leanify.core.errors import ShapeError
+from leanify.lens import surgery
 from leanify.lens.sites import locate
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.live_model import LiveModel
 from leanify.shrinking import rotation
-from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.candidates import Budget, Prices, candidates
+from leanify.shrinking.original import Original
 from leanify.shrinking.residual import Residual, residuals
 from leanify.shrinking.rotation import rotate, rotated_architecture
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -132,19 +137,32 @@ def test_forgotten_axis_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         rotate(teacher, rotated_architecture(teacher.architecture, 40))
 
 
+def priced(place: Path, budget: Budget) -> Prices:
+    """The prices of a checkpoint, without data."""
+    source = find.find(place)
+    shell = find.build_on_meta(source)
+    costs, nothing = ModelCosts(lambda: (LiveModel(shell), True)), Any
+    original = Original(
+        str(place), source, locate(shell), costs, nothing, nothing, {}, nothing, partial(surgery.write, shell)
+    )
+    return Prices(original, budget)
+
+
 def test_width_fits_the_budget(tmp_path: Path) -> None:
     """The widest that fits, its head counted once more where it was the embeddings."""
     library: Any = import_transformers()
     config = library.LlamaConfig(**GROUPED, tie_word_embeddings=True)
     library.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    plan, [shape] = plan_shapes(str(tmp_path), 0.8, "all", ["rotated"])
+    prices = priced(tmp_path, Budget(0.8))
+    [candidate] = candidates(prices, ["rotated"])
     model = leanify.load(tmp_path)
     rotation.untie_head(model)
     sizes = {}
     for width in (8, 16, 24, 32, 40):
-        written = leanify.write(model, rotated_architecture(plan.baseline.architecture, width))
+        written = leanify.write(model, rotated_architecture(prices.baseline.architecture, width))
         sizes[width] = sum(parameter.numel() for parameter in written.parameters())
-    assert shape.design.width == max(width for width, size in sizes.items() if size <= 0.8 * plan.baseline.params)
+    assert candidate.design is not None
+    assert candidate.design.width == max(width for width, size in sizes.items() if size <= 0.8 * prices.baseline.params)
 
 
 @pytest.mark.slow
@@ -153,10 +171,12 @@ def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
     library: Any = import_transformers()
     sizes = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
     library.LlamaForCausalLM(library.LlamaConfig(**{**GROUPED, **sizes})).save_pretrained(tmp_path)
-    assert "rotated" not in [shape.name for shape in plan_shapes(str(tmp_path), 0.8, "body")[1]], "by name only"
-    _, [shape] = plan_shapes(str(tmp_path), 0.8, "body", ["rotated"])
-    assert 0 < shape.design.width < 144
-    assert (shape.design.heads, shape.design.head_dim, shape.design.mlp) == (9, 16, 64)
+    prices = priced(tmp_path, Budget(0.8, "body"))
+    assert "rotated" not in [candidate.name for candidate in candidates(prices)], "by name only"
+    [candidate] = candidates(prices, ["rotated"])
+    assert candidate.design is not None
+    assert 0 < candidate.design.width < 144
+    assert (candidate.design.heads, candidate.design.head_dim, candidate.design.mlp) == (9, 16, 64)
 
 
 @pytest.mark.slow

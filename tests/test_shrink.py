@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,13 @@ from test_small_disks import mounted, needs_root, said, small, whole_or_one_mess
 
 import leanify
 from leanify.core.errors import DataError, LeanifyError
-from leanify.core.recipe import ModelSection
 from leanify.core.units import format_metric, format_metric_value, format_share
-from leanify.data.splits import load_splits
 from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.calibration_batches import calibration_batches
-from leanify.shrinking.designs import plan_shapes
-from leanify.shrinking.healing import SAMPLE_LIMITS, limit_samples
-from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.candidates import Budget, Prices, candidates
+from leanify.shrinking.original import resolve
+from leanify.shrinking.time_plan import SAMPLE_LIMITS, limit_samples
 from leanify.training import start
-from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import import_transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -236,22 +232,22 @@ def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFi
     share, source = 0.2, str(here / "old")
     with pytest.raises(LeanifyError):
         leanify.redesign(source, target_params=share)
-    plan, shapes = plan_shapes(source, share, "all")
-    assert "heads" not in [shape.name for shape in shapes]
-    assert all(shape.design is not None and shape.design.params <= share * plan.baseline.params for shape in shapes)
+    prices = Prices(resolve(source, here / "reviews", []), Budget(share))
+    several = candidates(prices)
+    assert "heads" not in [one.name for one in several]
+    assert all(one.design is not None and one.params <= share * prices.baseline.params for one in several)
     assert "more heads" in capsys.readouterr().err
 
 
 def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     """As many samples choose and judge as the time allows."""
     (tmp_path / "text.txt").write_text("".join(f"a warm film about dog {i}\n" for i in range(50_000)))
-    recipe = trainable(start.resolve(str(here / "old"), [f"data.path={tmp_path / 'text.txt'}", "data.judge=true"], "x"))
-    whole = load_splits(data_section(recipe), model_on_meta(recipe.model))
-    found = limit_samples(whole, recipe, 10, 1e12)
+    original = resolve(here / "old", tmp_path / "text.txt", [])
+    found = limit_samples(original, 10, 1e-6)
     assert (len(found.validation), len(found.test)) == (SAMPLE_LIMITS[1], SAMPLE_LIMITS[1])
-    assert len(whole.test) > SAMPLE_LIMITS[1]
-    assert len(limit_samples(whole, recipe, 10, 1.0).validation) == SAMPLE_LIMITS[0]
-    assert limit_samples(whole, recipe, 10, 1e12).test.indices.tolist() == found.test.indices.tolist()  # type: ignore[attr-defined]
+    assert len(original.splits.test) > SAMPLE_LIMITS[1]
+    assert len(limit_samples(original, 10, 1e6).validation) == SAMPLE_LIMITS[0]
+    assert limit_samples(original, 10, 1e-6).test.indices.tolist() == found.test.indices.tolist()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -262,7 +258,7 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     report = leanify.shrink(run, minutes=0, target_params=0.7, output=tmp_path / "small").report
     own = start.recorded_recipe(RunDirectory.open(run))
     # the minutes limit healing, not the length of the run
-    steps = [shrink_recipe(str(run), None, settings).schedule.steps for settings in ([], ["schedule.steps=7"])]
+    steps = [resolve(run, None, settings).recipe.schedule.steps for settings in ([], ["schedule.steps=7"])]
     assert (own.schedule.steps, *steps) == (40, None, 7)
     assert (report["task"], report["tokens"]) == (own.data.task, None)
     shape = leanify.read(leanify.load(run)).stages[0]
@@ -363,12 +359,10 @@ def test_other_requests_folder_is_kept(here: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("patch", "patches"), [(4, 17), (8, 5)])
-def test_picture_counts_its_patches(patch: int, patches: int, here: Path) -> None:
+def test_picture_counts_its_patches(patch: int, patches: int, here: Path, tmp_path: Path) -> None:
     """Few long patches: more pictures for as many tokens."""
-    size = {"img_size": 16, "patch_size": patch, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
-    source = ModelSection("vit_tiny_patch16_224", override=size)
-    recipe = trainable(start.resolve(here / "pictures", [f"data.path={here / 'pets'}"]))
-    recipe = replace(recipe, model=source)
-    splits = load_splits(data_section(recipe), model_on_meta(source))
-    batches = calibration_batches(recipe, splits, leanify.load("vit_tiny_patch16_224", overrides=size), 60 * patches)
-    assert sum(len(batch["x"]) for batch in batches) == min(60, len(splits.train))
+    size = {"img_size": 16, "patch_size": patch, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 2}
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides=size), tmp_path / "patched")
+    original = resolve(tmp_path / "patched", here / "pets", [])
+    batches = calibration_batches(original, original.splits, 60 * patches)
+    assert sum(len(batch["x"]) for batch in batches) == min(60, len(original.splits.train))

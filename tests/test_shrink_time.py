@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -15,30 +14,25 @@ import numpy as np
 import pytest
 import torch
 from runs import make_documents
-from test_layouts import typed
 
 import leanify
 from leanify.cli.threads import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
-from leanify.data.splits import load_splits
-from leanify.profiling import counting
-from leanify.shrinking import larger_machine
 from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence
-from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
+from leanify.shrinking.carrying import Carried
 from leanify.shrinking.folder import ShrinkFolder
-from leanify.shrinking.healing import Evaluator, heal_candidates, limit_samples
+from leanify.shrinking.healing import heal, healing_copy
+from leanify.shrinking.judging import judge
 from leanify.shrinking.neighbours import compare_embeddings, nearest_neighbours
-from leanify.shrinking.shrink import is_late, shrink_recipe
+from leanify.shrinking.original import Original, resolve
+from leanify.shrinking.shrink import is_late
 from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.time_plan import PRIORITY, Clock, plan_time
+from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
 from leanify.shrinking.transfer import transfer_weights
-from leanify.sources import find
 from leanify.sources.describe import describe
-from leanify.training import memory
 from leanify.training.engine import longest_sample, split_batch
-from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import data_section, model_on_meta
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -51,42 +45,42 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepared(here: Path, *settings: str) -> tuple[Any, Any]:
-    recipe = shrink_recipe(str(here / "old"), here / "reviews", list(settings))
-    return recipe, load_splits(data_section(recipe), model_on_meta(recipe.model))
+def prepared(here: Path, *settings: str) -> Original:
+    return resolve(here / "old", here / "reviews", list(settings))
 
 
 def test_candidates_are_left_out_by_rule(here: Path) -> None:
     """The fewer minutes, the fewer candidates: the last of the order go first, and those that were named stay."""
-    recipe, splits = prepared(here)
-    plan, shapes = plan_shapes(str(here / "old"), 0.7, "all", kind="free")
+    original = prepared(here)
+    several = candidates(Prices(original, Budget(0.7)), kind="free")
     counts = []
     for minutes in (1000.0, 1.0, 0.1):
-        time_plan = plan_time(recipe, splits, plan.baseline.architecture, shapes, ["free"], Clock(minutes), 2e8, None)
-        names = [shape.name for shape in time_plan.shapes]
+        time_plan = plan_time(original, several, ["free"], Clock(minutes), sample_macs(original) / 2e8, None)
+        names = [one.name for one in time_plan.candidates]
         assert "free" in names
-        assert set(names) | set(time_plan.left_out) == {shape.name for shape in shapes}
+        assert set(names) | set(time_plan.left_out) == {one.name for one in several}
         ranks = [PRIORITY.index(name) for name in names]
         assert all(PRIORITY.index(name) > max(ranks) for name in time_plan.left_out)
         if len(names) > 1:
             assert sum(time_plan.seconds.values()) == pytest.approx(60 * minutes, rel=0.01)
         counts.append(len(names))
-    assert counts[0] == len(shapes)
+    assert counts[0] == len(several)
     assert counts[0] > counts[1] >= counts[2] == 1
 
 
 def test_memory_follows_lengths_of_data(here: Path) -> None:
     """A batch is padded to its longest text, not to the model's table of positions, and split where memory is short."""
-    recipe, splits = prepared(here, "data.length=128")
+    original = prepared(here, "data.length=128")
+    recipe, splits, shell = original.recipe, original.splits, original.shell
     longest = longest_sample(splits, recipe.data.length)
     assert longest is not None
     assert longest == max(splits.train.lengths) < 128
-    whole, need = split_batch(recipe, splits)
+    whole, need = split_batch(recipe, splits, shell)
     assert whole.run.accumulate == recipe.run.accumulate
     batch = recipe.schedule.batch_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leanify.core.machine.available_memory", lambda device: int(need.of(batch // 2) / 0.8))
-        split, split_need = split_batch(recipe, splits)
+        split, split_need = split_batch(recipe, splits, shell)
     assert split.run.accumulate > 1
     assert split_need.of(-(-batch // split.run.accumulate)) <= need.of(batch // 2)
 
@@ -94,26 +88,47 @@ def test_memory_follows_lengths_of_data(here: Path) -> None:
 @pytest.mark.parametrize(("rates", "rate"), [((3e-5,), 3e-5), ((2e-4, 7e-5), 7e-5), ((), 5e-5)])
 def test_short_healing_takes_lowest_rate(rates: tuple[float, ...], rate: float, here: Path, tmp_path: Path) -> None:
     """Steps that are too few for a test: the rate that is given, the lowest of several, a tenth of the recipe's."""
-    recipe, splits = prepared(here, "schedule.steps=6", "schedule.batch_size=8", "data.samples=64")
-    bench = Evaluator.create(recipe, 1, splits)
+    original = prepared(here, "schedule.steps=6", "schedule.batch_size=8", "data.samples=64")
     folder = ShrinkFolder(tmp_path / "out", {"minutes": 1.0}, clock=Clock(1.0))
     folder.keep()
     leanify.save(leanify.load(here / "old"), folder.place("narrow"))
-    healed = heal_candidates(folder, bench, ["narrow"], rates)
+    quality = judge(original, original.module)
+    carried = Carried(Candidate("narrow", None), None, folder.place("narrow"), 0.0, "", [], quality, 0, 0)
+    healed = heal(folder, original, [carried], rates)
     assert folder.findings["plan narrow"]["rate"] == pytest.approx(rate)
     # the original itself cannot be improved: nothing was healed, and that is what the report shows
-    assert healed == {}
+    assert healed == []
+
+
+def test_healing_changes_a_copy(here: Path, tmp_path: Path) -> None:
+    """The copy that is trained has the dropout of healing and equal weights; the carried model keeps its own."""
+    original = prepared(here)
+    assert original.no_dropout
+    assert not {"hidden_dropout_prob"} & set(prepared(here, "model.override.hidden_dropout_prob=0.2").no_dropout)
+    model: Any = leanify.load(here / "old")
+    quality = judge(original, model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    student: Any = healing_copy(original, Carried(Candidate("x", None), model, tmp_path, 0.0, "", [], quality, 0, 0))
+    rates = {key: getattr(model.config, key) for key in original.no_dropout}
+    assert all(getattr(student.config, key) == 0 < rates[key] for key in original.no_dropout)
+    assert {module.p for module in student.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+    assert all(torch.equal(before[name], tensor) for name, tensor in student.state_dict().items())
+    with torch.no_grad():
+        for parameter in student.parameters():
+            assert parameter.requires_grad
+            parameter.zero_()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_minutes_too_few_are_refused(here: Path) -> None:
     """In one sentence, which names minutes that are enough, also for the data that more minutes allow."""
-    recipe, splits = prepared(here)
-    plan, shapes = plan_shapes(str(here / "old"), 0.7, "all")
+    original = prepared(here)
+    several = candidates(Prices(original, Budget(0.7)))
+    forward = sample_macs(original) / 3e6
 
     def check_minutes(minutes: float) -> None:
-        some = limit_samples(splits, recipe, minutes, 3e6)
-        baseline = plan.baseline.architecture
-        plan_time(recipe, some, baseline, shapes, [], Clock(minutes), 3e6, None).check_minutes(minutes)
+        some = replace(original, splits=limit_samples(original, minutes, forward))
+        plan_time(some, several, [], Clock(minutes), forward, None).check_minutes(minutes)
 
     with pytest.raises(LeanifyError, match="--minutes 6 are too few") as refusal:
         check_minutes(6)
@@ -246,54 +261,11 @@ def test_neighbours_equal_brute_force() -> None:
 
 def test_plain_shapes_open_anywhere(here: Path) -> None:
     """Every plain candidate is one that transformers builds by itself; others are announced before the work."""
-    source = str(here / "old")
-    _, shapes = plan_shapes(source, 0.7, "all", kind="plain")
-    assert shapes
-    for shape in shapes:
-        model = leanify.write(leanify.load(source), shape.design.architecture)
-        assert describe(model).architecture is None
+    source, original = str(here / "old"), prepared(here)
+    several = candidates(Prices(original, Budget(0.7)), kind="plain")
+    assert several
+    for one in several:
+        assert one.shape is not None
+        assert describe(leanify.write(leanify.load(source), one.shape)).architecture is None
     with pytest.raises(LeanifyError, match="plain"):
         leanify.shrink(source, here / "reviews", shape="round")
-
-
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 6,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 300,
-         "dtype": "bfloat16"}  # fmt: skip
-
-
-def test_larger_machine_is_extrapolated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From one and two blocks, the memory and the multiplications of the model itself; no weights are needed."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    model = find.build_on_meta(find.find(tmp_path))
-    to_master_weights(model)
-    architecture = leanify.read(model)
-    passes, need = larger_machine._healing_memory(model, architecture, 32, 8, 1e12)
-    exact = memory.need(model, 32, keeps_gradients=True)
-    assert passes == 1
-    assert need["step"] == pytest.approx(exact.of(8), rel=0.02)
-    macs = larger_machine._extrapolate(model, architecture, lambda part: counting.count(part, 32).macs)
-    assert macs == counting.count(model, 32).macs
-
-    words = f"shrink {tmp_path} --data nowhere --target-params 0.6 --count body --dry-run --device-memory"
-    fits = []
-    for size in ("1TB", "1MB"):
-        assert typed(f"{words} {size} --json") == 0
-        device = json.loads(capsys.readouterr().out)["device"]
-        assert [row["name"] for row in device["steps"]] == ["measuring", "carrying", "healing"]
-        assert device["disk_bytes"] > 0
-        fits.append(device["fits"])
-    assert fits == [True, False]
-    assert typed(f"{words} 0.5") == 2
-    assert typed(f"shrink {tmp_path} --data nowhere --device-memory 80GB") == 2
-    assert not [path for path in tmp_path.iterdir() if path.name != "config.json"]
-
-
-@pytest.mark.slow
-def test_seven_billion_in_a_minute(tmp_path: Path) -> None:
-    large = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-             "intermediate_size": 11008, "vocab_size": 32000}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | large))
-    began = time.process_time()
-    report = leanify.shrink(tmp_path, "x", count="body", dry_run=True, device_memory="80GB").report
-    assert time.process_time() - began < 60
-    assert report["original"]["params"] == pytest.approx(6.74e9, rel=0.01)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -209,90 +207,15 @@ def run(*arguments: object) -> int:
     return typed(shlex.join(map(str, arguments)))
 
 
-SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64)
-
-
-def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = checkpoint / "source", tmp_path / "lean"
-    data = ("--weights", source, "--data", checkpoint / "text.txt")
-    assert run("redesign", source, *SHAPE, *data, "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["carried"]["designs"]["lean"]["steps"]) == 3
-    assert run("redesign", source, *SHAPE, *data, "-o", out) == 0
-    printed = capsys.readouterr().out
-    [kept] = re.findall(
-        r"KL, nats (\S+) before training, where the\s+original has 0 and a\s+constant answer (\S+)\.", printed
-    )
-    assert 0 < float(kept[0]) < 10 * float(kept[1])
-    lean = leanify.load(out)
-    assert lean.config.num_hidden_layers == 3
-    ids = torch.tensor([list(b"Two layers side by side")])
-    assert lean.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
-
-
-def test_best_kept_design_is_written(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of more heads, the old heads and narrower MLPs alone, all within the budget, by what was measured."""
-    source, out = checkpoint / "source", tmp_path / "lean"
-    data = (
-        "--weights",
-        source,
-        "--data",
-        checkpoint / "text.txt",
-    )
-    assert run("redesign", source, "--target-params", 0.75, *data, "-o", out, "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
-    designs = plan["carried"]["designs"]
-    damage = {name: found["steps"][-1]["damage"] for name, found in designs.items()}
-    assert set(damage) == {"lean", "control", "narrow"}
-    assert plan["carried"]["chosen"] == min(damage, key=damage.__getitem__)
-    written = leanify.load(out)
-    stage = leanify.read(written).stages[0]
-    assert (stage.depth, stage.primary.heads) == (plan["chosen"]["depth"], plan["chosen"]["heads"])
-    assert sum(p.numel() for p in written.parameters()) == plan["chosen"]["params"] <= 0.75 * plan["baseline"]["params"]
-
-
-def test_unknown_text_is_named(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a tokenizer nothing is read; with one of other words hardly any is known, or some are not."""
-    bare = shutil.copytree(checkpoint / "source", tmp_path / "bare")
-    for file in bare.glob("*token*"):
-        file.unlink()
-    line = ("--weights", bare, "--data", checkpoint / "text.txt")
-    assert run("redesign", bare, *SHAPE, *line) == 2
-    assert "no tokenizer" in capsys.readouterr().err
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    for known, code, said in (("TWO LAYERS", 2, "unknown"), ("two layers side by are one", 0, "unknown")):
-        (bare / "vocab.txt").write_text("\n".join([*words, *known.split()]))
-        import_transformers().BertTokenizerFast(str(bare / "vocab.txt")).save_pretrained(bare)
-        assert run("redesign", bare, *SHAPE, *line) == code
-        assert said in capsys.readouterr().err
-
-
 def test_missing_layer_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = shutil.copytree(checkpoint / "source", tmp_path / "broken")
     tensors = {name: x for name, x in load_file(broken / "model.safetensors").items() if ".layers.3." not in name}
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    data = ("--weights", broken, "--data", checkpoint / "text.txt", "-o", tmp_path / "lean")
-    assert run("redesign", broken, *SHAPE, *data) == 2
+    data = ("--data", checkpoint / "text.txt", "--designs", "narrow", "--minutes", 0, "-o", tmp_path / "lean")
+    assert run("shrink", broken, *data) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "lacks 9 tensors of layers in its configuration" in said
     assert "Traceback" not in said
     with pytest.raises(SourceError, match="lacks 9 tensors"):
         load_teacher(DistillSection(str(broken)))
     assert [entry.name for entry in tmp_path.iterdir()] == ["broken"]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("--data", "text.txt"), "needs --weights"),
-        (("--weights", "source", "--data", "nowhere.txt"), "does not exist"),
-        (("--weights", "source", "--data", "source"), "takes text"),
-        (("--weights", "bert", "--data", "text.txt"), "no weights"),
-    ],
-)
-def test_bad_input_writes_nothing(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], words: str
-) -> None:
-    named = [str(checkpoint / word) if (checkpoint / word).exists() else word for word in given]
-    assert run("redesign", checkpoint / "source", *SHAPE, *named, "-o", tmp_path / "lean") == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-    assert list(tmp_path.iterdir()) == []

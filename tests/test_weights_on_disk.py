@@ -15,7 +15,8 @@ from torch import nn
 import leanify
 from leanify.core import machine
 from leanify.core.errors import DirectoryError
-from leanify.shrinking.designs import plan_shapes
+from leanify.search.redesign import redesign
+from leanify.shrinking.candidates import NO_BOUNDS
 from leanify.shrinking.free import transfer_free
 from leanify.shrinking.narrow import narrow
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -87,12 +88,14 @@ def carried(source: Path) -> dict[str, TransferResult]:
     to_master_weights(model)
     teacher = CalibratedTeacher(model, batches[:3], batches[3:])
     results = {}
-    for shape in plan_shapes(str(source), 0.6, "body", ("narrow", "paired", "free"), "free")[1]:
-        torch.manual_seed(0)
-        if shape.design is None:
-            results[shape.name] = transfer_free(teacher, shape.max_params)
-        else:
-            results[shape.name] = transfer_weights(teacher, shape.design.architecture, moves=shape.moves)
+    budget = {"target_params": 0.6, "count": "body", "heads": 4, **NO_BOUNDS}
+    narrow, paired = (redesign(source, depth=depth, **budget).chosen for depth in (3, 2))
+    torch.manual_seed(0)
+    results["narrow"] = transfer_weights(teacher, narrow.architecture)
+    torch.manual_seed(0)
+    results["paired"] = transfer_weights(teacher, paired.architecture, moves=("pair",))
+    torch.manual_seed(0)
+    results["free"] = transfer_free(teacher, narrow.params)
     return results
 
 

@@ -11,6 +11,10 @@ from leanify.core.errors import LeanifyError
 
 # options that the last version had, by command, with their replacement
 REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "redesign": dict.fromkeys(
+        ("data", "samples"), "leanify shrink CHECKPOINT --data DATA --minutes 0 carries weights by data"
+    ),
+    "shrink": {"device-memory": "leanify profile CHECKPOINT --no-measure predicts the memory"},
     "compare": {
         "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6",
     },

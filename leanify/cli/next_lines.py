@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from leanify.search.plan import Plan
 
 
-def next_lines(
-    plan: Plan, weights: str | None, data: Path | None, pretrained: bool, overrides: Sequence[str]
-) -> list[str]:
+def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Sequence[str]) -> list[str]:
     """The commands that compare the design with its baseline and train it alone, with capitals for unknown values.
 
     A design with transferred weights is healed first. A source that is a recipe or a run names its data. A module of
     the user's own that takes neither token ids nor images is trained by their script, and only its costs are compared.
     """
-    # the common arguments: designs, weights, data and overrides
+    # the common arguments: designs, weights and overrides
     designs = [f"{plan.directory}/lean", f"{plan.directory}/control"] if plan.with_control else [str(plan.directory)]
     if not _is_trained_here(plan):
         return [join(["leanify", "profile", plan.source, *designs])]
@@ -41,8 +39,8 @@ def next_lines(
             train += ["--teacher", weights]
     has_data = _has_data(plan.source)
     if not has_data:
-        compare += ["--set", f"data.path={data or 'DATA'}"]
-        train += ["--set", f"data.path={data or 'DATA'}"]
+        compare += ["--set", "data.path=DATA"]
+        train += ["--set", "data.path=DATA"]
     for pair in overrides:
         key = "model" if pair.startswith("class=") else "model.override"
         compare += ["--set", f"{key}.{pair}"]

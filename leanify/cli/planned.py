@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from leanify.search.amounts import Budget
     from leanify.search.options import Options
     from leanify.search.plan import Plan
-    from leanify.shrinking.plan_transfer import PlanTransfer
 
 Text = str | None
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The weights of the written design, the data that choose which of them to keep, and the output."""
+    """The weights of the written design, and the output."""
 
     weights: Text = None
     pretrained: bool = False
-    data: Path | None = None
     output: Path | None = None
     control: bool = False
     choose: Text = None
@@ -53,15 +51,15 @@ def plan_all(
     for source, options in product(sources, requests):
         with progress(f"planning {source}", None), _rare_garbage_collection():
             plan = redesign(source, options)
-        plan, transfer = _write(plan, writing)
+        plan = _write(plan, writing)
 
         # the commands to type next: train the written design, or write the only one
         lines: Sequence[str] = ()
         if plan.directory:
-            lines = next_lines(plan, writing.weights, writing.data, writing.pretrained, overrides)
+            lines = next_lines(plan, writing.weights, writing.pretrained, overrides)
         elif len(sources) * len(requests) == 1:
             lines = write_lines(sys.argv[1:], None if plan.lean else plan.first)
-        yield PlanView(plan, options.target_params, transfer, lines)
+        yield PlanView(plan, options.target_params, lines)
 
 
 @contextmanager
@@ -75,56 +73,33 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _write(plan: Plan, writing: WriteOptions) -> tuple[Plan, PlanTransfer | None]:
-    """Write the plan's design. Returns the plan with its directory, and the transfer of weights if data chose them.
-
-    Data also choose among designs of the same budget, unless the user wants lean and its control.
-    """
-    transfer = None
+def _write(plan: Plan, writing: WriteOptions) -> Plan:
+    """Write the plan's design, and return the plan with its directory."""
     weights, output = writing.weights, writing.output
 
     # refuse unknown weights and designs even if nothing is written
-    if weights is not None and writing.data is None and output is None:
+    if weights is not None and output is None:
         from leanify.sources.find import absolute_source
 
         absolute_source(weights)
-    if output is not None and not writing.control:
+    if output is None:
+        return plan
+    if not writing.control:
         plan.pick_design(writing.choose)
-
-    # the design whose transferred weights keep most on the data
-    if writing.data is not None:
-        from leanify.shrinking.plan_transfer import PlanTransfer
-
-        transfer = PlanTransfer(plan, writing.data, None, None, weights)
-        if not writing.control:
-            plan = transfer.best(lambda one: one.build(weights, pretrained=writing.pretrained, carry=transfer))
-    if output is not None:
-        with progress(f"writing {output}", None):
-            plan = plan.save(
-                output,
-                weights,
-                pretrained=writing.pretrained,
-                control=writing.control,
-                carry=transfer,
-                choose=writing.choose,
-            )
-    return plan, transfer
+    with progress(f"writing {output}", None):
+        return plan.save(output, weights, pretrained=writing.pretrained, control=writing.control, choose=writing.choose)
 
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan with its requested budget, the transfer of weights if there was one, and the commands to type next."""
+    """A plan with its requested budget, and the commands to type next."""
 
     plan: Plan
     budget: Budget
-    transfer: PlanTransfer | None
     next_lines: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        data = self.plan.to_json()
-        if self.transfer:
-            data["carried"] = self.transfer.to_json()
-        return data
+        return self.plan.to_json()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per design with all of its numbers, for CSV."""
@@ -146,6 +121,6 @@ def render(views: Sequence[PlanView]) -> None:
     for number, view in enumerate(views):
         if number:
             print()
-        plans.render_plan(view.plan, view.transfer)
+        plans.render_plan(view.plan)
         plans.print_warnings(view.plan)
         print_next(*view.next_lines)

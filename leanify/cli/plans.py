@@ -15,7 +15,6 @@ from leanify.core.units import format_bytes, format_count, format_gigas, format_
 if TYPE_CHECKING:
     from leanify.search.design import Design
     from leanify.search.plan import Plan
-    from leanify.shrinking.plan_transfer import PlanTransfer
 
 STYLES = {  # yellow is hard to read on white
     "lean": GREEN, "control": CYAN, "narrow": "blue", "balanced": ORANGE, "plain": "magenta", "also": "dim",
@@ -23,17 +22,14 @@ STYLES = {  # yellow is hard to read on white
 Column = tuple[str, Callable[["Design"], str]]
 
 
-def render_plan(plan: Plan, transfer: PlanTransfer | None = None) -> None:
-    """Print baseline, lean, control, narrow and alternatives side by side.
-
-    Where weights were transferred (``transfer``), the result describes how much they keep.
-    """
+def render_plan(plan: Plan) -> None:
+    """Print baseline, lean, control, narrow and alternatives side by side."""
     out = console()
     out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
     out.print()
     print_table(out, fit(_table(plan), out, ("inner", "GMACs", "MMACs")))
     out.print()
-    out.print(_sentence(plan, transfer))
+    out.print(_sentence(plan))
     other_remarks = [remark for remark in plan.remarks if remark != plan.reason]
     for line in (*other_remarks, *_timing(plan), *_serving(plan)):
         out.print(line)
@@ -146,15 +142,10 @@ def _shape(design: Design, stage: int) -> dict[str, str]:
     }
 
 
-def _sentence(plan: Plan, transfer: PlanTransfer | None) -> str:
-    """What lean follows, and what would show which design keeps its quality.
-
-    With a ``transfer`` of weights: the design's size and what its weights keep.
-    """
+def _sentence(plan: Plan) -> str:
+    """What lean follows, and what would show which design keeps its quality."""
     share = 1 - plan.chosen.params / plan.baseline.params
     saved = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
-    if transfer is not None:
-        return f"lean: {saved} parameters; {transfer.sentence}. Training may change the order."
     if not plan.reason:
         return f"{plan.first}: {saved} parameters. Only training it beside the control shows what it keeps."
     lean = f" lean follows {plan.follows}." if plan.lean is not None and plan.first != "lean" else ""

@@ -21,7 +21,6 @@ def redesign(
     *,
     weights: option.Weights = None,
     pretrained: option.Pretrained = False,
-    data: option.Data = None,
     output: option.Output = None,
     choose: option.Choose = None,
     control: option.Control = False,
@@ -60,10 +59,6 @@ def redesign(
             raise LeanifyError(f"{flag} is about what -o DIR writes; give -o")
     if output is not None and designs > 1:
         raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")
-    if data is not None and choose is not None:
-        raise LeanifyError("--data chooses the design that keeps most of the weights; leave out --choose")
-    if data is not None and weights is None and not pretrained:
-        raise LeanifyError("--data chooses which weights to carry over, so it needs --weights SOURCE or --pretrained")
 
     from leanify.core.terminal import progress
 
@@ -71,7 +66,7 @@ def redesign(
         from leanify.cli import planned, plans
 
     # plan, write and show
-    writing = planned.WriteOptions(weights, pretrained, data, output, control, choose)
+    writing = planned.WriteOptions(weights, pretrained, output, control, choose)
     views = list(planned.plan_all(names, requests, writing, typed["overrides"] or ()))
     output_json = views[0].to_json() if len(views) == 1 else {"plans": [view.to_json() for view in views]}
     rows: list[dict[str, Any]] = []

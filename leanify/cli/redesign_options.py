@@ -34,9 +34,6 @@ Weights = Annotated[
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="carry over upstream's own weights", rich_help_panel=WEIGHTS)
 ]
-Data = Annotated[
-    Path | None, typer.Option(metavar="DATA", help="with weights: data to choose what to keep", rich_help_panel=WEIGHTS)
-]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory", rich_help_panel=OUTPUT)
 ]

@@ -68,9 +68,6 @@ def shrink(
     dry_run: Annotated[
         bool, output_option("--dry-run", help="price the candidates, take two steps, write nothing")
     ] = False,
-    device_memory: Annotated[
-        str | None, output_option("--device-memory", metavar="80GB", help="with --dry-run: what a larger machine needs")
-    ] = None,
     report: Annotated[
         bool, output_option("--report", help="show the report of a folder that shrink wrote; do nothing else")
     ] = False,
@@ -117,7 +114,6 @@ def shrink(
             seeds=seeds,
             settings=settings or [],
             dry_run=dry_run,
-            device_memory=device_memory,
             explain=explain,
         )
     except KeyboardInterrupt as error:
@@ -219,9 +215,6 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     heads = ["", "depth × heads, mlp", "params", unit, "latency", "carried", "healed"]
     heads += ["neighbours"] if has_neighbours else []
     print_table(out, table(heads[: len(lines[0])], lines))
-    if "device" in report:
-        _render_device(report["device"])
-        return
     # the result in a sentence, and what to type next
     out.print(f"\n{result_sentence(report)}")
     if is_rehearsal:
@@ -241,25 +234,6 @@ def _shape(of: Mapping[str, Any]) -> str:
         return "a shape a block"
     width = f", {of['width']} wide" if of.get("width") else ""
     return f"{of['depth']} × {of['heads']}, {of['mlp']}{width}"
-
-
-def _render_device(forecast: Mapping[str, Any]) -> None:
-    """A table of the steps on a larger machine, and a sentence."""
-    from leanify.cli.tables import print_table, table
-    from leanify.core.terminal import console
-    from leanify.core.units import format_bytes
-    from leanify.shrinking.larger_machine import describe_device
-
-    out, lines = console(), []
-    for row in forecast["steps"]:
-        detail = ""
-        if "steps" in row:
-            detail = f"{row['steps']:,} steps of {row['batch_size']} in {row['passes']} passes"
-        fits = "" if row["fits"] else "does not fit"
-        lines.append((row["name"], format_bytes(row["memory_bytes"]), f"{row['hours']:.2g}", fits, detail))
-    out.print()
-    print_table(out, table(("", "memory", "hours at the speed here", "", ""), lines))
-    out.print(f"\n{describe_device(forecast)}", soft_wrap=not out.is_terminal)
 
 
 def result_sentence(report: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ UNITS = {
     "--max-latency": TIMES,
     "--max-memory": BYTES,
     "--max-kv": BYTES,
-    "--device-memory": BYTES,
 }
 
 

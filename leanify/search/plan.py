@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.core.architecture import Architecture, primary_layer
+from leanify.core.architecture import primary_layer
 from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_bytes, format_count, format_gigas, format_share, format_sizes
-from leanify.core.units import format_damage as damage_words
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design
 from leanify.search.options import Options
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from leanify.profiling.price_cache import Source
     from leanify.search.measured_limits import Timing
     from leanify.sources.source import ModelSource
-
-Carry = Callable[[Callable[[], "nn.Module"], Architecture], "nn.Module"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,12 +191,10 @@ class Plan(Tabular):
         seed: int = 0,
         pretrained: bool = False,
         design: Design | None = None,
-        carry: Carry | None = None,
     ) -> nn.Module:
         """Build a design (the chosen one by default), initialised by upstream or with weights from a SOURCE.
 
-        ``carry`` transfers weights: it makes a model of another shape from a trained one, which is loaded on demand. A
-        module passed by the user keeps its class, its forward, and the weights that fit.
+        A module passed by the user keeps its class, its forward, and the weights that fit.
         """
         import torch
 
@@ -213,24 +207,15 @@ class Plan(Tabular):
         torch.manual_seed(seed)
         live = self.source_value
         if isinstance(live, torch.nn.Module) and weights is None:
-            return carry(lambda: live, shape) if carry else surgery.write(live, shape)
+            return surgery.write(live, shape)
         if weights is None and not pretrained:
             return weights_of.build_fresh(replace(self.model_source, architecture=shape))
+        # trained weights: those that fit
+        return surgery.write(find.load_with_weights(self.model_source, weights, pretrained), shape)
 
-        # trained weights: those that fit, or carried over by data
-        def original() -> nn.Module:
-            return find.load_with_weights(self.model_source, weights, pretrained)
-
-        if carry is None:
-            return surgery.write(original(), shape)
-        return carry(lambda: weights_of.require_all_layers(original, weights or self.source), shape)
-
-    def provenance(self, role: str, design: Design, has_weights: bool, carry: Carry | None = None) -> str:
+    def provenance(self, design: Design, has_weights: bool) -> str:
         """Describe the origin of a design for its README: both sizes, the budget, and the origin of its weights."""
-        result = getattr(carry, "results", {}).get(role)
-        if result is not None:
-            weights = f"Weights of the original, pruned: {result.unit} {damage_words(result.damage)} before training."
-        elif has_weights:
+        if has_weights:
             weights = "Weights of the original in new shapes; it has not been trained since."
         else:
             weights = "New weights: it has not been trained."
@@ -261,7 +246,6 @@ class Plan(Tabular):
         pretrained: bool = False,
         control: bool = False,
         force: bool = False,
-        carry: Carry | None = None,
         choose: str | None = None,
     ) -> Plan:
         """Build a model, write it as a lean directory, and return the plan with the directory's path.
@@ -279,25 +263,25 @@ class Plan(Tabular):
         if control and choose not in (None, "lean"):
             raise LeanifyError(f"--control writes lean and its control, and --choose {choose} another design")
 
-        def write(name: str, one: Design, folder: str | Path, force: bool, title: str) -> None:
-            built = self.build(weights, seed, pretrained, one, carry)
+        def write(one: Design, folder: str | Path, force: bool, title: str) -> None:
+            built = self.build(weights, seed, pretrained, one)
             has_weights = pretrained or weights is not None
-            note = self.provenance(name, one, has_weights, carry)
-            is_fresh = not has_weights and carry is None and isinstance(self.source_value, str | Path)
+            note = self.provenance(one, has_weights)
+            is_fresh = not has_weights and isinstance(self.source_value, str | Path)
             lean_directory.save(built, folder, force, title, note=note, is_initialised=is_fresh)
 
         # one design, or lean and control side by side in a folder that appears whole
         if not control:
             check_disk_space(4 * design.params, Path(directory))
             written = choose or self.first
-            write(written, design, directory, force, lean_directory.TITLE)
+            write(design, directory, force, lean_directory.TITLE)
             return replace(self, directory=str(directory), written=written)
         if self.control is None:
             raise LeanifyError(f"lean has no control to write ({'; '.join(self.warnings)})")
         check_disk_space(4 * (design.params + self.control.params), Path(directory))
         with new_directory(directory, force) as folder:
-            write("lean", design, folder / "lean", False, lean_directory.TITLE)
-            write("control", self.control, folder / "control", False, "The control of a lean model")
+            write(design, folder / "lean", False, lean_directory.TITLE)
+            write(self.control, folder / "control", False, "The control of a lean model")
         return replace(self, directory=str(directory), written="lean", with_control=True)
 
 

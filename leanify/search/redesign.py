@@ -85,7 +85,7 @@ def redesign(
     options = replace(options or Options(), **changes)
     source = _attach_inputs(source, options, inputs, rows)
     costs = model_costs(source, options)
-    prices = _prices(_name(source), costs, options)
+    prices = price_list(_name(source), costs, options)
     baseline = search.baseline_design(prices)
 
     # the budget: half of the parameters by default, and those of narrow if only its width is pinned
@@ -266,7 +266,8 @@ def _name(source: Source) -> str:
     return str(named_source.origin) if hasattr(named_source, "origin") else type(named_source).__name__
 
 
-def _prices(name: str, costs: ModelCosts, options: Options) -> PriceList:
+def price_list(name: str, costs: ModelCosts, options: Options) -> PriceList:
+    """Return the prices of a model's shapes, of the stages that the options may change. Raises ShapeError."""
     architecture = costs.facts.architecture
     stage_indices = stages_to_change(architecture, options.pins)
     stages = [architecture.stages[i] for i in stage_indices]

@@ -38,11 +38,6 @@ class Moments:
         return total / self.tokens
 
     @property
-    def powers(self) -> Tensor:
-        """E[x_j²] of every input."""
-        return self.second.diagonal()[:-1]
-
-    @property
     def tokens(self) -> float:
         return max(1.0, float(sum(part[-1, -1] for part in self.sums)))
 

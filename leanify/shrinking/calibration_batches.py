@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Reader, Splits
-from leanify.lens.sites import locate
 from leanify.profiling.counting import token_counts
-from leanify.training.preparation import model_on_meta
+from leanify.shrinking.original import Original
 from leanify.upstream.inputs import example_inputs
 
 TOKENS = 8_192  # tokens of the samples that select and correct weights
@@ -19,18 +17,18 @@ MAX_SAMPLES = 512  # even if they are short
 BATCH_SIZE = 8
 
 
-def calibration_batches(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
+def calibration_batches(original: Original, splits: Splits, tokens: int) -> list[dict[str, Any]]:
     """Return batches with at least ``tokens`` tokens, if the training split has that many; at least four batches."""
     # tokens per sample: mean length of texts, patches of images, or the recipe's length
-    lengths = getattr(splits.train, "lengths", None)
+    recipe, lengths = original.recipe, getattr(splits.train, "lengths", None)
     if lengths is not None:
         length = max(1, int(lengths.mean()))
     elif recipe.data.task == "classification":
-        length = min(token_counts(locate(model_on_meta(recipe.model))))
+        length = min(token_counts(original.located))
     else:
-        length = next(iter(example_inputs(model, 1, recipe.data.length, device="meta").values())).shape[-1]
+        length = next(iter(example_inputs(original.shell, 1, recipe.data.length, device="meta").values())).shape[-1]
     count = max(4 * BATCH_SIZE, min(MAX_SAMPLES, -(-tokens // length)))
-    return sample_batches(splits, model, count, recipe.run.seed)
+    return sample_batches(splits, original.shell, count, recipe.run.seed)
 
 
 def sample_batches(splits: Splits, model: nn.Module, count: int, seed: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,15 @@ class ShrinkFolder:
     clock: Clock = field(default_factory=lambda: Clock(0.0))
 
     @staticmethod
-    def open(path: Path, request: Mapping[str, Any]) -> ShrinkFolder:
-        """Continue a folder that the same request began, or return a new one; `keep` creates it on disk."""
+    def open(path: Path, request: Mapping[str, Any], clock: Clock | None = None) -> ShrinkFolder:
+        """Continue a folder that the same request began, or return a new one; `keep` creates it on disk.
+
+        ``clock`` is that of this start, if it runs already.
+        """
+        clock = clock or Clock(float(request.get("minutes", 0.0)))
         if not (path / STATE).is_file():
             check_new_directory(path)
-            return ShrinkFolder(path, request, clock=Clock(float(request.get("minutes", 0.0))))
+            return ShrinkFolder(path, request, clock=clock)
         # the state must be complete and from the same request
         state = read_json(path / STATE, DirectoryError)
         if not isinstance(state, dict):
@@ -71,9 +75,8 @@ class ShrinkFolder:
         changes = [f"{key}: {before.get(key)} → {now.get(key)}" for key in now if before.get(key) != now.get(key)]
         if changes:
             raise DirectoryError(f"{path} was begun with other options ({'; '.join(changes)}); name another -o")
-        return ShrinkFolder(
-            path, request, findings, Clock(float(request.get("minutes", 0.0)), float(findings.get("seconds", 0.0)))
-        )
+        clock = replace(clock, seconds_before=float(findings.get("seconds", 0.0)))
+        return ShrinkFolder(path, request, findings, clock)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -97,9 +100,12 @@ class ShrinkFolder:
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a finding, computing it first if it is not known yet."""
         if name not in self.findings:
-            self.findings[name] = make()
-            self.keep()
+            self.record(name, make())
         return self.findings[name]
+
+    def record(self, name: str, finding: Any) -> None:
+        self.findings[name] = finding
+        self.keep()
 
     def keep(self) -> None:
         self.findings["seconds"] = round(self.clock.seconds, 1)

@@ -54,31 +54,23 @@ def transfer_free(
     """Return a model with at most ``max_params`` parameters whose blocks differ, by damage. Raises BudgetError."""
     batches = list(_scoring_batches(teacher))
     target = collect_outputs(teacher.model, batches, teacher.headless)
-    model, divergence_now, steps = teacher.model, 0.0, list[Step]()
-    before = _parameters(model)
+    current, damage, steps = teacher, 0.0, list[Step]()  # the model as cut so far, on the teacher's data
+    before = _parameters(teacher.model)
     for turn in range(1, ROUNDS + 1):
         # the variants of each block, and the selection that saves this round's share
-        now = teacher if model is teacher.model else replace(teacher, model=model, _heads={}, _cuts={})
-        variants_taken = solve_program(
-            variants(now, batches, target), _parameters(model) - before + (before - max_params) * turn // ROUNDS
-        )
+        saving = _parameters(current.model) - before + (before - max_params) * turn // ROUNDS
+        taken = solve_program(measure_variants(current, batches, target), saving)
         # the model after the cut: its damage is forecast as a sum, and measured
-        model = apply_variants(now, variants_taken)
-        predicted_divergence = divergence_now + sum(variant.damage for variant in variants_taken)
-        divergence_now = divergence(collect_outputs(model, teacher.held_out, teacher.headless), teacher.outputs)
-        steps.append(
-            Step(
-                f"round {turn}: {_describe(variants_taken)}; damages add up to {predicted_divergence:.3g}",
-                "",
-                (),
-                divergence_now,
-            )
-        )
+        current = current.for_model(cut_blocks(current, taken))
+        forecast = damage + sum(variant.damage for variant in taken)
+        damage = divergence(collect_outputs(current.model, teacher.held_out, teacher.headless), teacher.outputs)
+        words = f"round {turn}: {_describe(taken)}; damages add up to {forecast:.3g}"
+        steps.append(Step(words, "", (), damage))
         on_step(steps[-1])
-    return TransferResult(deep_copy(model), steps, target.unit, {})
+    return TransferResult(deep_copy(current.model), steps, target.unit, {})
 
 
-def passes(teacher: CalibratedTeacher) -> float:
+def passes_of_free(teacher: CalibratedTeacher) -> float:
     """Estimate the number of model runs on all held-out batches for `free`: every variant from its block on."""
     blocks = sum(len(stage.blocks) for stage in teacher.architecture.stages)
     share = len(list(_scoring_batches(teacher))) / len(teacher.held_out)
@@ -107,30 +99,29 @@ def _scoring_batches(teacher: CalibratedTeacher) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def variants(teacher: CalibratedTeacher, batches: Sequence[Batch], target: TeacherOutputs) -> list[Variant]:
+def measure_variants(current: CalibratedTeacher, batches: Sequence[Batch], target: TeacherOutputs) -> list[Variant]:
     """List every variant of every block and its added damage, for stages with a list of blocks."""
     library: list[Variant] = []
-    base = divergence(collect_outputs(teacher.model, batches, teacher.headless), target)
-    for stage in (stage for stage in teacher.located_model.stages if stage.container is not None):
-        blocks = stage_blocks(teacher.located_model, stage.name)
-        calls = record(teacher.model, blocks, batches)
-        is_shared = shared_table(teacher.located_model, stage) != ""
+    base = divergence(collect_outputs(current.model, batches, current.headless), target)
+    for stage in (stage for stage in current.located_model.stages if stage.container is not None):
+        blocks = stage_blocks(current.located_model, stage.name)
+        calls = record(current.model, blocks, batches)
+        is_shared = shared_table(current.located_model, stage) != ""
         for place, layers in enumerate(stage.blocks):
             old = tuple(layer.read() for layer in layers)
             several = list(_shapes(old, is_shared, len(blocks)))
-            teacher.measure_block(stage, place, [shape for _, shape in several if shape is not None])
+            current.measure_block(stage, place, [shape for _, shape in several if shape is not None])
             for part, new_block in several:
                 try:
-                    located_model = _reshape_blocks(teacher, stage.name, {place: new_block})
+                    located_model = _reshape_blocks(current, stage.name, {place: new_block})
                 except (UnsupportedModel, ShapeError):
                     continue
-                params_saved = _parameters(teacher.model) - _parameters(located_model.model)
+                params_saved = _parameters(current.model) - _parameters(located_model.model)
                 if params_saved <= 0:
                     continue
-                cost = (
-                    divergence(_outputs_from(teacher, located_model, stage.name, place, batches, calls), target) - base
-                )
-                library.append(Variant(stage.name, place, part, new_block, params_saved, cost))
+                outputs = _outputs_from(current, located_model, stage.name, place, batches, calls)
+                damage = divergence(outputs, target) - base
+                library.append(Variant(stage.name, place, part, new_block, params_saved, damage))
     return library
 
 
@@ -148,24 +139,24 @@ def _round_down(count: float, multiple: int) -> int:
     return max(multiple, int(count) // multiple * multiple)
 
 
-def _reshape_blocks(teacher: CalibratedTeacher, stage: str, shapes: Mapping[int, Block | None]) -> LocatedModel:
-    """Return the teacher with some blocks of a stage in other shapes, or removed."""
-    # copy the blocks that change; the others share their weights with the teacher
-    old = stage_blocks(teacher.located_model, stage)
+def _reshape_blocks(current: CalibratedTeacher, stage: str, shapes: Mapping[int, Block | None]) -> LocatedModel:
+    """Return the model with some blocks of a stage in other shapes, or removed."""
+    # copy the blocks that change; the others share their weights with it
+    old = stage_blocks(current.located_model, stage)
     blocks = []
     for i, block in enumerate(old):
         blocks.append(copy_block(block) if shapes.get(i) is not None else copy_modules(block))
-    located_model = replace_blocks(teacher.located_model, {stage: blocks})
+    located_model = replace_blocks(current.located_model, {stage: blocks})
     for place, shape in shapes.items():
         for layer, size in zip(find_stage(located_model, stage).blocks[place], shape or (), strict=False):
-            shape_layer(located_model.model, layer, size, teacher_cuts(teacher, size))
+            shape_layer(located_model.model, layer, size, teacher_cuts(current, size))
     # remove the blocks that are left out
     remaining = [block for i, block in enumerate(blocks) if i not in shapes or shapes[i] is not None]
     return replace_blocks(located_model, {stage: remaining} if len(remaining) < len(blocks) else {})
 
 
 def _outputs_from(
-    teacher: CalibratedTeacher,
+    current: CalibratedTeacher,
     located_model: LocatedModel,
     stage: str,
     place: int,
@@ -175,7 +166,7 @@ def _outputs_from(
     """Return the model's outputs, reusing the recorded outputs of the blocks before ``place``."""
     model: Any = located_model.model
     blocks = stage_blocks(located_model, stage)
-    inner_model = getattr(model, "base_model", model) if teacher.headless else model
+    inner_model = getattr(model, "base_model", model) if current.headless else model
     model.eval()
     outputs = []
     for index, batch in enumerate(batches):
@@ -218,23 +209,24 @@ def solve_program(library: Sequence[Variant], saving: int) -> list[Variant]:
     return [variant for variant, share in zip(library, solution.x, strict=True) if share > 0.5]
 
 
-def apply_variants(teacher: CalibratedTeacher, variants_taken: Sequence[Variant]) -> nn.Module:
-    """Return the teacher with these variants applied."""
-    # the new shape of each block, per stage; a variant of heads and one of units are merged
-    model = teacher
-    for stage in dict.fromkeys(variant.stage for variant in variants_taken):
-        shapes: dict[int, Block | None] = {}
-        for variant in variants_taken:
-            before = shapes.get(variant.place)
-            if variant.stage != stage:
-                continue
-            shapes[variant.place] = variant.block
-            if before is not None and variant.block is not None:  # the block loses both heads and units
-                heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
-                both = [replace(one, mlp=other.mlp) for one, other in zip(heads, mlp, strict=True)]
-                shapes[variant.place] = tuple(both)
-        located_model = _reshape_blocks(model, stage, shapes)
-        model = replace(teacher, model=located_model.model, _heads={}, _cuts={})
-    result = deep_copy(model.model)
-    sync_derived_attributes(result, teacher.architecture, locate(result).architecture, {})
+def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> nn.Module:
+    """Return the model with these variants of its blocks, stage by stage."""
+    cut = current
+    for stage in dict.fromkeys(variant.stage for variant in taken):
+        shapes = _new_shapes([variant for variant in taken if variant.stage == stage])
+        cut = cut.for_model(_reshape_blocks(cut, stage, shapes).model)
+    result = deep_copy(cut.model)
+    sync_derived_attributes(result, current.architecture, locate(result).architecture, {})
     return result
+
+
+def _new_shapes(taken: Sequence[Variant]) -> dict[int, Block | None]:
+    """Return the new shape of each block of a stage, by its place; None for one that is left out."""
+    shapes: dict[int, Block | None] = {}
+    for variant in taken:
+        before = shapes.get(variant.place)
+        shapes[variant.place] = variant.block
+        if before is not None and variant.block is not None:  # the block loses both heads and units
+            heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
+            shapes[variant.place] = tuple(replace(a, mlp=b.mlp) for a, b in zip(heads, mlp, strict=True))
+    return shapes

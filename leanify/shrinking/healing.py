@@ -1,4 +1,4 @@
-"""Train transferred weights within a time limit, with the original as teacher, and measure the result."""
+"""Train carried weights within a time limit, with the original as teacher, and measure the result."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
-from leanify.core.errors import DataError, LeanifyError, TrainingError
+from leanify.core.errors import DataError, TrainingError
 from leanify.core.path_kinds import is_run
 from leanify.core.recipe import TrainingRecipe
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_metric as metric_words
-from leanify.core.units import format_share
-from leanify.data.common import choose_indices
-from leanify.data.samples import Selection, Splits
-from leanify.data.splits import load_splits
 from leanify.runs.checkpoints import WEIGHTS
 from leanify.runs.run_directory import RunDirectory
-from leanify.shrinking.calibration_batches import MAX_SAMPLES
+from leanify.shrinking.carrying import Carried
 from leanify.shrinking.folder import ShrinkFolder
-from leanify.shrinking.neighbours import compare_embeddings
-from leanify.shrinking.time_plan import EMBEDDED_SHARE, EVALUATED_SHARE, sample_macs
-from leanify.sources.weights import is_headless
+from leanify.shrinking.judging import Quality, judge
+from leanify.shrinking.original import Original
+from leanify.sources import lean_directory, weights
+from leanify.sources.describe import describe
+from leanify.sources.overrides import override_source
+from leanify.sources.tensors import load_into
 from leanify.training import rates as range_tests
 from leanify.training import start
 from leanify.training.callbacks import Callback
 from leanify.training.loop import Trainer
 from leanify.training.master_weights import round_weights
-from leanify.training.preparation import data_section, model_on_meta
-from leanify.training.reference import score_reference
 from leanify.training.state import load_safetensors
-from leanify.upstream.origin import is_hf
+from leanify.upstream.origin import set_origin
 
 FIRST = 3  # candidates are compared after 1 / FIRST of the schedule
 EVALUATIONS = (9, 6, 3)  # evaluations per run, including the one at a third; fewer if they would take too long
@@ -45,192 +43,146 @@ RATE_TEST_SHARE = 0.25  # maximum share of healing for a test of learning rates;
 MIN_STEPS_OF_TWO = 120  # with fewer steps in the schedule, only one candidate is healed
 WARM_UP, SHORT_WARM_UP, SHORT_RUN = 0.05, 0.2, 100  # shares of a run: of long runs, and of runs below 100 steps
 EPOCHS = 20.0  # maximum, even if there is more time
-DEFAULT_MINUTES = 10.0  # time for which samples are counted without healing
 RESERVED_SHARE = 0.03  # share of the total time to write the result
-LABEL_SAMPLES = 128  # that show whether the original's outputs mean the data's labels
-SAMPLE_LIMITS = (64, 2_000)  # minimum and maximum number of samples for selection, and for the final measurement
 
 
 @dataclass(frozen=True)
-class Evaluator:
-    """A recipe and its data, read once for all candidates; the task's metric, and whether higher is better."""
+class HealingPlan:
+    """How the remaining minutes are spent: steps of a whole run, its rate and its evaluations, and the candidates."""
 
-    recipe: TrainingRecipe
-    splits: Splits
-    metric: str
-    sign: int
-    dtype: torch.dtype  # type of the checkpoint's weights and of the result
+    steps: int
+    rate: float
+    candidates: int
+    evaluations: int = 3
 
-    @staticmethod
-    def create(recipe: TrainingRecipe, minutes: float, splits: Splits | None = None) -> Evaluator:
-        """Build the original's trainer on the splits, which are read here by default. Raises LeanifyError."""
-        if splits is None:
-            splits = load_splits(data_section(recipe), model_on_meta(recipe.model))
-        trainer = Trainer(_without_teacher(recipe), splits=splits, check_memory=minutes > 0)
-        _check_head(recipe, trainer)
-        return Evaluator(recipe, trainer.splits, trainer.task.metric, trainer.task.sign, trainer.stored_dtype)
+    def recipe(self, original: Original, carried: Carried, seed: int = 0) -> TrainingRecipe:
+        """Return the recipe that heals a candidate; ``seed`` is added to the original's."""
+        recipe = original.recipe
+        override = {**recipe.model.override, **original.no_dropout}
+        warm_up = max(1.0, (WARM_UP if self.steps >= SHORT_RUN else SHORT_WARM_UP) * self.steps)
+        interval = max(1, self.steps // self.evaluations)
+        return replace(
+            recipe,
+            model=replace(recipe.model, source=str(carried.place), override=override),
+            schedule=replace(recipe.schedule, epochs=None, tokens=None, steps=self.steps, warmup=warm_up),
+            optim=replace(recipe.optim, lr=self.rate),
+            run=replace(
+                recipe.run, seed=recipe.run.seed + seed, eval_every=interval, checkpoint_every=interval, keep=1
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Healed:
+    """A carried candidate after training: the best checkpoint of its run.
+
+    stopped    whether another candidate was better after a third of the schedule
+    qualities  of all seeds, where there are several
+    """
+
+    carried: Carried
+    run: Path
+    quality: Quality
+    rate: float
+    steps: int
+    stopped: bool = False
+    qualities: tuple[float, ...] = ()
 
     @property
-    def judged_on(self) -> str:
-        assert self.splits.test is not None
-        return f"{len(self.splits.validation):,} validation samples choose, {len(self.splits.test):,} others judge"
+    def name(self) -> str:
+        return self.carried.name
 
-    def with_model(self, source: str) -> Evaluator:
-        """Return the same evaluator for another model."""
-        return replace(self, recipe=replace(self.recipe, model=replace(self.recipe.model, source=source)))
+    def load(self, original: Original) -> nn.Module:
+        """Return the healed weights in the carried model, which has the checkpoint's own configuration."""
+        model = self.carried.load()
+        _load_best(model, self.run)
+        round_weights(model, original.dtype)
+        return model
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the metric on the samples for selection, ``chosen_on``, and on the final samples, ``quality``."""
-        return self.evaluate_splits(Trainer(_without_teacher(self.recipe), splits=self.splits, check_memory=False))
+    def to_finding(self, plan: HealingPlan) -> dict[str, Any]:
+        facts = {"run": str(self.run), "steps": self.steps, "of": plan.steps, "rate": self.rate}
+        return self.quality.to_finding() | facts
 
-    def evaluate_splits(self, trainer: Trainer) -> dict[str, float]:
-        assert self.splits.test is not None
-        parts = {"chosen_on": self.splits.validation, "quality": self.splits.test}
-        if self.recipe.data.task != "sentence-embedding":
-            return {key: trainer.evaluate(split)[self.metric] for key, split in parts.items()}
-        # a sentence encoder's embeddings give the cosine and the neighbours
-        values: dict[str, float] = {}
-        for key, split in parts.items():
-            cosine, share = compare_embeddings(trainer.state.eval_model, split, self.splits.pooling)
-            name = "neighbours" if key == "quality" else "neighbours_chosen"
-            values |= {key: cosine} if share is None else {key: cosine, name: share}
-        return values
-
-    def reference(self) -> dict[str, Any] | None:
-        """Return a trivial model's metric on the final samples; None if the task has none."""
-        return score_reference(_without_teacher(self.recipe), self.recipe.run.seed, self.splits).to_json()
-
-    def score(self, finding: Mapping[str, Any]) -> float:
-        """Return the score on the samples for selection by which candidates are compared; higher is better.
-
-        The score is the metric, or for a sentence encoder the mean of its cosine and the share of neighbours it keeps.
-        """
-        value = finding.get("chosen_on")
-        if value is None:
-            return -float("inf")
-        if "neighbours_chosen" in finding:
-            value = (value + finding["neighbours_chosen"]) / 2
-        return self.sign * float(value)
-
-    def format_quality(self, finding: Mapping[str, Any]) -> str:
-        text = metric_words(self.metric, finding["quality"])
-        if "neighbours" in finding:
-            text += f", {format_share(finding['neighbours'])} of the neighbours stay"
-        return text
+    @staticmethod
+    def from_finding(carried: Carried, finding: Mapping[str, Any]) -> Healed:
+        quality = Quality.from_finding(finding)
+        return Healed(carried, Path(finding["run"]), quality, finding["rate"], finding["steps"])
 
 
-def _check_head(recipe: TrainingRecipe, trainer: Trainer) -> None:
-    """Raise LeanifyError for a head that was not trained for this data: its score would be chance."""
-    source, data, model = recipe.model.source, recipe.data, trainer.state.eval_model
-    remedy = f"train it first, leanify train {source} --set data.path={data.path}, and shrink that run"
-    if data.task != "sentence-embedding" and is_headless(model):
-        raise LeanifyError(
-            f"{source} has no trained head for {data.path} ({data.task}), so there is no quality to keep; {remedy}"
-        )
-    config = getattr(model, "config", None)
-    outputs = getattr(config, "num_labels", None) if is_hf(model) else getattr(model, "num_classes", None)
-    classes = trainer.splits.classes
-    if data.task == "classification" and outputs and classes and outputs != classes:
-        raise LeanifyError(
-            f"{source} tells {outputs:,} classes apart and {data.path} has {classes:,}, so its score would be chance; "
-            f"{remedy}"
-        )
-    # what the outputs mean: by name, and where names say nothing by a score
-    if data.task in ("classification", "text-classification") and classes:
-        labels, validation = trainer.splits.labels, trainer.splits.validation
-        if labels.kind == "other":
-            raise LeanifyError(f"the labels are not those of {source}: {labels.lists}. Name them alike, or {remedy}")
-        few = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))
-        labels.check_score(trainer.evaluate(few)["top1"] / 100, len(few))
+def healing_copy(original: Original, carried: Carried) -> nn.Module:
+    """Return a copy of a carried model to train, with the dropout of healing; the model keeps its own."""
+    model = carried.load()
+    source = override_source(describe(model), original.no_dropout, None)
+    student = weights.shell(source)
+    copies: dict[int, Tensor] = {}
+    tensors = {}
+    for name, tensor in model.state_dict().items():  # tied tensors stay tied
+        tensors[name] = copies.setdefault(tensor.data_ptr(), tensor.clone())
+    load_into(student, tensors, carried.place)
+    set_origin(student, source.origin)
+    return student
 
 
-def _without_teacher(recipe: TrainingRecipe) -> TrainingRecipe:
-    """Return the recipe without a teacher that evaluation does not need, because the targets come from the data."""
-    return recipe if recipe.data.task == "sentence-embedding" else replace(recipe, distill=None)
-
-
-def limit_samples(splits: Splits, recipe: TrainingRecipe, minutes: float, macs_per_second: float) -> Splits:
-    """Return as many samples as can be evaluated, and embedded by a teacher, in their shares of the time."""
-    forward = sample_macs(recipe, splits) / macs_per_second
-    seconds = 60 * (minutes or DEFAULT_MINUTES)
-    max_samples = min(SAMPLE_LIMITS[1], max(SAMPLE_LIMITS[0], int(EVALUATED_SHARE * seconds / forward)))
-    parts: dict[str, Any] = {}
-    for name in ("validation", "test"):
-        parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
-    if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
-        # weights are transferred by `MAX_SAMPLES`; healing takes more
-        max_embedded = max(MAX_SAMPLES, int(EMBEDDED_SHARE * seconds / forward)) if minutes else MAX_SAMPLES
-        parts["train"] = _select_samples(splits.train, max_embedded, recipe)
-        if minutes and len(parts["train"]) < len(splits.train):
-            sample_text = f"{len(parts['train']):,} of {len(splits.train):,} samples"
-            note(f"{sample_text}, to fit --minutes; --set data.samples=N uses more")
-    return replace(splits, **parts)
-
-
-def _select_samples(samples: Any, max_samples: int, recipe: TrainingRecipe) -> Any:
-    return (
-        samples
-        if max_samples >= len(samples)
-        else Selection(samples, choose_indices(samples, max_samples, recipe.data.subset))
-    )
-
-
-def heal_candidates(
-    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float], seeds: int = 1
-) -> dict[str, dict[str, Any]]:
-    """Heal some candidates and return the results, best first: all train for a third of the schedule, the best to the
-    end.
+def heal(
+    folder: ShrinkFolder, original: Original, finalists: Sequence[Carried], rates: Sequence[float], seeds: int = 1
+) -> list[Healed]:
+    """Heal some candidates, best first: all train for a third of the schedule, the best to the end.
 
     With several ``seeds`` the best is trained as often, each time on the samples in another order; the best run is the
     result, and the lowest and highest quality are what chance does. Candidates that no step improved are left out:
-    their transferred weights are the result.
+    their carried weights are the result. ``folder`` keeps every finding, for a start after a kill.
     """
-    if not folder.clock.minutes or not names:
-        return {}
-    plan = folder.once(f"plan {names[0]}", partial(_plan_healing, folder, bench, names, rates, seeds))
-    if plan["steps"] < FIRST:
+    if not folder.clock.minutes or not finalists:
+        return []
+    sign, first = original.evaluator.task.sign, finalists[0]
+    make_plan = partial(_plan_healing, folder, original, finalists, rates, seeds)
+    plan = HealingPlan(**folder.once(f"plan {first.name}", lambda: vars(make_plan())))
+    if plan.steps < FIRST:
         note("--minutes leave no time to heal: the result has the transferred weights")
-        return {}
+        return []
+
+    def train(carried: Carried, key: str, stop: int | None = None, seed: int = 0) -> Healed:
+        train_one = partial(_train, folder, original, carried, plan, stop, seed)
+        return Healed.from_finding(carried, folder.once(key, lambda: train_one().to_finding(plan)))
 
     # with two candidates, first a third of the schedule
-    healed = list(names[: plan["candidates"]])
-    if len(healed) > 1:
-        for name in healed:
-            folder.once(f"third {name}", partial(_train_candidate, folder, bench, name, plan, plan["steps"] // FIRST))
-    leader = max(healed, key=lambda name: bench.score(folder.findings.get(f"third {name}", {})))
-    runs = []
-    for seed in range(seeds):
-        name = f"healed {leader}" if seed == 0 else f"healed {leader} seed {seed}"
-        runs.append(folder.once(name, partial(_train_candidate, folder, bench, leader, plan, None, seed)))
+    healing = list(finalists[: plan.candidates])
+    thirds = {}
+    if len(healing) > 1:
+        thirds = {one.name: train(one, f"third {one.name}", plan.steps // FIRST) for one in healing}
+    leader = max(healing, key=lambda one: thirds[one.name].quality.score(sign) if thirds else 0.0)
+    runs = [train(leader, f"healed {leader.name}")]
+    for seed in range(1, seeds):
+        runs.append(train(leader, f"healed {leader.name} seed {seed}", seed=seed))
 
     # candidates that healing improved
-    results = {name: folder.findings[f"third {name}"] | {"stopped": True} for name in healed if name != leader}
-    results[leader] = max(runs, key=bench.score) | {"stopped": False}
+    best = max(runs, key=lambda run: run.quality.score(sign))
     if seeds > 1:
-        qualities = [run["quality"] for run in runs]
-        results[leader] |= {"seeds": seeds, "low": min(qualities), "high": max(qualities)}
-    for name in healed:
-        if results[name]["steps"] == 0:
-            note(f"{name}: no healing step improved on the transferred weights, which are kept")
-            del results[name]
-    return results
+        best = replace(best, qualities=tuple(run.quality.quality for run in runs))
+    results = [replace(third, stopped=True) for name, third in thirds.items() if name != leader.name]
+    results = sorted([best, *results], key=lambda one: healing.index(one.carried))
+    for one in results:
+        if one.steps == 0:
+            note(f"{one.name}: no healing step improved on the transferred weights, which are kept")
+    return [one for one in results if one.steps]
 
 
 def _plan_healing(
-    folder: ShrinkFolder, bench: Evaluator, names: Sequence[str], rates: Sequence[float], seeds: int
-) -> dict[str, Any]:
+    folder: ShrinkFolder, original: Original, finalists: Sequence[Carried], rates: Sequence[float], seeds: int
+) -> HealingPlan:
     """Plan the steps that fit into the remaining time, or the user's number; the candidates; and the learning rate."""
-    schedule, clock = bench.recipe.schedule, folder.clock
-    first_candidate = bench.with_model(str(folder.place(names[0])))
-    began = clock.seconds
-    facts = start.rehearse(first_candidate.recipe, splits=bench.splits, evaluates=True)
+    recipe, schedule, clock, splits = original.recipe, original.recipe.schedule, folder.clock, original.evaluator.splits
+    first, began = finalists[0], clock.seconds
+    parts: dict[str, Any] = {"splits": splits, "teacher": original.teacher}
+    with progress(f"timing steps of {first.name}", None):
+        facts = start.rehearse(recipe, model=healing_copy(original, first), evaluates=True, **parts)
     seconds = max(facts["seconds_a_step"], 1e-6)
     # seconds before the first step of a run
     building = clock.seconds - began - facts["timed_steps"] * seconds - facts["evaluation_seconds"]
 
     # seconds of an evaluation for selection, and of the final one on both halves
     half = facts["evaluation_seconds"]
-    max_steps = int(max(1.0, EPOCHS * len(bench.splits.train) / schedule.batch_size))
+    max_steps = int(max(1.0, EPOCHS * len(splits.train) / schedule.batch_size))
 
     def affordable(candidates: int) -> int:
         """Return the number of steps of a schedule if all but one candidate train for a third of it."""
@@ -239,28 +191,29 @@ def _plan_healing(
         left *= 1 - EVALUATION_SHARE
         return min(max_steps, max(0, int(left / seconds / (seeds + (candidates - 1) / FIRST))))
 
-    candidates = min(len(names), 2)
+    candidates = min(len(finalists), 2)
     if schedule.steps is None and affordable(2) < MIN_STEPS_OF_TWO and candidates > 1:
         candidates = 1
-        note(f"only {names[0]} is healed: --minutes leave {affordable(1)} steps")
+        note(f"only {first.name} is healed: --minutes leave {affordable(1)} steps")
     steps = schedule.steps or affordable(candidates)
     if steps < FIRST:
-        return {"steps": steps, "rate": bench.recipe.optim.lr, "candidates": candidates, "evaluations": 3}
+        return HealingPlan(steps, recipe.optim.lr, candidates)
 
     # the rate: given, the best in a test, or the lowest if a test would take too long
-    options = tuple(rates) or range_tests.default_rates(bench.recipe.optim.lr)
+    options = tuple(rates) or range_tests.default_rates(recipe.optim.lr)
     test_steps = range_tests.steps_of_test(steps)
     test_seconds = len(options) * test_steps * seconds + (1 + len(options)) * half + building
     fits = test_seconds <= RATE_TEST_SHARE * (clock.left if schedule.steps is None else steps * seconds)
     rate = min(options)
     if len(options) > 1 and fits:
-        test_recipe = _schedule_recipe(first_candidate.recipe, steps, rate, 3)
-        rate_test = range_tests.range_test(test_recipe, options, bench.splits)
-        if rate_test is not None:
-            rate = rate_test.best
-            note(f"{names[0]}: {rate_test.summary}")
+        test_recipe = HealingPlan(steps, rate, candidates).recipe(original, first)
+        with progress(f"testing rates on {first.name}", None):
+            test = range_tests.range_test(test_recipe, options, model=healing_copy(original, first), **parts)
+        if test is not None:
+            rate = test.best
+            note(f"{first.name}: {test.summary}")
     elif len(options) > 1:
-        note(f"{names[0]}: {steps} steps are too few to test rates, so the lowest is taken, {rate:.2g}")
+        note(f"{first.name}: {steps} steps are too few to test rates, so the lowest is taken, {rate:.2g}")
 
     # the steps left after the test, in thirds, with as many evaluations as their share of time allows
     if schedule.steps is None:
@@ -269,15 +222,7 @@ def _plan_healing(
     if schedule.steps is None and steps >= per_run:
         steps -= steps % per_run
     note(f"healing {steps:,} steps of {schedule.batch_size} at {rate:.2g}, {steps * seconds / 60:.1f} minutes")
-    return {"steps": steps, "rate": rate, "candidates": candidates, "evaluations": per_run}
-
-
-def _schedule_recipe(recipe: TrainingRecipe, steps: int, rate: float, evaluations: int) -> TrainingRecipe:
-    warm_up = WARM_UP if steps >= SHORT_RUN else SHORT_WARM_UP
-    schedule = replace(recipe.schedule, epochs=None, tokens=None, steps=steps, warmup=max(1.0, warm_up * steps))
-    eval_interval = max(1, steps // evaluations)
-    run = replace(recipe.run, eval_every=eval_interval, checkpoint_every=eval_interval, keep=1)
-    return replace(recipe, schedule=schedule, optim=replace(recipe.optim, lr=rate), run=run)
+    return HealingPlan(steps, rate, candidates, per_run)
 
 
 class StopAtStep(Callback):
@@ -317,30 +262,28 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _train_candidate(
-    folder: ShrinkFolder, bench: Evaluator, name: str, plan: Mapping[str, Any], stop: int | None, seed: int = 0
-) -> dict[str, Any]:
-    """Train a candidate up to a step or to the end, continuing an earlier run; measure the best checkpoint.
+def _train(
+    folder: ShrinkFolder, original: Original, carried: Carried, plan: HealingPlan, stop: int | None, seed: int
+) -> Healed:
+    """Train a candidate up to a step or to the end, continuing an earlier run; judge the best checkpoint.
 
     ``seed`` is added to the recipe's: it draws the order of the samples.
     """
     # continue an interrupted run; rename any other content at its path
-    run_name = f"{name}-run" if seed == 0 else f"{name}-run-{seed}"
-    place = folder.place(run_name)
+    name = f"{carried.name}-run" if seed == 0 else f"{carried.name}-run-{seed}"
+    place = folder.place(name)
     if place.exists() and not is_run(place):
-        place = folder.fresh(run_name)
-    with progress(f"healing {name}", stop or plan["steps"]) as advance:
-        callback = StopAtStep(name, stop, bench.metric, advance)
+        place = folder.fresh(name)
+    student = healing_copy(original, carried)
+    with progress(f"healing {carried.name}", stop or plan.steps) as advance:
+        callback = StopAtStep(carried.name, stop, original.evaluator.task.metric, advance)
         try:
-            if place.exists():
-                run = RunDirectory.open(place)
-                trainer = Trainer(start.recorded_recipe(run), callback, bench.splits)
-            else:
-                candidate = bench.with_model(str(folder.place(name))).recipe
-                recipe = _schedule_recipe(candidate, plan["steps"], plan["rate"], plan.get("evaluations", 3))
-                recipe = replace(recipe, run=replace(recipe.run, seed=recipe.run.seed + seed))
-                trainer = Trainer(recipe, callback, bench.splits)
-                run = trainer.new_run(place)
+            run = RunDirectory.open(place) if place.exists() else None
+            recipe = plan.recipe(original, carried, seed) if run is None else start.recorded_recipe(run)
+            trainer = Trainer(
+                recipe, callback, model=student, splits=original.evaluator.splits, teacher=original.teacher
+            )
+            run = run or trainer.new_run(place)
             newest = max((checkpoint.step for checkpoint in run.checkpoints()), default=0)
             if stop is None or newest < stop:
                 with interruptible():
@@ -351,11 +294,17 @@ def _train_candidate(
         except TrainingError as error:  # the user did not start this inner run, so resuming is described differently
             words, resumable, _ = str(error).partition("; resume with:")
             raise TrainingError(words + "; the same command continues from there" * bool(resumable)) from error
-        # measure the best checkpoint, rounded to its output type, on both halves of the validation samples
-        best = RunDirectory.open(place).best()
-        if best is None:
-            raise DataError(f"{place} has no checkpoint")
-        load_safetensors(trainer.state.eval_model, best.path / WEIGHTS, trainer.state.names)
-        round_weights(trainer.state.eval_model, bench.dtype)  # measure the weights as they will be written
-        qualities = bench.evaluate_splits(trainer)
-    return qualities | {"run": str(place), "steps": best.step, "of": plan["steps"], "rate": plan["rate"]}
+        # judge the best checkpoint as it will be written, rounded to its type
+        model = trainer.state.eval_model
+        steps = _load_best(model, place)
+        round_weights(model, original.dtype)
+        return Healed(carried, place, judge(original, model), plan.rate, steps)
+
+
+def _load_best(model: nn.Module, place: Path) -> int:
+    """Load the weights of a run's best checkpoint in place, and return its step. Raises DataError."""
+    best = RunDirectory.open(place).best()
+    if best is None:
+        raise DataError(f"{place} has no checkpoint")
+    load_safetensors(model, best.path / WEIGHTS, list(lean_directory.untie_tensors(model)[0]))
+    return best.step

@@ -13,8 +13,7 @@ run side by side.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,41 +25,14 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, resize, weighted_part
 from leanify.lens.sites import locate
-from leanify.shrinking.axes import GROWING, Axes, Picks, Sizes, resizable_axes, shared_table
+from leanify.shrinking.axes import GROWING, Axes, Picks, Sizes, resizable_axes
 from leanify.shrinking.blocks import (
     copy_block,
     find_difference,
-    find_stage,
     position_counters,
-    replace_blocks,
-    stage_blocks,
 )
 from leanify.shrinking.norms import common_bias, fold, neutralise, precision, read_affine
-from leanify.shrinking.residual import Residual, Sublayer, residuals
-
-Run = Callable[[nn.Module], Any]
-
-
-@torch.no_grad()
-def pair(model: nn.Module, stage: str, index: int, call: Run) -> nn.Module:
-    """Return a new model in which one block runs the blocks ``index`` and ``index + 1`` of a stage side by side.
-
-    ``call`` runs a model on example inputs. Raises UnsupportedModel for blocks that cannot be paired:
-    post-norm, windowed, shared, or different from each other.
-    """
-    located_model = locate(model)
-    blocks_read = residuals(located_model, stage, call)
-    if not 0 <= index < len(blocks_read) - 1:
-        raise UnsupportedModel(f"stage {stage!r} has {len(blocks_read)} blocks: there is no pair at {index}")
-    if table := shared_table(located_model, find_stage(located_model, stage)):
-        raise UnsupportedModel(
-            f"blocks {index} and {index + 1} of {stage!r} cannot be paired without data: {table} holds the heads of "
-            "several layers, and a pair would have twice as many; leanify redesign --weights --data can"
-        )
-    blocks = stage_blocks(located_model, stage)
-    joined_pair = join_pair(located_model, blocks_read[index], blocks_read[index + 1])
-    new_blocks = [*blocks[:index], joined_pair, *blocks[index + 2 :]]
-    return copy.deepcopy(replace_blocks(located_model, {stage: new_blocks}).model)
+from leanify.shrinking.residual import Residual, Sublayer
 
 
 @torch.no_grad()

@@ -1,67 +1,60 @@
 """`shrink`: turn a checkpoint into a smaller model that keeps its knowledge.
 
-The original is measured, and its weights are transferred to several shapes of one budget (`shrinking.transfer`). The
-two that keep most are trained with the original as teacher (`training`): both for a third of the same schedule, the
-better one to the end. The best model, healed or not, is written. Half of the validation samples select at every step;
-the other half measures the reported results.
+    resolve → candidates → carry → judge → heal → save
+
+The original is measured, and its weights are carried into several shapes of one budget (`carrying`). The two that keep
+most are trained with the original as teacher (`healing`): both for a third of the same schedule, the better one to the
+end. The best model, healed or not, is written. Half of the validation samples choose at every step; the other half
+judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from leanify.core import machine
-from leanify.core.errors import DataError, LeanifyError, ShapeError
-from leanify.core.path_kinds import is_run
-from leanify.core.recipe import ModelSection, TrainingRecipe
+from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
-from leanify.core.units import format_bytes
-from leanify.core.units import format_damage as damage_words
-from leanify.core.units import format_metric as metric_words
-from leanify.data.common import vocabulary_size
-from leanify.data.splits import load_splits
-from leanify.data.texts import tokenizers
-from leanify.lens import surgery
+from leanify.core.units import format_bytes, format_damage, format_metric
+from leanify.lens.located import LocatedModel
 from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
-from leanify.runs.run_directory import RunDirectory
-from leanify.search.plan import Plan
-from leanify.shrinking import healing
-from leanify.shrinking.calibration_batches import TOKENS, calibration_batches
-from leanify.shrinking.designs import Shape, plan_shapes
+from leanify.search.design import Design
+from leanify.shrinking.calibration import MAX_NUMBERS
+from leanify.shrinking.calibration_batches import TOKENS
+from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
+from leanify.shrinking.carrying import Carried, calibrate, carry
+from leanify.shrinking.carrying import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
-from leanify.shrinking.free import passes, transfer_free
-from leanify.shrinking.healing import Evaluator
-from leanify.shrinking.larger_machine import carrying_memory, forecast_device
-from leanify.shrinking.plan_transfer import prepare
-from leanify.shrinking.rotation import rotate
+from leanify.shrinking.healing import Healed, heal
+from leanify.shrinking.judging import Quality, check_original, judge, judged_on, reference
+from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.time_plan import HEALING_SHARE, PRIORITY, Clock, TimePlan, measure_speed, plan_time
-from leanify.shrinking.transfer import Step, transfer_weights
-from leanify.sources import find, lean_directory, side_files
-from leanify.sources.weights import is_headless, require_all_layers
-from leanify.training import start
-from leanify.training.engine import split_batch
-from leanify.training.master_weights import to_master_weights, to_stored_weights
+from leanify.shrinking.time_plan import (
+    HEALING_SHARE,
+    PRIORITY,
+    Clock,
+    TimePlan,
+    limit_samples,
+    measure_speed,
+    plan_time,
+    sample_macs,
+)
+from leanify.shrinking.transfer import Step
+from leanify.sources import find
+from leanify.training import guards, start
+from leanify.training.engine import build_accelerator, split_batch
 from leanify.training.memory import is_out_of_memory
-from leanify.training.preparation import data_section, model_on_meta, trainable
 from leanify.upstream.libraries import first_line
 from leanify.upstream.on_disk import is_on_disk, on_disk
-from leanify.upstream.origin import is_hf
 
 HEALED_CANDIDATES = 2  # candidates that are trained
-LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
-# keys of a healed candidate in the report
-HEALED_KEYS = ("quality", "neighbours", "steps", "rate", "stopped", "seeds", "low", "high")
-MEASURING = 4  # every fourth batch measures the damage
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,6 @@ def shrink(
     seeds: int = 1,
     settings: Sequence[str] = (),
     dry_run: bool = False,
-    device_memory: str | None = None,
     explain: bool = False,
 ) -> Shrunk:
     """Shrink a checkpoint to a budget of parameters, on the user's data, and write the best model to ``output``.
@@ -103,10 +95,9 @@ def shrink(
     ``data`` is a folder or a file; a run may leave it out, and is shrunk on the data that it was trained on.
     ``count="body"`` excludes embeddings and classifier from the budget. ``shape="free"`` adds a candidate whose blocks
     differ; ``"plain"`` allows only shapes that the model's own library can build. ``minutes`` is the total time; 0
-    disables healing and the limit. ``designs`` are some of `designs.MEANING`, ``rates`` learning rates to choose from.
-    With several ``seeds``, the best candidate is healed as often, and the range of its quality is reported.
-    ``settings`` change the recipe (``data.length=256``). ``device_memory`` ("80GB"), with ``dry_run``, forecasts the
-    requirements on a machine with this memory; then the checkpoint may lack its weights, and the data is not read.
+    disables healing and the limit. ``designs`` are some of `candidates.MEANING`, ``rates`` learning rates to choose
+    from. With several ``seeds``, the best candidate is healed as often, and the range of its quality is reported.
+    ``settings`` change the recipe (``data.length=256``).
 
     A folder started by the same request is continued; a finished one is read. Ctrl-C keeps the findings so far. Raises
     LeanifyError.
@@ -118,19 +109,18 @@ def shrink(
         raise LeanifyError(f"--shape {shape!r} is not one of uniform, free, plain")
     if seeds < 1:
         raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
-    if device_memory is not None:
-        if not dry_run:
-            raise LeanifyError("--device-memory asks what a larger machine needs: add --dry-run")
-        plan, shapes = plan_shapes(source, target_params, count, designs, shape)
-        return Shrunk(_forecast_report(source, plan, shapes, device_memory, settings), None)
-    recipe = shrink_recipe(source, data, settings)
-    plan, shapes = plan_shapes(source, target_params, count, designs, shape)
-    requested = [*designs, *(["free"] if shape == "free" else [])]
+    clock = Clock(minutes)
+    with progress(f"reading {source} and its data", None):
+        original = resolve(checkpoint, data, settings)
+    prices = Prices(original, Budget(target_params, count))
+    with progress("pricing candidates", None):
+        several = candidates(prices, designs, shape)
+    named = [*designs, *(["free"] if shape == "free" else [])]
     if dry_run:
-        clock = Clock(minutes)
-        with _explain_memory(source, plan):
-            bench, time_plan = _prepare(recipe, plan, shapes, requested, clock, {})
-            return Shrunk(_rehearse(bench, plan.baseline.to_json(), time_plan, minutes), None)
+        with _explain_memory(original):
+            original, time_plan = _prepare(original, several, named, clock, {})
+            return Shrunk(_rehearse(original, prices.baseline, time_plan, minutes), None)
+
     request = {
         "source": source,
         "data": None if data is None else str(data),
@@ -143,64 +133,66 @@ def shrink(
         "seeds": seeds,
         "settings": list(settings),
     }
-    folder = ShrinkFolder.open(place, request)
+    folder = ShrinkFolder.open(place, request, clock)
     if folder.report is not None:
         with folder.lock():  # a kill between the report and this leaves work/
             folder.clear()
         note(f"{place} is done; remove it to start again")
         return Shrunk(folder.report, place)
-    with _explain_memory(source, plan), folder.lock(), _weights_on_disk(source, place):
+    with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
         # refuse models that cannot be trained before anything is written
-        bench, time_plan = _prepare(recipe, plan, shapes, requested, folder.clock, folder.findings)
+        original, time_plan = _prepare(original, several, named, folder.clock, folder.findings)
         folder.keep()
-        return _shrink_in(folder, bench, plan, time_plan.shapes, rates, seeds, explain)
+        return _shrink_in(folder, original, prices.baseline, time_plan.candidates, rates, seeds, explain)
 
 
 def _prepare(
-    recipe: TrainingRecipe,
-    plan: Plan,
-    shapes: Sequence[Shape],
-    requested: Sequence[str],
-    clock: Clock,
-    findings: dict[str, Any],
-) -> tuple[Evaluator, TimePlan]:
-    """Read the data, time this machine, split the batch if memory is short, and plan the minutes.
+    original: Original, several: Sequence[Candidate], named: Sequence[str], clock: Clock, findings: dict[str, Any]
+) -> tuple[Original, TimePlan]:
+    """Time this machine, limit the samples, split the batch if memory is short, and plan the minutes.
 
     Results that depend on the machine's speed are stored in ``findings``, so that another start makes the same choices.
     Raises LeanifyError for a model that cannot be trained.
     """
     # limit the data to the sizes that the minutes allow
-    splits = load_splits(data_section(recipe), model_on_meta(recipe.model))
     if "speed" not in findings:
-        findings["speed"] = {"macs_per_second": measure_speed(recipe, splits)}
-    speed = findings["speed"]["macs_per_second"]
-    splits = healing.limit_samples(splits, recipe, clock.minutes, speed)
+        with progress(f"timing {original.name}", None):
+            findings["speed"] = {"macs_per_second": measure_speed(original)}
+    forward = sample_macs(original) / findings["speed"]["macs_per_second"]
+    original = replace(original, splits=limit_samples(original, clock.minutes, forward))
 
     # predict the memory of a step; a batch that is too large goes in several passes
-    recipe, step_need = split_batch(recipe, splits)
-    passes, batch = recipe.run.accumulate, recipe.schedule.batch_size
-    memory_bytes = None if step_need is None or not clock.minutes else step_need.of(-(-batch // passes))
+    memory_bytes = None
+    with progress("predicting the memory of a step", None):
+        recipe, step_need = split_batch(original.recipe, original.splits, original.shell)
+        passes, batch = recipe.run.accumulate, recipe.schedule.batch_size
+        if clock.minutes:
+            memory_bytes = None if step_need is None else step_need.of(-(-batch // passes))
+            recipe = guards.split_to_fit(step_need, original.shell, build_accelerator(recipe), recipe)
+    original = replace(original, recipe=recipe)
     if passes > 1:
         note(f"a batch of {batch} goes in {passes} passes of {-(-batch // passes)}, as memory allows")
 
     # plan the minutes, and leave out candidates if there are too few
-    time_plan = plan_time(recipe, splits, plan.baseline.architecture, shapes, requested, clock, speed, memory_bytes)
+    time_plan = plan_time(original, several, named, clock, forward, memory_bytes)
     if "chosen shapes" in findings:
-        time_plan = replace(time_plan, shapes=[one for one in shapes if one.name in findings["chosen shapes"]["names"]])
+        names = findings["chosen shapes"]["names"]
+        time_plan = replace(time_plan, candidates=[one for one in several if one.name in names])
     else:
         time_plan.check_minutes(clock.minutes)
-        findings["chosen shapes"] = {"names": [shape.name for shape in time_plan.shapes]}
+        findings["chosen shapes"] = {"names": [one.name for one in time_plan.candidates]}
         if clock.minutes:
             note(time_plan.description)
         if time_plan.left_out:
             note(f"left out, as {clock.minutes:g} minutes are too few: {', '.join(time_plan.left_out)}")
-    return Evaluator.create(recipe, clock.minutes, splits), time_plan
+    check_original(original)
+    return original, time_plan
 
 
 @contextmanager
-def _weights_on_disk(source: str, place: Path) -> Iterator[None]:
+def _weights_on_disk(original: Original, place: Path) -> Iterator[None]:
     """Keep the weights in files on the disk of the result if they are too large to be transferred in memory."""
-    need, free = carrying_memory(find.build_on_meta(find.find(source))), machine.free_memory()
+    need, free = carrying_memory(original.located), machine.free_memory()
     if free is None or need <= free:
         yield
         return
@@ -213,250 +205,193 @@ def _weights_on_disk(source: str, place: Path) -> Iterator[None]:
         yield
 
 
+def carrying_memory(located_model: LocatedModel) -> float:
+    """Return the bytes used during transfer: original, narrowed copy and trial, calls of blocks, moments, outputs."""
+    layers = list(located_model.layers)
+    width = max(layer.read().width for layer in layers)
+    mlp = max(layer.read().mlp for layer in layers)
+    calls = 4 / 3 * TOKENS * width * 4 * 2 * len(layers)  # each block's input and output, float32
+    moments = 3 * (mlp + 1) ** 2 * 8  # two halves and their solution, float64
+    return 3 * 4 * counting.parameters(located_model.model) + calls + moments + 4 * MAX_NUMBERS
+
+
 @contextmanager
-def _explain_memory(source: str, plan: Plan) -> Iterator[None]:
+def _explain_memory(original: Original) -> Iterator[None]:
     """Suggest remedies if the original, its teacher or their activations do not fit into memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        weights = format_bytes(4 * plan.baseline.params)
+        weights = format_bytes(4 * counting.parameters(original.shell))
         raise LeanifyError(
-            f"memory ran out ({first_line(error)}): the weights of {source} alone take {weights}, and are in memory "
-            "together with a candidate's; use shorter samples, --set data.length=N, or smaller batches, "
+            f"memory ran out ({first_line(error)}): the weights of {original.name} alone take {weights}, and are in "
+            "memory together with a candidate's; use shorter samples, --set data.length=N, or smaller batches, "
             "--set schedule.batch_size=N"
         ) from error
 
 
-def shrink_recipe(source: str, data: str | Path | None, settings: Sequence[str]) -> TrainingRecipe:
-    """Return the usual recipe of the checkpoint on this data, with the checkpoint as its own teacher.
-
-    Without data, it is the run's own recipe.
-    """
-    # what shrink needs: weights and data
-    if find.find(source).weights is None:
-        raise LeanifyError(f"{source} has no weights: shrink keeps what a trained model knows; name a checkpoint")
-    if data is None and not is_run(source):
-        raise LeanifyError(f"--data is missing: a run knows its data, and {source} is no run; name a folder of yours")
-    if data is not None and not Path(data).expanduser().exists():
-        raise LeanifyError(f"--data {data} does not exist")
-    # the recipe; a run's names the initial model, without the trained weights
-    path = [] if data is None else [f"data.path={data}"]
-    value = trainable(start.resolve(source, (*path, *settings), source))
-    if is_run(source):
-        value = replace(value, model=ModelSection(source))
-        run_data = start.recorded_recipe(RunDirectory.open(Path(source))).data
-        if run_data is not None and not any(setting.startswith("data.tokenizer=") for setting in settings):
-            value = replace(value, data=replace(value.data, tokenizer=run_data.tokenizer))
-    if not any(setting.startswith("schedule.steps=") for setting in settings):  # the minutes limit the healing
-        schedule = replace(value.schedule, epochs=1.0, steps=None, tokens=None, warmup=0.0, cooldown=0.0)
-        value = replace(value, schedule=schedule)
-    if value.data.task in ("causal-lm", "masked-lm"):
-        value = _short(value, settings)
-    # the checkpoint's own vocabulary
-    tokenizer = data_section(value).tokenizer
-    if value.data.task != "classification" and (tokenizer is None or tokenizer.startswith("wordpiece-")):
-        raise DataError(
-            f"{source} has no tokenizer next to its weights, so its token ids are unknown; put the "
-            "tokenizer's files there, or name another folder, --set data.tokenizer=DIR"
-        )
-    model = model_on_meta(value.model)
-    if is_hf(model) and Path(source).is_dir():
-        side_files.check_vocabulary(model, Path(source))  # else refused when the first candidate is written
-    return replace(value, data=replace(value.data, judge=True))
-
-
-def _short(recipe: TrainingRecipe, settings: Sequence[str]) -> TrainingRecipe:
-    """Return a language model's recipe with samples and batches small enough for one core, unless the user set them."""
-    data, schedule = recipe.data, recipe.schedule
-    if data.length is None:
-        _, positions = vocabulary_size(model_on_meta(recipe.model), data.task)
-        data = replace(data, length=min(LENGTH, positions or LENGTH))
-    if not any(setting.startswith("schedule.batch_size=") for setting in settings):
-        schedule = replace(schedule, batch_size=min(BATCH, schedule.batch_size))
-    return replace(recipe, data=data, schedule=schedule)
-
-
-def _rehearse(bench: Evaluator, original: Mapping[str, Any], time_plan: TimePlan, minutes: float) -> dict[str, Any]:
-    """Return the report of a dry run, from the prices of the shapes and a few training steps."""
-    facts = start.rehearse(bench.recipe, splits=bench.splits)
+def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes: float) -> dict[str, Any]:
+    """Return the report of a dry run, from the prices of the candidates and a few training steps."""
+    with progress("timing a few steps", None):
+        facts = start.rehearse(original.recipe, splits=original.evaluator.splits, teacher=original.teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
     return {
-        "source": bench.recipe.model.source,
-        "task": bench.recipe.data.task,
-        "original": original,
-        "candidates": [shape.to_json() for shape in time_plan.shapes],
-        "steps_predicted": bench.recipe.schedule.steps or int(healing_seconds / max(facts["seconds_a_step"], 1e-6)),
+        "source": original.name,
+        "task": original.recipe.data.task,
+        "original": baseline.to_json(),
+        "candidates": [candidate.to_json() for candidate in time_plan.candidates],
+        "steps_predicted": original.recipe.schedule.steps or int(healing_seconds / max(facts["seconds_a_step"], 1e-6)),
         "memory_predicted_bytes": facts["memory_predicted_bytes"],
         "hours_predicted": minutes / 60,
         "plan": time_plan.to_json(),
-        "judged_on": bench.judged_on,
-    }
-
-
-def _forecast_report(
-    source: str, plan: Plan, shapes: Sequence[Shape], device_memory: str, settings: Sequence[str]
-) -> dict[str, Any]:
-    """Return a forecast of the requirements on another machine."""
-    return {
-        "source": source,
-        "task": None,
-        "original": plan.baseline.to_json(),
-        "candidates": [shape.to_json() for shape in shapes],
-        "device": forecast_device(source, plan, shapes, device_memory, settings),
+        "judged_on": judged_on(original),
     }
 
 
 def _shrink_in(
     folder: ShrinkFolder,
-    bench: Evaluator,
-    plan: Plan,
-    shapes: Sequence[Shape],
+    original: Original,
+    baseline: Design,
+    several: Sequence[Candidate],
     rates: Sequence[float],
     seeds: int,
     explain: bool,
 ) -> Shrunk:
-    source = bench.recipe.model.source
-    sizes = {key: getattr(plan.baseline, key) for key in ("depth", "heads", "mlp")}
-    # the original and a trivial model, on the final samples
-    original = folder.once("original", lambda: bench.evaluate() | _costs(bench.recipe))
-    reference = folder.once("reference", bench.reference)
-    words = "" if reference is None else f"; {reference['name']}: {metric_words(bench.metric, reference['value'])}"
-    note(f"original: {bench.format_quality(original)}{words}; {bench.judged_on}")
-    # the candidates after transfer, and those to which transfer failed
-    _note_dropout(folder, bench.recipe)
-    _transfer_all(folder, bench, shapes, explain)
-    transferred = {shape.name: folder.findings[f"carried {shape.name}"] for shape in shapes}
-    candidates = {name: found for name, found in transferred.items() if "refused" not in found}
-    if not candidates:
-        reasons = "; ".join(f"{name}: {found['refused']}" for name, found in transferred.items())
-        raise ShapeError(f"no candidate can carry the weights of {source}: {reasons}")
-    # latencies, then healing of the candidates that keep most
-    latency = folder.once("latency", lambda: _latencies(folder, bench, candidates))
-    order = sorted(candidates, key=lambda name: -bench.score(candidates[name]))
-    for name in order:
-        note(f"{name}: carried, {bench.format_quality(candidates[name])}")
-    healed_candidates = healing.heal_candidates(folder, bench, order[:HEALED_CANDIDATES], rates, seeds)
-    # the best of all, transferred or healed, on the samples for selection
-    best, found = max([*candidates.items(), *healed_candidates.items()], key=lambda pair: bench.score(pair[1]))
-    model = folder.place(best) if "run" not in found else _write_healed(folder, bench, best, Path(found["run"]).name)
+    task = original.evaluator.task
+    # the original and a trivial model, on the samples that judge
+    costs = {"params": baseline.params, "macs": baseline.macs}
+    with progress(f"judging {original.name}", None):
+        finding = folder.once("original", lambda: judge(original, original.module).to_finding() | costs)
+        trivial = folder.once("reference", lambda: reference(original))
+    words = "" if trivial is None else f"; {trivial['name']}: {format_metric(task.metric, trivial['value'])}"
+    note(f"original: {Quality.from_finding(finding).describe(task.metric)}{words}; {judged_on(original)}")
+    if original.no_dropout:
+        own = original.source.origin.options
+        changes = ", ".join(f"{key} {own[key]:g} → {rate:g}" for key, rate in original.no_dropout.items())
+        note(f"healing without noise, {changes}; the result keeps its own")
+
+    # the candidates with the original's weights, their latencies, and the healing of those that keep most
+    carried, refusals = _carry_all(folder, original, several, explain)
+    if not carried:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+        raise ShapeError(f"no candidate can carry the weights of {original.name}: {reasons}")
+    latency = folder.once("latency", lambda: _latencies(original, carried))
+    ranked = sorted(carried, key=lambda one: -one.quality.score(task.sign))
+    for one in ranked:
+        note(f"{one.name}: carried, {one.quality.describe(task.metric)}")
+    healed = heal(folder, original, ranked[:HEALED_CANDIDATES], rates, seeds)
+
+    # the best of all, carried or healed, on the samples that choose
+    results: list[Carried | Healed] = [*carried, *healed]
+    best = max(results, key=lambda one: one.quality.score(task.sign))
+    rows = []
+    for candidate in several:
+        row = _row(candidate, refusals, carried, healed)
+        rows.append(row | latency.get(candidate.name, {}))
     report = {
-        "source": source,
-        "task": bench.recipe.data.task,
-        "tokens": bench.recipe.data.length,
-        "metric": bench.metric,
-        "reference": reference,
-        "original": sizes | _public(original) | latency.get("original", {}),
-        "candidates": [_row(shape, transferred, healed_candidates) | latency.get(shape.name, {}) for shape in shapes],
-        "chosen": best,
-        "quality": found["quality"],
-        "neighbours": found.get("neighbours"),
-        "healed": "run" in found,
+        "source": original.name,
+        "task": original.recipe.data.task,
+        "tokens": original.length,
+        "metric": task.metric,
+        "reference": trivial,
+        "original": {key: getattr(baseline, key) for key in ("depth", "heads", "mlp")}
+        | _public(Quality.from_finding(finding))
+        | costs
+        | latency.get("original", {}),
+        "candidates": rows,
+        "chosen": best.name,
+        "quality": best.quality.quality,
+        "neighbours": best.quality.neighbours,
+        "healed": isinstance(best, Healed),
         "directory": str(folder.path),
         "seconds": folder.clock.seconds,
-        "judged_on": bench.judged_on,
+        "judged_on": judged_on(original),
     }
-    folder.finish(model, report)
-    return Shrunk(report, folder.path)
+    return save(folder, original, best, report)
 
 
-def _row(shape: Shape, transferred: Mapping[str, Any], healed_candidates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a candidate's row of the report: its design, and its quality after transfer and after healing."""
-    finding, after = transferred[shape.name], healed_candidates.get(shape.name)
-    if "refused" in finding:
-        return {**shape.to_json(), "carried": None, "healed": None, "refused": finding["refused"]}
-    return {
-        **shape.to_json(),
-        **finding.get("shape", {}),
-        "macs": finding["macs"],
-        "carried": {
-            **_public(finding),
-            "damage": finding["damage"],
-            "unit": finding["unit"],
-            "steps": finding["steps"],
-        },
-        "healed": None if after is None else {key: after[key] for key in HEALED_KEYS if key in after},
-    }
-
-
-def _public(finding: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in finding.items() if key in ("quality", "neighbours", "params", "macs")}
-
-
-# -- transfer --------------------------------------------------------------------------------------------------------
-
-
-def _transfer_all(folder: ShrinkFolder, bench: Evaluator, shapes: Sequence[Shape], explain: bool) -> None:
-    """Transfer the weights to every shape that is still missing, each into a lean directory."""
-    todo = [shape for shape in shapes if f"carried {shape.name}" not in folder.findings]
-    if not todo:
-        return
-    # load the original with its weights, and batches of the training split
-    recipe, model = bench.recipe, bench.recipe.model
-    torch.manual_seed(recipe.run.seed)
-    model_source = find.section_source(model)
-    original = require_all_layers(lambda: find.load_with_weights(model_source, None), model.source)
-    to_master_weights(original)  # moments and least squares need more precision than 16-bit activations
-    batches = calibration_batches(recipe, bench.splits, original, TOKENS)
-    if recipe.data.task != "classification":
-        tokenizer, _ = tokenizers.make_tokenizer(data_section(recipe).tokenizer, lambda: [], "")
-        words = tokenizers.unknown_words(tokenizer, batches, recipe.data.path)
-        note(f"warning: {words}") if words else None
-    # three of four batches select and correct, the others measure the damage
-    choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
-    teacher = CalibratedTeacher(original, choosing, batches[1::MEASURING], is_headless(original))
-    several = [shape.design.architecture for shape in todo if shape.design and "rotate" not in shape.moves]
-    paired = [shape.design.architecture for shape in todo if shape.design and "pair" in shape.moves]
-    count = f"{len(todo)} shape{'s' * (len(todo) != 1)}"
-    what = f"transferring weights to {count} by {teacher.tokens:,} tokens, {len(batches)} batches"
-    prepare(teacher, several, what, passes(teacher) if any(shape.design is None for shape in todo) else 0, paired)
-    for shape in sorted(todo, key=lambda shape: PRIORITY.index(shape.name)):
-        folder.once(f"carried {shape.name}", partial(_transfer_shape, folder, bench, teacher, shape, explain))
-
-
-def _transfer_shape(
-    folder: ShrinkFolder, bench: Evaluator, teacher: CalibratedTeacher, shape: Shape, explain: bool
+def _row(
+    candidate: Candidate, refusals: Mapping[str, str], carried: Sequence[Carried], healed: Sequence[Healed]
 ) -> dict[str, Any]:
-    """Transfer the weights to one shape: return its quality and costs, or the reason why it failed."""
+    """Return a candidate's row of the report: its design, and its quality after transfer and after healing."""
+    row = candidate.to_json()
+    if candidate.name in refusals:
+        return {**row, "carried": None, "healed": None, "refused": refusals[candidate.name]}
+    before = next(one for one in carried if one.name == candidate.name)
+    kept = {**_public(before.quality), "params": before.params, "macs": before.macs}
+    kept |= {"damage": before.damage, "unit": before.unit, "steps": list(before.steps)}
+    after = next((one for one in healed if one.name == candidate.name), None)
+    trained: dict[str, Any] | None = None
+    if after is not None:
+        trained = {**_public(after.quality), "steps": after.steps, "rate": after.rate, "stopped": after.stopped}
+        if after.qualities:
+            seeds = {"seeds": len(after.qualities), "low": min(after.qualities), "high": max(after.qualities)}
+            trained |= seeds
+    return {**row, **before.shape, "macs": before.macs, "carried": kept, "healed": trained}
+
+
+def _public(quality: Quality) -> dict[str, Any]:
+    values = {"quality": quality.quality, "neighbours": quality.neighbours}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _carry_all(
+    folder: ShrinkFolder, original: Original, several: Sequence[Candidate], explain: bool
+) -> tuple[list[Carried], dict[str, str]]:
+    """Return the candidates with the original's weights, and why others could not carry them, by name.
+
+    Those that an earlier start carried are read; of the others the best ones stay in memory to be healed.
+    """
+    carried, refusals = list[Carried](), dict[str, str]()
+    todo = []
+    for candidate in several:
+        finding = folder.findings.get(f"carried {candidate.name}")
+        if finding is None:
+            todo.append(candidate)
+        elif "refused" in finding:
+            refusals[candidate.name] = finding["refused"]
+        else:
+            carried.append(Carried.from_finding(candidate, folder.place(candidate.name), finding))
+    teacher = calibrate(original, todo) if todo else None
+    for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
+        assert teacher is not None
+        one = _carry_one(folder, original, teacher, candidate, explain)
+        if isinstance(one, Carried):
+            folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
+            carried = _keep_best(folder, original, [*carried, one])
+        else:
+            folder.record(f"carried {candidate.name}", {"refused": one})
+            refusals[candidate.name] = one
+    return sorted(carried, key=lambda one: several.index(one.candidate)), refusals
+
+
+def _carry_one(
+    folder: ShrinkFolder, original: Original, teacher: CalibratedTeacher, candidate: Candidate, explain: bool
+) -> Carried | str:
+    """Return the candidate with the original's weights, or the reason why it has none."""
+    name = candidate.name
+    if is_late(folder, name):
+        note(f"{name}: left out, as the time for transferring is over")
+        return "left out, as the time for transferring was over"
 
     def on_step(step: Step) -> None:
         if explain:
-            note(f"{shape.name}: {step.description}, {teacher.outputs.unit} {damage_words(step.damage)}")
+            note(f"{name}: {step.description}, {teacher.outputs.unit} {format_damage(step.damage)}")
 
-    if is_late(folder, shape.name):
-        note(f"{shape.name}: left out, as the time for transferring is over")
-        return {"refused": "left out, as the time for transferring was over"}
-    # the weights in the new shape
     try:
-        with progress(f"transferring weights to {shape.name}", None):
-            if shape.design is None:
-                result = transfer_free(teacher, shape.max_params, on_step)
-            elif "rotate" in shape.moves:
-                result = rotate(teacher, shape.design.architecture, on_step)
-            else:
-                result = transfer_weights(teacher, shape.design.architecture, on_step, shape.moves)
+        return carry(original, teacher, candidate, folder.fresh(name), _title(original), folder.path.name, on_step)
     except LeanifyError as error:
-        note(f"{shape.name}: {error}")
-        return {"refused": str(error)}
-    # write the candidate's directory, with the checkpoint's configuration
-    place = folder.fresh(shape.name)
-    restore_dropout(result.model, folder, bench.recipe)
-    to_stored_weights(result.model, bench.dtype)
-    lean_directory.save(result.model, place, title=_title(folder), name=folder.path.name)
-    steps = [step.description for step in result.steps]
-    facts: dict[str, Any] = {"damage": result.damage, "unit": teacher.outputs.unit, "steps": steps}
-    facts["files"] = folder.files(shape.name)
-    if shape.design is None:  # its layers differ: the keys of a design, with one value per layer
-        shape_read = surgery.read(result.model)
-        layers = list(shape_read.layers())
-        sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
-        params = sum(p.numel() for p in result.model.parameters())
-        facts["shape"] = {"depth": len(layers), **sizes, "architecture": shape_read.to_json(), "params": params}
-    elif "rotate" in shape.moves:  # with a head of its own, which the design's prices may lack
-        facts["shape"] = {"params": counting.parameters(result.model)}
-    evaluator = bench.with_model(str(place))
-    return facts | evaluator.evaluate() | _costs(evaluator.recipe)
+        note(f"{name}: {error}")
+        return str(error)
+
+
+def _keep_best(folder: ShrinkFolder, original: Original, carried: Sequence[Carried]) -> list[Carried]:
+    """Return the candidates, of which only those that may be healed stay in memory."""
+    sign = original.evaluator.task.sign
+    ranked = sorted(carried, key=lambda one: -one.quality.score(sign))
+    best = ranked[:HEALED_CANDIDATES] if folder.clock.minutes else []
+    return [one if one in best else replace(one, model=None) for one in carried]
 
 
 def is_late(folder: ShrinkFolder, name: str) -> bool:
@@ -466,67 +401,32 @@ def is_late(folder: ShrinkFolder, name: str) -> bool:
     return has_candidate and not is_named and folder.clock.is_over(HEALING_SHARE)
 
 
-def _dropout_changes(folder: ShrinkFolder, recipe: TrainingRecipe) -> dict[str, float]:
-    """Return the checkpoint's dropout rates that healing changes without a request by the user."""
-    named = {setting.partition("=")[0].strip() for setting in folder.request.get("settings", ())}
-    own = find.find(folder.request["source"]).origin.options
-    changes = {}
-    for key, value in recipe.model.override.items():
-        if "drop" in key and f"model.override.{key}" not in named and own.get(key, value) != value:
-            changes[key] = own[key]
-    return changes
-
-
-def _note_dropout(folder: ShrinkFolder, recipe: TrainingRecipe) -> None:
-    changes = _dropout_changes(folder, recipe)
-    if changes:
-        parts = ", ".join(f"{key} {value:g} → {recipe.model.override[key]:g}" for key, value in changes.items())
-        note(f"healing without noise, {parts}; the result keeps its own")
-
-
-def restore_dropout(model: Any, folder: ShrinkFolder, recipe: TrainingRecipe) -> None:
-    """Restore the checkpoint's dropout rates in a configuration."""
-    for key, value in _dropout_changes(folder, recipe).items():
-        if hasattr(getattr(model, "config", None), key):
-            setattr(model.config, key, value)
-
-
-def _costs(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return parameters, and MACs of one sample."""
-    cost = counting.count(model_on_meta(recipe.model), recipe.data.length)
-    return {"params": cost.params, "macs": cost.macs}
-
-
-def _latencies(folder: ShrinkFolder, bench: Evaluator, names: Iterable[str]) -> dict[str, Any]:
+def _latencies(original: Original, carried: Sequence[Carried]) -> dict[str, Any]:
     """Return the latency of one sample on this machine: the median of the rounds, and their middle half."""
     if is_on_disk():
         note("latencies are not measured: the models do not fit into memory together")
         return {}
-    places = {name: folder.place(name) for name in names}
-    models = {"original": bench.recipe.model}
-    models |= {name: bench.with_model(str(place)).recipe.model for name, place in places.items() if place.is_dir()}
-    shells = {name: model_on_meta(section) for name, section in models.items()}
-    timings = time_latencies(shells, bench.recipe.data.length)
+    shells = {"original": original.shell} | {one.name: one.shell(original) for one in carried}
+    with progress("timing the candidates", None):
+        timings = time_latencies(shells, original.length)
     rows = {}
     for name, timing in timings.items():
         rows[name] = {"latency_s": timing.median, "latency_range": [timing.low, timing.high]}
     return rows
 
 
-def _write_healed(folder: ShrinkFolder, bench: Evaluator, name: str, run_name: str) -> Path:
-    """Write a run's best model as a lean directory, with the files that accompany the transferred one."""
-    if MOVING in folder.findings:  # an earlier start already moved some of its files
-        return folder.place(f"{name}-best")
-    place = folder.fresh(f"{name}-best")
-    model: Any = find.load(folder.place(run_name))
-    if hasattr(model, "config"):  # a run stores a tokenizer, but not pooling or processors
-        model.config._name_or_path = str(folder.place(name))
-    restore_dropout(model, folder, bench.recipe)
-    to_stored_weights(model, bench.dtype)
-    lean_directory.save(model, place, title=_title(folder), name=folder.path.name)
-    return place
+def save(folder: ShrinkFolder, original: Original, best: Carried | Healed, report: Mapping[str, Any]) -> Shrunk:
+    """Write the best model and the report into the folder, and remove what it was made of."""
+    place = folder.place(best.name)
+    if isinstance(best, Healed):
+        place = folder.place(f"{best.name}-best")
+        if MOVING not in folder.findings:  # else an earlier start already moved some of its files
+            place = folder.fresh(f"{best.name}-best")
+            save_model(best.load(original), original, place, _title(original), folder.path.name)
+    folder.finish(place, report)
+    return Shrunk(report, folder.path)
 
 
-def _title(folder: ShrinkFolder) -> str:
+def _title(original: Original) -> str:
     """Return the title of a shrunk model's README: the checkpoint's name, without its directory."""
-    return f"A smaller {Path(folder.request['source']).name}"
+    return f"A smaller {Path(original.name).name}"

@@ -51,6 +51,10 @@ class CalibratedTeacher:
     _heads: dict[str, Moments] = field(default_factory=dict)
     _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)
 
+    def for_model(self, model: nn.Module) -> CalibratedTeacher:
+        """Another model on the same data: nothing about it is measured yet."""
+        return CalibratedTeacher(model, self.batches, self.held_out, self.headless, self.correct)
+
     def __post_init__(self) -> None:
         if not self.batches or not self.held_out:
             raise DataError("weights are transferred by the model's behaviour on data: at least two batches are needed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,20 +18,22 @@ import torch
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
 from leanify.core.recipe import TrainingRecipe
+from leanify.core.terminal import note
 from leanify.core.units import format_bytes
-from leanify.data.samples import Splits
+from leanify.data.common import choose_indices
+from leanify.data.samples import Selection, Splits
 from leanify.profiling import counting
 from leanify.shrinking.calibration_batches import MAX_SAMPLES, TOKENS
-from leanify.shrinking.designs import Shape
-from leanify.sources import find, weights
-from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import model_on_meta
+from leanify.shrinking.candidates import Candidate
+from leanify.shrinking.original import Original
 from leanify.upstream.inputs import example_inputs
 
 # candidates sorted by how often they were best before healing, on five checkpoints (rotated: on one); the last is
 # dropped first
 PRIORITY = ("free", "narrow", "rotated", "paired", "heads", "dropped", "control")
 HEALING_SHARE = 0.35  # share of the time reserved for healing
+DEFAULT_MINUTES = 10.0  # time for which samples are counted without healing
+SAMPLE_LIMITS = (64, 2_000)  # minimum and maximum number of samples for selection, and for the final measurement
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples
 EMBEDDED_SHARE = 0.15  # share of the time for a teacher's embeddings
 TIMED_SECONDS, TIMED_PASSES, TIMED_BATCH = 1.0, 20, 8  # limits of the forward passes that time this machine
@@ -69,7 +71,7 @@ class Clock:
 class TimePlan:
     """The forecast of a shrink, in seconds, and the candidates that fit into its minutes."""
 
-    shapes: list[Shape]
+    candidates: list[Candidate]
     left_out: list[str]
     seconds: Mapping[str, float]  # by part: teacher, evaluations, carrying, healing
     memory_bytes: int | None
@@ -86,7 +88,7 @@ class TimePlan:
             return
         # with more minutes, more samples are embedded and evaluated
         enough = math.ceil(minutes + (total - minutes) / (1 - 2 * EMBEDDED_SHARE))
-        names, parts = ", ".join(shape.name for shape in self.shapes), describe_seconds(self.seconds)
+        names, parts = ", ".join(one.name for one in self.candidates), describe_seconds(self.seconds)
         raise LeanifyError(
             f"--minutes {minutes:g} are too few: {names} would take {total:.1f} before any healing ({parts}); give "
             f"--minutes {enough}, or --minutes 0 to heal nothing and take what it takes"
@@ -102,24 +104,22 @@ def describe_seconds(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items() if value >= 1)
 
 
-def mean_tokens(recipe: TrainingRecipe, splits: Splits) -> int | None:
+def mean_tokens(original: Original) -> int | None:
     """Return the mean length of the data's texts, or the recipe's length for images and samples of one length."""
-    lengths = getattr(splits.validation, "lengths", None)
-    return recipe.data.length if lengths is None else max(2, round(float(lengths.mean())))
+    lengths = getattr(original.splits.validation, "lengths", None)
+    return original.length if lengths is None else max(2, round(float(lengths.mean())))
 
 
-def sample_macs(recipe: TrainingRecipe, splits: Splits) -> float:
+def sample_macs(original: Original) -> float:
     """Return the multiplications of one forward pass of a sample of the data."""
-    return float(counting.count(model_on_meta(recipe.model), mean_tokens(recipe, splits)).macs)
+    return float(counting.count_located(original.located, mean_tokens(original)).macs)
 
 
-def measure_speed(recipe: TrainingRecipe, splits: Splits) -> float:
+def measure_speed(original: Original) -> float:
     """Measure the multiplications per second of the original on this machine, on random samples."""
-    model = weights.load(find.section_source(recipe.model))
-    to_master_weights(model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model.to(device).eval()
-    inputs = example_inputs(model, TIMED_BATCH, mean_tokens(recipe, splits), device=device)
+    model = original.module.to(device)
+    inputs = example_inputs(model, TIMED_BATCH, mean_tokens(original), device=device)
 
     # the first pass warms up; the mean of the others has the share of the machine that other processes leave
     count = 0
@@ -132,38 +132,65 @@ def measure_speed(recipe: TrainingRecipe, splits: Splits) -> float:
                 torch.cuda.synchronize()
             count += 1
     seconds = time.perf_counter() - began
-    return count * TIMED_BATCH * sample_macs(recipe, splits) / max(seconds, 1e-6)
+    model.to("cpu")
+    return count * TIMED_BATCH * sample_macs(original) / max(seconds, 1e-6)
+
+
+def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
+    """Return as many samples as can be evaluated, and embedded by a teacher, in their shares of the time.
+
+    ``forward`` are the seconds that the original takes for a sample.
+    """
+    splits, recipe, seconds = original.splits, original.recipe, 60 * (minutes or DEFAULT_MINUTES)
+    max_samples = min(SAMPLE_LIMITS[1], max(SAMPLE_LIMITS[0], int(EVALUATED_SHARE * seconds / forward)))
+    parts: dict[str, Any] = {}
+    for name in ("validation", "test"):
+        parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
+    if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
+        # weights are transferred by `MAX_SAMPLES`; healing takes more
+        max_embedded = max(MAX_SAMPLES, int(EMBEDDED_SHARE * seconds / forward)) if minutes else MAX_SAMPLES
+        parts["train"] = _select_samples(splits.train, max_embedded, recipe)
+        if minutes and len(parts["train"]) < len(splits.train):
+            sample_text = f"{len(parts['train']):,} of {len(splits.train):,} samples"
+            note(f"{sample_text}, to fit --minutes; --set data.samples=N uses more")
+    return replace(splits, **parts)
+
+
+def _select_samples(samples: Any, max_samples: int, recipe: TrainingRecipe) -> Any:
+    if max_samples >= len(samples):
+        return samples
+    return Selection(samples, choose_indices(samples, max_samples, recipe.data.subset))
 
 
 def plan_time(
-    recipe: TrainingRecipe,
-    splits: Splits,
-    baseline: Architecture,
-    shapes: Sequence[Shape],
+    original: Original,
+    candidates: Sequence[Candidate],
     named: Sequence[str],
     clock: Clock,
-    macs_per_second: float,
+    forward: float,
     memory_bytes: int | None,
 ) -> TimePlan:
-    """Forecast the time, and drop candidates until healing has its share; the user's ``named`` candidates stay."""
-    forward = sample_macs(recipe, splits) / macs_per_second  # seconds per sample
+    """Forecast the time, and drop candidates until healing has its share; the user's ``named`` candidates stay.
+
+    ``forward`` are the seconds that the original takes for a sample.
+    """
+    splits, baseline = original.splits, original.located.architecture
     evaluated = len(splits.validation) + (0 if splits.test is None else len(splits.test))
     embedded = 0
-    if recipe.data.task == "sentence-embedding":
+    if original.recipe.data.task == "sentence-embedding":
         embedded = evaluated + len(splits.train)
-    calibrated = calibration_samples(recipe, splits)
+    calibrated, tokens = calibration_samples(original), mean_tokens(original)
     # the time used so far (reading, building, timing) counts too
     moments = CALIBRATION_PASSES * calibrated * forward
     fixed = {"start": clock.seconds, "teacher": embedded * forward, "moments": moments}
 
-    chosen = sorted(shapes, key=lambda shape: PRIORITY.index(shape.name))
+    chosen = sorted(candidates, key=lambda candidate: PRIORITY.index(candidate.name))
     left_out: list[str] = []
     while True:
-        passes = [carrying_passes(shape, baseline, calibrated, mean_tokens(recipe, splits)) for shape in chosen]
-        carrying = sum(passes) * forward
+        carrying = sum(carrying_passes(one, baseline, calibrated, tokens) for one in chosen) * forward
         evaluations = (1 + len(chosen)) * evaluated * forward
         total = sum(fixed.values()) + carrying + evaluations
-        droppable = [shape for shape in chosen if shape.name not in named]
+        droppable = [candidate for candidate in chosen if candidate.name not in named]
         is_over = clock.minutes > 0 and total > (1 - HEALING_SHARE) * 60 * clock.minutes
         if not is_over or len(chosen) == 1 or not droppable:
             break
@@ -171,27 +198,26 @@ def plan_time(
         chosen.remove(droppable[-1])
     healing = max(0.0, 60 * clock.minutes - total)
     seconds = {**fixed, "carrying": carrying, "evaluations": evaluations, "rates and healing": healing}
-    ordered = [shape for shape in shapes if shape in chosen]
-    return TimePlan(ordered, left_out, seconds, memory_bytes)
+    return TimePlan([one for one in candidates if one in chosen], left_out, seconds, memory_bytes)
 
 
-def calibration_samples(recipe: TrainingRecipe, splits: Splits) -> int:
+def calibration_samples(original: Original) -> int:
     """Estimate the number of samples that select and measure during transfer."""
-    tokens = mean_tokens(recipe, splits)
+    tokens = mean_tokens(original)
     count = MAX_SAMPLES if not tokens else min(MAX_SAMPLES, -(-TOKENS // tokens))
-    return min(max(32, count), len(splits.train))
+    return min(max(32, count), len(original.splits.train))
 
 
-def carrying_passes(shape: Shape, baseline: Architecture, calibrated: float, tokens: int | None) -> float:
+def carrying_passes(candidate: Candidate, baseline: Architecture, calibrated: float, tokens: int | None) -> float:
     """Return the cost of a transfer in forward passes per sample, without the moments that all shapes share."""
     held_out = calibrated / 4
-    if shape.design is None:  # every variant of every block runs on some of the held-out samples
+    if candidate.shape is None:  # every variant of every block runs on some of the held-out samples
         blocks = sum(stage.depth for stage in baseline.stages)
         scored = min(held_out, max(8.0, FREE_TOKENS / (tokens or PATCHES)))
         return 2 * (CALIBRATION_PASSES * calibrated + blocks * VARIANTS * scored)
-    if "rotate" in shape.moves:  # the states of all blocks
+    if "rotate" in candidate.moves:  # the states of all blocks
         return calibrated + held_out
     lost_blocks = 0
-    for old, new in zip(baseline.stages, shape.design.architecture.stages, strict=True):
+    for old, new in zip(baseline.stages, candidate.shape.stages, strict=True):
         lost_blocks += max(0, old.depth - new.depth)
     return (TRIAL_PASSES * lost_blocks + 1) * held_out

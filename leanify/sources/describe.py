@@ -24,13 +24,14 @@ from leanify.upstream.spelling import respell
 CACHE_SIZE = 4
 
 
-def describe(model: nn.Module) -> ModelSource:
+def describe(model: nn.Module, architecture: Architecture | None = None) -> ModelSource:
     """Return a `ModelSource` that rebuilds this model without its weights: by upstream alone, or with surgery.
 
-    Raises SourceError if the model did not come from a known library, or if the rebuilt tensors have other shapes.
+    ``architecture`` is the model's shape if it is known. Raises SourceError if the model did not come from a known
+    library, or if the rebuilt tensors have other shapes.
     """
     origin = _origin(model)
-    architecture = surgery.read(model)
+    architecture = architecture or surgery.read(model)
     source = ModelSource(origin, architecture)
     # the user's own code rebuilds the user's module
     if user_modules.is_user_module(origin):

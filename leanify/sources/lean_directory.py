@@ -67,7 +67,8 @@ def save(
     if source is not None:
         set_origin(model, user_modules.parse_module_source(source))
     # how the model is built again, checked before anything is written
-    description = describe(model)
+    architecture = surgery.read(model)
+    description = describe(model, architecture)
     if description.origin.library == user_modules.LIBRARY:
         check_rebuilt(model, description)
     with new_directory(directory, force) as folder:
@@ -80,7 +81,7 @@ def save(
         card = {
             "format": FORMAT,
             "origin": origin.to_json(),
-            "architecture": surgery.read(model).to_json(),
+            "architecture": architecture.to_json(),
             "upstream": description.architecture is None,
             "tied": tied,
             "initialised": is_initialised,
@@ -90,7 +91,8 @@ def save(
         }
         writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
         writing.write(
-            folder / "README.md", _readme(model, description, folder, name or Path(directory).name, title, note)
+            folder / "README.md",
+            _readme(model, description, architecture, folder, name or Path(directory).name, title, note),
         )
     return Path(directory)
 
@@ -131,7 +133,9 @@ def requirements(origin: Origin) -> dict[str, str]:
     return bounds
 
 
-def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, title: str, note: str) -> str:
+def _readme(
+    model: nn.Module, source: ModelSource, architecture: Architecture, folder: Path, name: str, title: str, note: str
+) -> str:
     """The README of the directory, which is a model card on the hub: a description, and the lines that load it."""
     origin = source.origin
     upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
@@ -139,7 +143,7 @@ def _readme(model: nn.Module, source: ModelSource, folder: Path, name: str, titl
     lines = ["---", "tags: [leanify, pruning]", "---"]
     if upstream:
         lines.insert(1, f"library_name: {upstream}")
-    lines += [f"# {title}", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", ""]
+    lines += [f"# {title}", "", f"Redesigned by leanify from {origin}. {architecture}.", ""]
     if note:
         lines += [note, ""]
     # how to load it, by leanify and by its own library

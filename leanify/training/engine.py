@@ -20,8 +20,6 @@ from leanify.runs.run_directory import RunDirectory, leaves
 from leanify.tasks import Task
 from leanify.training import memory, sharding
 from leanify.training.distillation import Distilled
-from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import model_on_meta
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -247,15 +245,15 @@ def longest_sample(splits: Splits, length: int | None) -> int | None:
     return longest if length is None else min(length, longest)
 
 
-def split_batch(recipe: TrainingRecipe, splits: Splits) -> tuple[TrainingRecipe, memory.MemoryNeed | None]:
+def split_batch(
+    recipe: TrainingRecipe, splits: Splits, model: nn.Module
+) -> tuple[TrainingRecipe, memory.MemoryNeed | None]:
     """The recipe with its batch in as many passes as fit into the free memory, and the memory of a step.
 
-    The model is built on meta, so that this takes seconds before any work. Where not even one sample fits, the
+    ``model`` is the recipe's on meta, so that this takes seconds before any work. Where not even one sample fits, the
     recipe stays as it is, and training refuses it.
     """
     engine = build_accelerator(recipe)
-    model = model_on_meta(recipe.model)
-    to_master_weights(model)
     # a teacher called in each step is also in memory, and at most as large as the model
     teacher = None
     if recipe.distill is not None and recipe.data.task != "sentence-embedding":

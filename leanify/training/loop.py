@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError, raised_by_all
 from leanify.core.recipe import Recipe
@@ -46,7 +46,14 @@ from leanify.training.engine import (
 from leanify.training.evaluation import Evaluator
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import build_data, build_model, describe_model, has_weights, trainable
+from leanify.training.preparation import (
+    build_data,
+    build_model,
+    describe_model,
+    has_weights,
+    prepare_model,
+    trainable,
+)
 from leanify.training.saver import Saver
 from leanify.training.schedule import build_schedule
 from leanify.training.state import TrainingState, load_safetensors
@@ -60,13 +67,20 @@ Metrics = dict[str, float]
 class Trainer:
     """A recipe's model, data, task and optimiser, built and checked before anything is written.
 
-    ``splits`` are the recipe's splits if they have been read before. ``check_memory=False`` skips the prediction
-    of a step's memory, for a trainer that only evaluates.
+    ``model``, ``splits`` and ``teacher`` are the recipe's, if they are in memory already: a model with weights, which
+    is trained in place; the data; the teacher. ``check_memory=False`` skips the prediction of a step's memory.
     """
 
     @reraise_as("this recipe cannot be trained", RecipeError)
     def __init__(
-        self, recipe: Recipe, callback: Callback | None = None, splits: Splits | None = None, check_memory: bool = True
+        self,
+        recipe: Recipe,
+        callback: Callback | None = None,
+        *,
+        model: nn.Module | None = None,
+        splits: Splits | None = None,
+        teacher: nn.Module | None = None,
+        check_memory: bool = True,
     ) -> None:
         recipe = self.recipe = trainable(recipe)
         self.accelerator = build_accelerator(recipe)
@@ -79,7 +93,8 @@ class Trainer:
         seed_everything(MODEL, self.seed)
         self.is_sharded = sharding.is_requested(recipe)
         on_meta = self.is_sharded and not self.main and recipe.distill is None
-        self.unwrapped_model = build_model(recipe, on_meta)
+        self.starts_from_weights = model is not None or has_weights(recipe)
+        self.unwrapped_model = build_model(recipe, on_meta) if model is None else prepare_model(recipe, model)
         self.stored_dtype = to_master_weights(self.unwrapped_model)  # of the checkpoint that it started from
         names = self.broadcast(list(lean_directory.untie_tensors(self.unwrapped_model)[0]) if self.main else [])
 
@@ -87,10 +102,10 @@ class Trainer:
         data = splits or build_data(recipe, self.unwrapped_model)
         if data.decoding:  # a run keeps how its pictures were decoded
             recipe = self.recipe = replace(recipe, data=replace(recipe.data, **data.decoding))
-        teacher = build_teacher(recipe, self.unwrapped_model)
+        taught = build_teacher(recipe, self.unwrapped_model, teacher)
 
         # the memory of a step, predicted before a teacher embeds and before anything is placed on the device
-        called_teacher = teacher.model if teacher is not None and teacher.is_called else None
+        called_teacher = taught.model if taught is not None and taught.is_called else None
         tokens = longest_sample(data, recipe.data.length) if check_memory else None
         self.need: memory.MemoryNeed | None = None
         passes = 0
@@ -111,9 +126,9 @@ class Trainer:
         self.order, self.steps = self.schedule.order, self.schedule.steps
 
         # the targets that a teacher gives, and the loss
-        self.splits = add_targets(data, teacher, self.accelerator)
+        self.splits = add_targets(data, taught, self.accelerator)
         self.skipped_names = set(self.splits.skipped)  # names of samples that could not be read
-        self.task = build_task(recipe, self.splits, self.unwrapped_model, teacher, self.accelerator)
+        self.task = build_task(recipe, self.splits, self.unwrapped_model, taught, self.accelerator)
 
         # the evaluator, then the wrapped model, its optimiser and averaged weights
         self.evaluator = Evaluator(
@@ -265,7 +280,7 @@ class Trainer:
 
     def first_metrics(self, run: RunDirectory) -> Metrics | None:
         """The metrics of a model that comes with weights, before any step: they compete for the best."""
-        if not has_weights(self.recipe):
+        if not self.starts_from_weights:
             return None
         metrics = self.evaluate()
         self.write(run, 0, "validation", metrics)

@@ -76,7 +76,11 @@ def build_model(recipe: Recipe, on_meta: bool = False) -> nn.Module:
     model = _load_model(recipe, on_meta)
     if on_meta and _has_loose_tensors(model):
         model = _load_model(recipe, False)
+    return prepare_model(recipe, model)
 
+
+def prepare_model(recipe: Recipe, model: nn.Module) -> nn.Module:
+    """Return a recipe's model in training mode, in place: without cached keys, with recomputed blocks if asked for."""
     # record the origin before the configuration changes: a checkpoint names the original one
     set_origin(model, get_origin(model))
     if is_hf(model) and hasattr(model.config, "use_cache"):

@@ -19,6 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from leanify.core.errors import TrainingError
 from leanify.core.recipe import Recipe
 from leanify.data.samples import Splits
@@ -47,16 +49,24 @@ class RangeTest:
         return f"rate {self.best:.2g} by a range test of {self.steps} steps (loss {self.start:.4g} → {losses})"
 
 
-def range_test(recipe: Recipe, rates: Sequence[float] = (), splits: Splits | None = None) -> RangeTest | None:
+def range_test(
+    recipe: Recipe,
+    rates: Sequence[float] = (),
+    *,
+    model: nn.Module | None = None,
+    splits: Splits | None = None,
+    teacher: nn.Module | None = None,
+) -> RangeTest | None:
     """The best of some rates, by default among shares of the recipe's rate; None if the recipe does not heal weights.
 
-    Several processes, and a run that is not much longer than the test, keep the recipe's rate.
+    Several processes, and a run that is not much longer than the test, keep the recipe's rate. ``model``, ``splits``
+    and ``teacher`` are those of `Trainer`; the model is trained in place.
     """
-    if recipe.distill is None or recipe.optim is None or not has_weights(recipe):
+    if recipe.distill is None or recipe.optim is None or (model is None and not has_weights(recipe)):
         return None
     # one trainer for all trials; it evaluates on a few batches and averages no weights
     short_recipe = replace(recipe, run=replace(recipe.run, eval_batches=BATCHES), optim=replace(recipe.optim, ema=None))
-    trainer = Trainer(short_recipe, splits=splits)
+    trainer = Trainer(short_recipe, model=model, splits=splits, teacher=teacher)
     if trainer.accelerator.num_processes > 1 or (trainer.steps < 2 * MIN_STEPS and not rates):
         return None
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError, raised_by_all
@@ -186,15 +188,19 @@ def _allow_code(settings: Sequence[str]) -> None:
 def rehearse(
     recipe: Recipe,
     callback: Callback | None = None,
+    *,
+    model: nn.Module | None = None,
     splits: Splits | None = None,
+    teacher: nn.Module | None = None,
     evaluates: bool = False,
     looks: bool = False,
 ) -> dict[str, Any]:
-    """Build everything and time a few steps to predict the run's duration. ``splits`` may be read already.
+    """Build everything and time a few steps to predict the run's duration.
 
-    ``evaluates`` times the validation split, too; ``looks`` reports the properties of the data.
+    ``model``, ``splits`` and ``teacher`` are those of `Trainer`; the model is trained in place. ``evaluates`` times the
+    validation split, too; ``looks`` reports the properties of the data.
     """
-    trainer = Trainer(recipe, callback, splits)
+    trainer = Trainer(recipe, callback, model=model, splits=splits, teacher=teacher)
     if looks:
         _report_look(trainer)
     # time a few steps, from where the batch has grown to its size

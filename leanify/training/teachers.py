@@ -40,13 +40,17 @@ class Teacher:
         return bool(self.section.weight or self.section.hidden_weight)
 
 
-def build_teacher(recipe: TrainingRecipe, student: nn.Module) -> Teacher | None:
-    """The recipe's teacher, which takes the student's inputs; None without ``[distill]``. Raises RecipeError."""
+def build_teacher(recipe: TrainingRecipe, student: nn.Module, model: nn.Module | None = None) -> Teacher | None:
+    """The recipe's teacher, which takes the student's inputs; None without ``[distill]``. Raises RecipeError.
+
+    ``model`` is the teacher if it is loaded already.
+    """
     section = recipe.distill
     if section is None:
         return None
     gives_targets = recipe.data.task == "sentence-embedding"
-    model = load_teacher(section, gives_targets)
+    check_section(section)
+    model = load_teacher(section, gives_targets) if model is None else model
     check_alike(student, model, section.teacher, data_section(recipe).tokenizer)
     if gives_targets:
         section = replace(section, weight=0.0)
@@ -60,8 +64,8 @@ def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> 
     return add_teacher_targets(splits, teacher.model, teacher_pooling(teacher.model), place)
 
 
-def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
-    """Load the teacher with its weights, without its head if it ``embeds`` sentences."""
+def check_section(section: DistillSection) -> None:
+    """Raise RecipeError for terms of a loss that contradict each other."""
     if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
             "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
@@ -69,6 +73,10 @@ def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
         )
     if not section.weight and not section.hidden_weight:
         raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
+
+
+def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
+    """Load the teacher with its weights, without its head if it ``embeds`` sentences."""
     source = find.find(find.recorded_source(section.teacher), cls=section.cls)
     if embeds and section.cls is None:
         source = heads.bare_encoder(source)

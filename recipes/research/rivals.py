@@ -30,23 +30,21 @@ from torch import Tensor, nn
 
 from leanify.core.errors import LeanifyError
 from leanify.data.samples import Reader
-from leanify.data.splits import load_splits
 from leanify.lens.resize import weighted_part
 from leanify.lens.sites import locate
 from leanify.profiling.counting import body_parameters, call, parameters
+from leanify.search.redesign import redesign
 from leanify.shrinking.axes import layer_sites
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import collect_outputs, divergence
 from leanify.shrinking.call_traces import record
-from leanify.shrinking.designs import plan_shapes
+from leanify.shrinking.candidates import NO_BOUNDS
 from leanify.shrinking.free import transfer_free
 from leanify.shrinking.neighbours import nearest_neighbours
-from leanify.shrinking.shrink import shrink_recipe
+from leanify.shrinking.original import resolve
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import transfer_weights
-from leanify.sources import find
 from leanify.tasks.sentence_embedding import pool
-from leanify.training.preparation import data_section, model_on_meta
 
 CSV = Path(__file__).parents[1] / "results" / "rivals.csv"
 COLUMNS = ("checkpoint", "budget", "arm", "seed", "share", "carried", "healed", "neighbours", "rate", "seconds")
@@ -83,10 +81,9 @@ class Bench:
 
     def __init__(self, case: Case, source: str, data: str | None, settings: Sequence[str]) -> None:
         self.case, self.source = case, source
-        recipe = shrink_recipe(source, data, settings)
-        self.splits = load_splits(data_section(recipe), model_on_meta(recipe.model))
-        self.model: nn.Module = find.load_with_weights(find.section_source(recipe.model), None).eval()
-        self.task = recipe.data.task
+        original = resolve(source, data, settings)
+        self.splits, self.model = original.splits, original.module
+        self.task = original.recipe.data.task
         self.choosing = self.samples(self.splits.validation, self.case.choosing, 0)
         self.judging = self.samples(self.splits.test, self.case.judging, 0)
         self.targets: dict[int, Tensor] = {}  # the original's embeddings, by batch
@@ -184,9 +181,14 @@ def free(bench: Bench, teacher: CalibratedTeacher, limit: int) -> nn.Module:
 
 
 def narrow(bench: Bench, teacher: CalibratedTeacher, limit: int) -> nn.Module:
-    _, shapes = plan_shapes(bench.source, limit / body_parameters(teacher.located_model), "body", ("narrow",))
-    assert shapes[0].design is not None
-    return transfer_weights(teacher, shapes[0].design.architecture).model
+    stages = teacher.architecture.stages
+    pins = {
+        "depth": [stage.depth for stage in stages],
+        "heads": [stage.primary and stage.primary.heads for stage in stages],
+    }
+    share = limit / body_parameters(teacher.located_model)
+    plan = redesign(bench.source, target_params=share, count="body", **pins, **NO_BOUNDS)
+    return transfer_weights(teacher, plan.chosen.architecture).model
 
 
 def without(teacher: CalibratedTeacher, dropped: Sequence[int]) -> nn.Module:

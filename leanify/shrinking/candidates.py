@@ -1,0 +1,271 @@
+"""The candidates for a checkpoint's weights: shapes within one budget, all priced by one list."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from leanify.core.architecture import Architecture
+from leanify.core.errors import BudgetError, LeanifyError, ShapeError
+from leanify.core.terminal import note
+from leanify.core.units import format_count, format_share
+from leanify.lens import surgery
+from leanify.lens.sites import locate
+from leanify.profiling.counting import body_parameters, parameters
+from leanify.profiling.price_list import PriceList
+from leanify.search import search
+from leanify.search.control import control
+from leanify.search.design import Design, design_of_architecture, make_design
+from leanify.search.narrow_shape import WidthScale
+from leanify.search.options import Options
+from leanify.search.redesign import price_list
+from leanify.search.request import Request, make_request
+from leanify.shrinking.original import Original
+from leanify.shrinking.rotation import rotated_architecture, untie_head
+from leanify.sources.describe import describe
+
+BOTH = ("drop", "pair")
+# The bounds of proposals do not apply to the other candidates: data decides about them.
+NO_BOUNDS: Mapping[str, Any] = {"min_depth": 1, "min_mlp": 0.25}
+MEANING = {
+    "heads": "fewer layers, more heads",
+    "control": "fewer layers, the old heads, wider MLPs",
+    "narrow": "all layers, narrower MLPs",
+    "dropped": "fewer layers as they were, the others dropped",
+    "paired": "half as many layers fewer, neighbours paired",
+    "rotated": "a narrower residual stream, in its principal components (by name)",
+    "free": "every block its own shape (--shape free)",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape within the budget.
+
+    design      its sizes and its cost; None if every block gets its own, by measured damage
+    moves       the allowed moves to remove layers, or "rotate"
+    max_params  the parameters that it may have at most, if it has no design
+    """
+
+    name: str
+    design: Design | None
+    moves: tuple[str, ...] = BOTH
+    max_params: int = 0
+
+    @property
+    def shape(self) -> Architecture | None:
+        return None if self.design is None else self.design.architecture
+
+    @property
+    def params(self) -> int:
+        """The parameters, or the largest number of them if they are not known yet."""
+        return self.max_params if self.design is None else self.design.params
+
+    def to_json(self) -> dict[str, Any]:
+        sizes = {"params": self.max_params} if self.design is None else self.design.to_json()
+        return {"name": self.name, **sizes}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a shrunk model may have: a share of the parameters or a number of them, of all or of the blocks ("body")."""
+
+    target_params: float | int | str
+    count: str = "all"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The original's price list, and the best designs of a budget by it."""
+
+    original: Original
+    budget: Budget
+
+    @cached_property
+    def options(self) -> Options:
+        return Options(target_params=self.budget.target_params, count=self.budget.count)
+
+    @cached_property
+    def list(self) -> PriceList:
+        """The prices of the stages that vary."""
+        return price_list(self.original.name, self.original.costs, self.options)
+
+    @cached_property
+    def baseline(self) -> Design:
+        return search.baseline_design(self.list)
+
+    @cached_property
+    def request(self) -> Request:
+        return make_request(self.list, self.options, self.baseline.cost)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of parameters, of all or of the blocks."""
+        return self.request.limits[self.request.params_cost]
+
+    @property
+    def max_params(self) -> int:
+        """The largest number of all parameters."""
+        counted = self.baseline.params if self.budget.count == "all" else self.baseline.params_body
+        return self.limit + self.baseline.params - counted
+
+    @cached_property
+    def grown(self) -> tuple[Design | None, Design | None]:
+        """The best design with more heads, and its control; None where there is none."""
+        lean = search.search(self.list, self.request, self.options.top).lean
+        if lean is None:
+            return None, None
+        shape = control(self.list, lean.shape, self.request.rules, self.request.limits)
+        return lean, None if shape is None else make_design(self.list, shape)
+
+    def pinned(self, **sizes: Sequence[Any]) -> Design | None:
+        """The best design with some of the original's sizes, one per stage; None if none is within the budget."""
+        pins: dict[str, Any] = {name: values[0] if len(values) == 1 else values for name, values in sizes.items()}
+        options = replace(self.options, **NO_BOUNDS, **pins)
+        with suppress(BudgetError, ShapeError):
+            prices = price_list(self.original.name, self.original.costs, options)
+            result = search.search(prices, make_request(prices, options, self.baseline.cost), options.top)
+            return result.front[0] if result.front else None
+        return None
+
+
+def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "uniform") -> list[Candidate]:
+    """Return the candidates of a budget, or only the named ones.
+
+    ``kind`` "free" adds a candidate whose blocks differ; "plain" removes shapes that the model's own library cannot
+    build. A note names shapes that need more than that library before any work begins.
+
+    If no design with more heads fits the budget, the other candidates are used, with a note. Raises BudgetError if no
+    candidate fits, and LeanifyError for a name that is not a candidate's.
+    """
+    if unknown := [name for name in names if name not in MEANING]:
+        raise LeanifyError(f"--designs {unknown[0]!r} is not one of {', '.join(MEANING)}")
+    original = prices.original
+    moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
+    requested = names or [name for name in MEANING if name not in ("rotated", "free")]
+
+    # one candidate per shape that differs from the baseline and from earlier ones
+    several: list[Candidate] = []
+    shapes = {prices.baseline.architecture}
+    designs = dict(_designs(prices, requested))
+    for name in MEANING:
+        design = designs.get(name)
+        if design is not None and design.architecture not in shapes:
+            shapes.add(design.architecture)
+            several.append(Candidate(name, design, moves.get(name, BOTH)))
+    if not designs and "free" not in requested and kind != "free":
+        raise BudgetError(
+            f"no shape of {', '.join(requested)} has at most {format_count(prices.max_params)} parameters. A larger "
+            "budget helps, and so does --shape free"
+        )
+
+    # shapes that the model's own library cannot build; free shapes are always such
+    needs_more = {one.name for one in several if one.shape and not _opens_alone(original, one.shape)}
+    if kind == "plain":
+        several = [one for one in several if one.name not in needs_more]
+    elif "free" in names or (kind == "free" and not names):
+        several.append(Candidate("free", None, (), prices.max_params))
+        needs_more.add("free")
+    if prices.budget.count == "all":
+        _note_fixed_part(prices)
+    if needs_more and kind != "plain":
+        _note_openers(original, [one.name for one in several if one.name in needs_more])
+    original.costs.keep()
+    if not several:
+        raise BudgetError(f"no candidate of {', '.join(names or MEANING)} has a separate shape at this budget")
+    return several
+
+
+def _designs(prices: Prices, names: Sequence[str]) -> Iterator[tuple[str, Design]]:
+    """Yield the designs of the named candidates that fit the budget."""
+    stages = prices.baseline.architecture.stages
+    heads = [stage.primary and stage.primary.heads for stage in stages]
+    mlp = [stage.primary and stage.primary.mlp for stage in stages]
+    grown, shorter = None, None
+    if {"heads", "control", "paired"} & set(names):
+        grown, shorter = prices.grown
+        if grown is None:
+            note("no design with more heads fits the budget; the other candidates are used")
+            shorter = prices.pinned(heads=heads)
+    found = {"heads": grown, "control": shorter}
+    if "narrow" in names:
+        found["narrow"] = prices.pinned(depth=[stage.depth for stage in stages], heads=heads)
+    if "dropped" in names:
+        found["dropped"] = prices.pinned(heads=heads, mlp=mlp)
+    if "paired" in names and shorter is not None:
+        depth = [-(-(old.depth + new.depth) // 2) for old, new in zip(stages, shorter.architecture.stages, strict=True)]
+        found["paired"] = prices.pinned(depth=depth, heads=heads)
+    if "rotated" in names:
+        found["rotated"] = _rotated(prices)
+    for name, design in found.items():
+        if design is not None and name in names:
+            yield name, design
+
+
+def _opens_alone(original: Original, shape: Architecture) -> bool:
+    """Whether the model's own library builds the shape, without leanify and without code stored with the weights."""
+    description = describe(original.reshape(shape), shape)
+    return description.architecture is None and "attn_layer" not in description.origin.options
+
+
+def _note_openers(original: Original, names: Sequence[str]) -> None:
+    """Note how to open shapes that the model's own library cannot build."""
+    listing, plural = ", ".join(names), "s" * (len(names) == 1)
+    if original.source.origin.library == "hf":
+        how = "in transformers with trust_remote_code=True, with the code stored next to the weights"
+    elif original.source.origin.library == "timm":
+        how = "in timm after `import leanify` alone"
+    else:
+        return
+    note(f"{listing} open{plural} {how}; --shape plain gives a model that opens anywhere")
+
+
+def _note_fixed_part(prices: Prices) -> None:
+    """Note that a small encoder is mostly embeddings, so that a share of the whole leaves little for its blocks."""
+    all_params, blocks = prices.baseline.params, prices.baseline.params_body
+    block_params = prices.limit - (all_params - blocks)
+    if 2 * block_params * all_params < blocks * (block_params + all_params - blocks):
+        note(
+            f"{format_count(all_params - blocks)} of the {format_count(all_params)} parameters are embeddings and "
+            f"heads and stay, so the blocks keep {format_share(block_params / blocks)} of theirs; --count body applies "
+            f"the budget to the blocks alone"
+        )
+
+
+def _rotated(prices: Prices) -> Design:
+    """Return the widest shape within the budget with all blocks, heads and hidden units. Raises LeanifyError.
+
+    Embeddings that are the output's, too, count twice: a rotation gives the output a matrix of its own.
+    """
+    model, baseline = copy.deepcopy(prices.original.shell), prices.baseline.architecture
+    untie_head(model)
+    limit, cost = prices.limit, prices.request.params_cost
+
+    def size(shape: Architecture) -> int:
+        written = locate(surgery.write(model, shape))
+        return parameters(written.model) if cost == "params" else body_parameters(written)
+
+    # the widest first; upstream cannot build some of them
+    scale = WidthScale.read(baseline)
+    full_width, full_size = baseline.stages[0].primaries[0].width, size(baseline)
+    slope, refusal = 0.0, None  # parameters a channel: heads and MLPs stay, so they are a line in the width
+    for unit in scale.units_below():
+        width = scale.width(unit)
+        if slope and full_size - slope * (full_width - width) > limit:
+            continue
+        shape = rotated_architecture(baseline, width)
+        try:
+            params = size(shape)
+        except ShapeError as error:
+            refusal = error
+            continue
+        if params <= limit:
+            return design_of_architecture(prices.list, shape)
+        slope = (full_size - params) / (full_width - width)
+    if refusal is not None and not slope:
+        raise refusal
+    raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters")

@@ -1,0 +1,112 @@
+"""How good a model is on the user's data: on the samples that choose, and on those that judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from leanify.core.errors import DataError, LeanifyError
+from leanify.core.units import format_metric, format_share
+from leanify.data.common import choose_indices
+from leanify.data.samples import Selection
+from leanify.shrinking.neighbours import compare_embeddings
+from leanify.shrinking.original import Original, remedy
+from leanify.sources.weights import is_headless
+from leanify.training.reference import score_reference
+from leanify.upstream.reraise import reraise_as
+
+LABEL_SAMPLES = 128  # that show whether the original's outputs mean the data's labels
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The task's metric, and for a sentence encoder the share of its nearest neighbours that stay.
+
+    chosen_on, neighbours_chosen  on the samples by which candidates are compared
+    quality, neighbours           on the samples that judge, which are reported
+    """
+
+    chosen_on: float
+    quality: float
+    neighbours_chosen: float | None = None
+    neighbours: float | None = None
+
+    @staticmethod
+    def from_finding(finding: Mapping[str, Any]) -> Quality:
+        return Quality(**{key: finding.get(key) for key in Quality.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def to_finding(self) -> dict[str, float]:
+        """The values that are known."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+    def score(self, sign: int) -> float:
+        """The score by which candidates are compared, higher is better; ``sign`` is the metric's.
+
+        It is the metric, or for a sentence encoder the mean of its cosine and the share of neighbours that it keeps.
+        """
+        if self.neighbours_chosen is not None:
+            return sign * (self.chosen_on + self.neighbours_chosen) / 2
+        return sign * self.chosen_on
+
+    def describe(self, metric: str) -> str:
+        text = format_metric(metric, self.quality)
+        if self.neighbours is not None:
+            text += f", {format_share(self.neighbours)} of the neighbours stay"
+        return text
+
+
+def judge(original: Original, model: nn.Module) -> Quality:
+    """Evaluate a model on the original's data. It stays on its device, in eval mode."""
+    evaluator = original.evaluator
+    splits = evaluator.splits
+    assert splits.test is not None
+    with _on_device(original, model):
+        if original.recipe.data.task != "sentence-embedding":
+            halves = splits.validation, splits.test
+            return Quality(*(evaluator.metrics(model, half)[evaluator.task.metric] for half in halves))
+        chosen_on, neighbours_chosen = compare_embeddings(model, splits.validation, splits.pooling)
+        quality, neighbours = compare_embeddings(model, splits.test, splits.pooling)
+        return Quality(chosen_on, quality, neighbours_chosen, neighbours)
+
+
+@contextmanager
+def _on_device(original: Original, model: nn.Module) -> Iterator[None]:
+    before = next(model.parameters()).device
+    model.to(original.evaluator.accelerator.device)
+    try:
+        yield
+    finally:
+        model.to(before).eval()
+
+
+def check_original(original: Original) -> None:
+    """Raise LeanifyError for a model that does not run on the data, or whose head was not trained for it."""
+    name, data, evaluator = original.name, original.recipe.data, original.evaluator
+    if data.task != "sentence-embedding" and is_headless(original.module):
+        raise LeanifyError(
+            f"{name} has no trained head for {data.path} ({data.task}), so there is no quality to keep; "
+            f"{remedy(name, original.recipe)}"
+        )
+    with _on_device(original, original.module), reraise_as(f"{name} cannot be judged on {data.path}", DataError):
+        evaluator.try_sample(original.module)
+        # what a classifier's outputs mean: where names say nothing a score shows it
+        if data.task in ("classification", "text-classification") and evaluator.splits.labels.names:
+            validation = evaluator.splits.validation
+            few = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))
+            evaluator.splits.labels.check_score(evaluator.metrics(original.module, few)["top1"] / 100, len(few))
+
+
+def judged_on(original: Original) -> str:
+    """Describe the samples."""
+    splits = original.splits
+    assert splits.test is not None
+    return f"{len(splits.validation):,} validation samples choose, {len(splits.test):,} others judge"
+
+
+def reference(original: Original) -> dict[str, Any] | None:
+    """Return a trivial model's metric on the samples that judge; None if the task has none."""
+    return score_reference(original.recipe, original.recipe.run.seed, original.evaluator.splits).to_json()
