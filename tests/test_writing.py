@@ -56,6 +56,7 @@ ALLOWED = {  # calls outside core/files/writing.py that write, rename or remove,
     ("shrinking/folder.py", "unlink"): "what it noted when it wrote it, in its own work folder",
     ("shrinking/folder.py", "rmdir"): "folders of its own work folder that are empty",
     ("upstream/on_disk.py", "NamedTemporaryFile"): "weights that memory does not hold; nameless once they are mapped",
+    ("vocabulary/cut_tokenizer.py", "unlink"): "the copy of a model's file in a new folder",
     ("comparison/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
 }
 NAMES = {
@@ -111,6 +112,8 @@ READERS = {  # modules besides core/files/reading.py that open files by name, an
     "core/machine.py": "the kernel's own files",
     "runs/shards.py": "what was written a moment ago",
     "search/published.py": PACKAGED,
+    "search/families.py": PACKAGED,
+    "sources/names.py": "an installed library's own files",
     "shrinking/folder.py": "the lock of a folder, which is not read",
 }
 

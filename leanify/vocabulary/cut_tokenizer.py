@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import writing
 from leanify.core.files.reading import read_lines, read_object
@@ -96,7 +97,11 @@ def _check_ids(text: str, vocabulary: Vocabulary, kept: KeptTokens) -> None:
     """Raise DataError if the tokenizers library numbers the tokens of the cut file otherwise."""
     from tokenizers import Tokenizer
 
-    numbers = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+    def read() -> dict[str, int]:
+        numbers: dict[str, int] = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+        return numbers
+
+    numbers = bounds.call(read, "the cut tokenizer")
     for old, new in kept.new_ids.items():
         word = vocabulary.tokens[old]
         if numbers.get(word) != new:
