@@ -40,6 +40,11 @@ def shrink(
     count: Annotated[
         str, budget_option(metavar="all|body", help="what the budget counts; body: no embeddings, no classifier")
     ] = "all",
+    vocabulary: Annotated[
+        str,
+        budget_option(metavar="auto|keep|N", help="tokens that stay; auto: as many as do least damage (all with body)"),
+    ] = "auto",
+    multiple: Annotated[int, budget_option(metavar="N", help="round the tokens down to a multiple, such as 64")] = 1,
     minutes: Annotated[float, healing_option(metavar="N", help="what all of it may take; 0 heals nothing")] = 30.0,
     output: Annotated[
         Path | None, output_option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
@@ -53,7 +58,8 @@ def shrink(
     designs: Annotated[
         Words,
         candidate_option(
-            metavar="NAME,…", help="heads, control, narrow, dropped, paired, free, rotated (default: all but rotated)"
+            metavar="NAME,…",
+            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: all but rotated)",
         ),
     ] = None,
     rates: Annotated[
@@ -108,6 +114,8 @@ def shrink(
             minutes,
             output,
             count=count,
+            vocabulary=vocabulary,
+            multiple=multiple,
             shape=shape,
             designs=names,
             rates=rate_list,
@@ -145,7 +153,7 @@ def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row per candidate, for the table and for CSV."""
     rows = []
     for one in report["candidates"]:
-        row = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
+        row = {key: one.get(key) for key in ("name", "tokens", "depth", "heads", "mlp", "params", "macs")}
         if one["name"] == "rotated":
             row["width"] = one.get("width")
         if one.get("latency_s"):
@@ -170,6 +178,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     # what a row shows: prices of a rehearsal, or prices, latency and quality
     out, name, original = console(), report.get("metric"), report["original"]
     is_rehearsal = report.get("directory") is None
+    has_tokens = bool(original.get("tokens"))
     unit, macs = macs_column(original["macs"])
 
     def quality(value: float | None) -> str:
@@ -190,7 +199,8 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         return "–".join(ends)
 
     def line(title: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
-        prices = (title, shape, format_count(of["params"] or 0), "–" if not of["macs"] else macs(of["macs"]))
+        words = (f"{of['tokens']:,}" if of.get("tokens") else "–",) * has_tokens
+        prices = (title, *words, shape, format_count(of["params"] or 0), "–" if not of["macs"] else macs(of["macs"]))
         return prices if is_rehearsal else (*prices, latency(of), *qualities)
 
     has_neighbours = any("neighbours" in row for row in rows)
@@ -211,8 +221,10 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         reference_title = (
             reference["name"] if len(reference["name"]) <= LONGEST else "reference"
         )  # the sentence below names it
-        lines.append((reference_title, "", "", "", "", quality(reference["value"]), "", *neighbours(None)))
-    heads = ["", "depth × heads, mlp", "params", unit, "latency", "carried", "healed"]
+        lines.append(
+            (reference_title, *("",) * has_tokens, "", "", "", "", quality(reference["value"]), "", *neighbours(None))
+        )
+    heads = ["", *["tokens"] * has_tokens, "depth × heads, mlp", "params", unit, "latency", "carried", "healed"]
     heads += ["neighbours"] if has_neighbours else []
     print_table(out, table(heads[: len(lines[0])], lines))
     # the result in a sentence, and what to type next
@@ -239,6 +251,7 @@ def _shape(of: Mapping[str, Any]) -> str:
 def result_sentence(report: Mapping[str, Any]) -> str:
     """The chosen candidate, its size, and its quality against the original and the trivial model."""
     from leanify.core.units import format_count, format_forecast, format_metric_value, format_share
+    from leanify.vocabulary.facts import describe_vocabulary
 
     if report.get("directory") is None:
         time = format_forecast(3600 * report["hours_predicted"])
@@ -262,6 +275,8 @@ def result_sentence(report: Mapping[str, Any]) -> str:
         f"{format_metric_value(name, quality)}, "
         f"{', '.join(comparisons)} ({basis})"
     )
+    if report.get("vocabulary"):
+        sentence += f". {describe_vocabulary(report['vocabulary'])}"
     if reference and (quality - reference["value"]) * (original["quality"] - reference["value"]) <= 0:
         sentence += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"
     return sentence

@@ -32,6 +32,7 @@ BOTH = ("drop", "pair")
 # The bounds of proposals do not apply to the other candidates: data decides about them.
 NO_BOUNDS: Mapping[str, Any] = {"min_depth": 1, "min_mlp": 0.25}
 MEANING = {
+    "vocabulary": "all blocks as they were, fewer tokens",
     "heads": "fewer layers, more heads",
     "control": "fewer layers, the old heads, wider MLPs",
     "narrow": "all layers, narrower MLPs",
@@ -145,6 +146,11 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "uniform")
     if unknown := [name for name in names if name not in MEANING]:
         raise LeanifyError(f"--designs {unknown[0]!r} is not one of {', '.join(MEANING)}")
     original = prices.original
+    # fewer tokens alone, where these save enough
+    if original.fewer is not None and prices.baseline.params <= prices.max_params:
+        if names and "vocabulary" not in names:
+            raise BudgetError("the smaller vocabulary alone is within the budget; --designs vocabulary takes it")
+        return [Candidate("vocabulary", prices.baseline, ())]
     moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
     requested = names or [name for name in MEANING if name not in ("rotated", "free")]
 
@@ -170,7 +176,7 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "uniform")
     elif "free" in names or (kind == "free" and not names):
         several.append(Candidate("free", None, (), prices.max_params))
         needs_more.add("free")
-    if prices.budget.count == "all":
+    if prices.budget.count == "all" and original.fewer is None:
         _note_fixed_part(prices)
     if needs_more and kind != "plain":
         _note_openers(original, [one.name for one in several if one.name in needs_more])

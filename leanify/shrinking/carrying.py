@@ -29,6 +29,7 @@ from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.master_weights import round_weights, to_master_weights, to_stored_weights
 from leanify.training.preparation import data_section
+from leanify.upstream.on_disk import deep_copy
 
 MEASURING = 4  # every fourth batch measures the damage
 
@@ -120,7 +121,7 @@ def calibrate(original: Original, several: Sequence[Candidate]) -> CalibratedTea
 
 def carry(
     original: Original,
-    teacher: CalibratedTeacher,
+    teacher: CalibratedTeacher | None,
     candidate: Candidate,
     place: Path,
     title: str,
@@ -129,16 +130,20 @@ def carry(
 ) -> Carried:
     """Return the candidate with the original's weights, written to ``place`` and judged.
 
-    ``title`` heads its README, and ``name`` is its name there. Raises LeanifyError if the weights cannot be carried.
+    Without a ``teacher`` its blocks are the original's. ``title`` heads its README, and ``name`` is its name there.
+    Raises LeanifyError if the weights cannot be carried.
     """
-    result = _transfer(teacher, candidate, on_step)
+    if teacher is None:  # its blocks are the original's
+        result = TransferResult(deep_copy(original.module), [Step("fewer tokens", "", (), 0.0)], "relative error", {})
+    else:
+        result = _transfer(teacher, candidate, on_step)
     model = result.model
     round_weights(model, original.dtype)  # measure the weights as they are written
     save(model, original, place, title, name)
     params, macs, shape = _costs(original, candidate, model)
     quality = judge(original, model)
     steps = [step.description for step in result.steps]
-    return Carried(candidate, model, place, result.damage, teacher.outputs.unit, steps, quality, params, macs, shape)
+    return Carried(candidate, model, place, result.damage, result.unit, steps, quality, params, macs, shape)
 
 
 def _transfer(teacher: CalibratedTeacher, candidate: Candidate, on_step: Callable[[Step], None]) -> TransferResult:

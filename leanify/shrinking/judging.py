@@ -67,7 +67,8 @@ def judge(original: Original, model: nn.Module) -> Quality:
     with _on_device(original, model):
         if original.recipe.data.task != "sentence-embedding":
             halves = splits.validation, splits.test
-            return Quality(*(evaluator.metrics(model, half)[evaluator.task.metric] for half in halves))
+            values = [evaluator.metrics(model, half)[evaluator.task.metric] for half in halves]
+            return Quality(*(value * original.length_ratio for value in values))
         chosen_on, neighbours_chosen = compare_embeddings(model, splits.validation, splits.pooling)
         quality, neighbours = compare_embeddings(model, splits.test, splits.pooling)
         return Quality(chosen_on, quality, neighbours_chosen, neighbours)

@@ -8,6 +8,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +18,7 @@ from leanify.core.path_kinds import is_run
 from leanify.core.recipe import ModelSection, TrainingRecipe
 from leanify.core.recipe_code import is_code
 from leanify.data.common import vocabulary_size
-from leanify.data.samples import Splits
+from leanify.data.samples import Selection, Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts
 from leanify.lens import surgery
@@ -36,10 +37,21 @@ from leanify.training.engine import build_accelerator
 from leanify.training.evaluation import Evaluator
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, trainable
+from leanify.training.teacher_targets import TeacherTargets
 from leanify.training.teachers import add_targets, build_teacher
 from leanify.upstream.origin import is_hf
 
+SPLITS = ("train", "validation", "test")
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
+
+
+@dataclass(frozen=True)
+class FewerTokens:
+    """What is known of an original whose vocabulary was cut: the one before, the new tokenizer, and the report."""
+
+    before: Original
+    tokenizer: Path
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,7 @@ class Original:
     no_dropout   dropout rates, by the key of its configuration, that healing changes without a request by the user
     load         returns the model with its weights in 32 bits and the type that they had, loaded once
     reshape      returns the model on meta in another shape, made once
+    fewer        the original before its vocabulary was cut, whose embeddings are the targets; None if it is whole
     """
 
     name: str
@@ -66,6 +79,7 @@ class Original:
     no_dropout: Mapping[str, float]
     load: Callable[[], tuple[nn.Module, torch.dtype]]
     reshape: Callable[[Architecture], nn.Module]
+    fewer: FewerTokens | None = None
 
     @property
     def shell(self) -> nn.Module:
@@ -77,9 +91,26 @@ class Original:
         accelerator = build_accelerator(self.recipe)
         splits = self.splits
         if self.recipe.data.task == "sentence-embedding":
-            splits = add_targets(splits, build_teacher(self.recipe, self.module, self.teacher), accelerator)
+            splits = self._with_targets(accelerator)
         task = make_task(self.recipe, splits)
         return Evaluator(self.recipe, splits, task, accelerator, is_sharded=False, skipped_names=set())
+
+    def _with_targets(self, accelerator: Any) -> Splits:
+        """The splits with the teacher's embeddings, which reads its own tokens."""
+        if self.fewer is None:
+            return add_targets(self.splits, build_teacher(self.recipe, self.module, self.teacher), accelerator)
+        parts: dict[str, Any] = {}
+        known = whole_samples(self)._with_targets(accelerator)
+        for name in SPLITS:
+            samples = getattr(self.splits, name)
+            parts[name] = samples and TeacherTargets(samples, getattr(known, name).embeddings)
+        return replace(self.splits, pooling=known.pooling, **parts)
+
+    @property
+    def length_ratio(self) -> float:
+        """How much longer texts are than with all tokens, by which the loss of a token is multiplied."""
+        is_language = self.recipe.data.task == "causal-lm" and self.fewer is not None
+        return (is_language and self.fewer and self.fewer.facts["length_ratio"]) or 1.0
 
     @property
     def module(self) -> nn.Module:
@@ -95,12 +126,44 @@ class Original:
     def teacher(self) -> nn.Module | None:
         """The loaded model if it is the recipe's teacher, too."""
         distill = self.recipe.distill
-        return self.module if distill is not None and distill.teacher == self.name else None
+        own = self.name if self.fewer is None else str(self.fewer.tokenizer)
+        return self.module if distill is not None and distill.teacher == own else None
 
     @property
     def length(self) -> int | None:
         """Tokens of a sample, by which multiplications are counted; None for pictures and texts of any length."""
         return self.recipe.data.length
+
+
+def base_of(samples: Any) -> Any:
+    """The data set below selections."""
+    while isinstance(samples, Selection):
+        samples = samples.whole
+    return samples
+
+
+def whole_samples(original: Original) -> Original:
+    """The original before its vocabulary was cut, with the same samples; windows of a text are those that it had."""
+    assert original.fewer is not None
+    before, parts = original.fewer.before, {}
+    for name in SPLITS:
+        samples, old = getattr(original.splits, name), getattr(before.splits, name)
+        if samples is not None and len(base_of(samples)) == len(base_of(old)):
+            parts[name] = rebase(samples, base_of(old))
+    return replace(before, splits=replace(before.splits, **parts))
+
+
+def places_of(samples: Any) -> np.ndarray:
+    """The places of samples in the data set below selections."""
+    if isinstance(samples, Selection):
+        places: np.ndarray = places_of(samples.whole)[samples.indices]
+        return places
+    return np.arange(len(samples))
+
+
+def rebase(samples: Any, base: Any) -> Any:
+    """The same selections of another data set, whose samples have the same order."""
+    return Selection(rebase(samples.whole, base), samples.indices) if isinstance(samples, Selection) else base
 
 
 def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[str]) -> Original:

@@ -34,7 +34,7 @@ from leanify.shrinking.carrying import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.healing import Healed, heal
 from leanify.shrinking.judging import Quality, check_original, judge, judged_on, reference
-from leanify.shrinking.original import Original, resolve
+from leanify.shrinking.original import Original, resolve, whole_samples
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import (
     HEALING_SHARE,
@@ -46,6 +46,7 @@ from leanify.shrinking.time_plan import (
     plan_time,
     sample_macs,
 )
+from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, vocabulary_costs
 from leanify.shrinking.transfer import Step
 from leanify.sources import find
 from leanify.training import guards, start
@@ -53,6 +54,7 @@ from leanify.training.engine import build_accelerator, split_batch
 from leanify.training.memory import is_out_of_memory
 from leanify.upstream.libraries import first_line
 from leanify.upstream.on_disk import is_on_disk, on_disk
+from leanify.vocabulary.facts import describe_vocabulary
 
 HEALED_CANDIDATES = 2  # candidates that are trained
 
@@ -82,6 +84,8 @@ def shrink(
     output: str | Path | None = None,
     *,
     count: str = "all",
+    vocabulary: int | str = "auto",
+    multiple: int = 1,
     shape: str = "uniform",
     designs: Sequence[str] = (),
     rates: Sequence[float] = (),
@@ -93,7 +97,9 @@ def shrink(
     """Shrink a checkpoint to a budget of parameters, on the user's data, and write the best model to ``output``.
 
     ``data`` is a folder or a file; a run may leave it out, and is shrunk on the data that it was trained on.
-    ``count="body"`` excludes embeddings and classifier from the budget. ``shape="free"`` adds a candidate whose blocks
+    ``count="body"`` excludes embeddings and classifier from the budget. ``vocabulary`` is the number of tokens that
+    stay, "keep" for all, or "auto" for as many as do least damage under the budget, with their rows rounded to a
+    ``multiple``. ``shape="free"`` adds a candidate whose blocks
     differ; ``"plain"`` allows only shapes that the model's own library can build. ``minutes`` is the total time; 0
     disables healing and the limit. ``designs`` are some of `candidates.MEANING`, ``rates`` learning rates to choose
     from. With several ``seeds``, the best candidate is healed as often, and the range of its quality is reported.
@@ -109,17 +115,17 @@ def shrink(
         raise LeanifyError(f"--shape {shape!r} is not one of uniform, free, plain")
     if seeds < 1:
         raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
+    tokens = check_vocabulary_option(str(vocabulary), count)
     clock = Clock(minutes)
     with progress(f"reading {source} and its data", None):
         original = resolve(checkpoint, data, settings)
-    prices = Prices(original, Budget(target_params, count))
-    with progress("pricing candidates", None):
-        several = candidates(prices, designs, shape)
     named = [*designs, *(["free"] if shape == "free" else [])]
+    budget = Budget(target_params, count)
     if dry_run:
         with _explain_memory(original):
-            original, time_plan = _prepare(original, several, named, clock, {})
-            return Shrunk(_rehearse(original, prices.baseline, time_plan, minutes), None)
+            prices, several = _candidates(original, budget, tokens, multiple, designs, shape, {})
+            prepared, time_plan = _prepare(prices.original, several, named, clock, {})
+            return Shrunk(_rehearse(prepared, _baseline(original, budget), time_plan, minutes), None)
 
     request = {
         "source": source,
@@ -127,6 +133,8 @@ def shrink(
         "target_params": str(target_params),
         "minutes": minutes,
         "count": count,
+        "vocabulary": tokens,
+        "multiple": multiple,
         "shape": shape,
         "designs": list(designs),
         "rates": list(rates),
@@ -141,9 +149,40 @@ def shrink(
         return Shrunk(folder.report, place)
     with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
         # refuse models that cannot be trained before anything is written
-        original, time_plan = _prepare(original, several, named, folder.clock, folder.findings)
+        prices, several = _candidates(original, budget, tokens, multiple, designs, shape, folder.findings)
+        prepared, time_plan = _prepare(prices.original, several, named, folder.clock, folder.findings)
         folder.keep()
-        return _shrink_in(folder, original, prices.baseline, time_plan.candidates, rates, seeds, explain)
+        baseline = _baseline(original, budget)
+        return _shrink_in(folder, prepared, baseline, time_plan.candidates, rates, seeds, explain)
+
+
+def _baseline(original: Original, budget: Budget) -> Design:
+    return Prices(original, budget).baseline
+
+
+def _candidates(
+    original: Original,
+    budget: Budget,
+    tokens: str,
+    multiple: int,
+    designs: Sequence[str],
+    shape: str,
+    findings: dict[str, Any],
+) -> tuple[Prices, list[Candidate]]:
+    """Return the candidates, and the prices of the original with the tokens that the budget leaves it."""
+    prices = Prices(original, budget)
+    is_alone = list(designs) == ["vocabulary"]
+    if tokens != "keep":
+        cut = fewer_tokens(original, prices.max_params, tokens, multiple, findings, is_alone)
+        if cut.fewer is not None:
+            note(describe_vocabulary(cut.fewer.facts))
+            if is_alone and tokens != "auto":  # its budget is what these tokens leave
+                budget = Budget(counting.parameters(cut.shell), "all")
+            elif budget.count == "all":
+                budget = Budget(prices.max_params, "all")
+            prices = Prices(cut, budget)
+    with progress("pricing candidates", None):
+        return prices, candidates(prices, designs, shape)
 
 
 def _prepare(
@@ -236,11 +275,13 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
     with progress("timing a few steps", None):
         facts = start.rehearse(original.recipe, splits=original.evaluator.splits, teacher=original.teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
+    whole = original if original.fewer is None else original.fewer.before
     return {
         "source": original.name,
         "task": original.recipe.data.task,
-        "original": baseline.to_json(),
-        "candidates": [candidate.to_json() for candidate in time_plan.candidates],
+        "original": baseline.to_json() | vocabulary_costs(whole.shell),
+        "candidates": [candidate.to_json() | vocabulary_costs(original.shell) for candidate in time_plan.candidates],
+        "vocabulary": None if original.fewer is None else original.fewer.facts,
         "steps_predicted": original.recipe.schedule.steps or int(healing_seconds / max(facts["seconds_a_step"], 1e-6)),
         "memory_predicted_bytes": facts["memory_predicted_bytes"],
         "hours_predicted": minutes / 60,
@@ -260,9 +301,10 @@ def _shrink_in(
 ) -> Shrunk:
     task = original.evaluator.task
     # the original and a trivial model, on the samples that judge
+    whole = original if original.fewer is None else whole_samples(original)
     costs = {"params": baseline.params, "macs": baseline.macs}
     with progress(f"judging {original.name}", None):
-        finding = folder.once("original", lambda: judge(original, original.module).to_finding() | costs)
+        finding = folder.once("original", lambda: judge(whole, whole.module).to_finding() | costs)
         trivial = folder.once("reference", lambda: reference(original))
     words = "" if trivial is None else f"; {trivial['name']}: {format_metric(task.metric, trivial['value'])}"
     note(f"original: {Quality.from_finding(finding).describe(task.metric)}{words}; {judged_on(original)}")
@@ -288,7 +330,7 @@ def _shrink_in(
     rows = []
     for candidate in several:
         row = _row(candidate, refusals, carried, healed)
-        rows.append(row | latency.get(candidate.name, {}))
+        rows.append(row | vocabulary_costs(original.shell) | latency.get(candidate.name, {}))
     report = {
         "source": original.name,
         "task": original.recipe.data.task,
@@ -298,6 +340,7 @@ def _shrink_in(
         "original": {key: getattr(baseline, key) for key in ("depth", "heads", "mlp")}
         | _public(Quality.from_finding(finding))
         | costs
+        | vocabulary_costs(whole.shell)
         | latency.get("original", {}),
         "candidates": rows,
         "chosen": best.name,
@@ -305,6 +348,7 @@ def _shrink_in(
         "neighbours": best.quality.neighbours,
         "healed": isinstance(best, Healed),
         "directory": str(folder.path),
+        "vocabulary": None if original.fewer is None else original.fewer.facts,
         "seconds": folder.clock.seconds,
         "judged_on": judged_on(original),
     }
@@ -353,9 +397,9 @@ def _carry_all(
             refusals[candidate.name] = finding["refused"]
         else:
             carried.append(Carried.from_finding(candidate, folder.place(candidate.name), finding))
-    teacher = calibrate(original, todo) if todo else None
+    changed = [one for one in todo if one.name != "vocabulary"]
+    teacher = calibrate(original, changed) if changed else None
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
-        assert teacher is not None
         one = _carry_one(folder, original, teacher, candidate, explain)
         if isinstance(one, Carried):
             folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
@@ -367,7 +411,7 @@ def _carry_all(
 
 
 def _carry_one(
-    folder: ShrinkFolder, original: Original, teacher: CalibratedTeacher, candidate: Candidate, explain: bool
+    folder: ShrinkFolder, original: Original, teacher: CalibratedTeacher | None, candidate: Candidate, explain: bool
 ) -> Carried | str:
     """Return the candidate with the original's weights, or the reason why it has none."""
     name = candidate.name
@@ -377,7 +421,8 @@ def _carry_one(
 
     def on_step(step: Step) -> None:
         if explain:
-            note(f"{name}: {step.description}, {teacher.outputs.unit} {format_damage(step.damage)}")
+            unit = "" if teacher is None else teacher.outputs.unit
+            note(f"{name}: {step.description}, {unit} {format_damage(step.damage)}")
 
     try:
         return carry(original, teacher, candidate, folder.fresh(name), _title(original), folder.path.name, on_step)

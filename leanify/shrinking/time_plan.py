@@ -30,7 +30,7 @@ from leanify.upstream.inputs import example_inputs
 
 # candidates sorted by how often they were best before healing, on five checkpoints (rotated: on one); the last is
 # dropped first
-PRIORITY = ("free", "narrow", "rotated", "paired", "heads", "dropped", "control")
+PRIORITY = ("vocabulary", "free", "narrow", "rotated", "paired", "heads", "dropped", "control")
 HEALING_SHARE = 0.35  # share of the time reserved for healing
 DEFAULT_MINUTES = 10.0  # time for which samples are counted without healing
 SAMPLE_LIMITS = (64, 2_000)  # minimum and maximum number of samples for selection, and for the final measurement

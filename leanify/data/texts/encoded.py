@@ -26,6 +26,7 @@ class Sentences:
     targets: np.ndarray | None = None
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
+        self.rows, self.length, self.types = rows, length, types
         # token ids of all texts behind one another: a padded table would be as wide as the longest
         options = {"truncation": True, "max_length": length, "return_token_type_ids": types}
         padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
@@ -47,6 +48,11 @@ class Sentences:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def split_by(self, tokenizer: Any, indices: Sequence[int] | None = None) -> Sentences:
+        """Return the same samples, or some of them, split by another tokenizer."""
+        rows = self.rows if indices is None else [self.rows[index] for index in indices]
+        return Sentences(rows, tokenizer, self.length, self.types)
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         """→ input_ids (and token_type_ids) (B, N), attention_mask if padded; labels (B,)"""

@@ -1,0 +1,309 @@
+"""The vocabulary as a part of the budget: how many tokens stay, and the original with these alone.
+
+A row of the embeddings costs less than its share of the blocks as long as few texts need it, and more in the end. So
+a few sizes of the vocabulary are tried: the damage of each is measured on samples that choose, with the texts split
+anew against the original on its own tokens, and the blocks must save the rest of the budget. Their damage grows with
+the square of what they save, from the damage of the block whose loss is least. The size with the smallest sum is taken.
+
+The weights are then carried from the model with fewer tokens, but judged, and embeddings healed, against the original.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leanify.core.errors import BudgetError, DataError, LeanifyError, ShapeError, UnsupportedModel
+from leanify.core.files import cache as cache_files
+from leanify.core.terminal import note, progress
+from leanify.data.common import choose_indices, spread_places
+from leanify.data.samples import Selection, Splits
+from leanify.data.splits import load_splits
+from leanify.data.texts import tokenizers
+from leanify.data.texts.encoded import Sentences
+from leanify.lens import surgery
+from leanify.lens.sites import locate
+from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.counting import parameters
+from leanify.profiling.live_model import LiveModel
+from leanify.shrinking.blocks import replace_blocks, stage_blocks
+from leanify.shrinking.neighbours import compare_embeddings
+from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, places_of, rebase
+from leanify.sources import side_files
+from leanify.training.preparation import data_section
+from leanify.vocabulary.closure import KeptTokens, RankedTokens
+from leanify.vocabulary.cut_checkpoint import checkpoint_vocabulary
+from leanify.vocabulary.cut_model import check_cuttable, cut_model
+from leanify.vocabulary.cut_tokenizer import cut_tokenizer
+from leanify.vocabulary.kinds import Vocabulary
+from leanify.vocabulary.ranking import rank_tokens
+from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what all tokens that may go would save, or of the budget's saving
+MIN_BLOCKS = 0.2  # share of the blocks that must stay
+SAMPLES, TOKENS = (32, 256), 6144  # samples that measure the damage of a size, and how many tokens they should have
+COUNTED = 20_000  # texts whose tokens are counted, and batches of as many samples
+BLOCKS = 6  # whose loss is measured
+DROPPED = 20  # tokens that the report lists
+
+
+def fewer_tokens(
+    original: Original, limit: int, requested: str, multiple: int, findings: dict[str, Any], is_alone: bool
+) -> Original:
+    """Return the original with the tokens that a budget of ``limit`` parameters leaves it; itself if all stay.
+
+    ``requested`` is auto, keep or a number. ``is_alone``: no other part may save parameters. The number of tokens is
+    kept in ``findings``. Raises LeanifyError for a vocabulary that cannot be cut if a number was asked for.
+    """
+    if requested == "keep" or original.recipe.data.task == "classification":
+        return original
+    try:
+        vocabulary = checkpoint_vocabulary(original.module)
+        counts = count_tokens(original.splits.train)
+        ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(original.shell))
+    except (UnsupportedModel, DataError) as error:
+        if requested != "auto":
+            raise
+        note(f"the vocabulary stays as it is: {error}")
+        return original
+    if "tokens" not in findings:
+        count = int(requested) if requested != "auto" else _choose_count(original, ranked, limit, multiple, is_alone)
+        findings["tokens"] = {"count": count}
+    kept = ranked.keep(findings["tokens"]["count"], multiple)
+    if kept.is_all:
+        return original
+    with progress(f"splitting texts into {len(kept.ids):,} tokens", None):
+        return cut_original(original, vocabulary, kept, counts)
+
+
+def count_tokens(samples: Any) -> Counter[int]:
+    """Count the tokens of samples, at most `COUNTED`."""
+    counts: Counter[int] = Counter()
+    few = choose_indices(samples, COUNTED, "random")
+    for start in range(0, len(few), 256):
+        indices = few[start : start + 256]
+        if hasattr(samples, "batch"):
+            inputs = samples.batch(indices)[0]
+            ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+            some = (ids if mask is None else ids[mask.bool()]).flatten()
+        else:
+            items = [samples[int(index)][0] for index in indices]
+            parts = [item["input_ids"] if isinstance(item, Mapping) else item for item in items]
+            some = torch.cat([torch.as_tensor(part).flatten() for part in parts])
+        numbers, repeats = np.unique(some.numpy(), return_counts=True)
+        counts.update(dict(zip(numbers.tolist(), repeats.tolist(), strict=True)))
+    return counts
+
+
+def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
+    """Return the number of tokens whose loss, with what the blocks must save beside it, does least damage."""
+    all_params = parameters(original.shell)
+    a_token = embedding_params(original.shell) / vocabulary_rows(original.shell)
+    saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
+    most = min(ranked.total - len(ranked.required), int(-(-saving // a_token)) + multiple)
+    if saving <= 0 or is_alone:
+        return ranked.total - most
+    # the damage of blocks: that of one whose loss is least, and from there with the square of what is saved
+    few, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
+    with progress("measuring what blocks are worth", None):
+        block_params, block_damage = _cheapest_block(few)
+        before = _score(few)
+    best: tuple[float, int] | None = None
+    with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
+        for number, share in enumerate((*SHARES, 0.0)):
+            advance(number)
+            count = ranked.total - int(share * most)
+            of_blocks = max(0.0, saving - (ranked.total - count) * a_token)
+            if of_blocks > (1 - MIN_BLOCKS) * blocks:
+                continue
+            damage = 0.0
+            if share:
+                with suppress(BudgetError):
+                    kept = ranked.keep(count, multiple)
+                    damage = max(0.0, before - _score(cut_original(few, vocabulary, kept, {})))
+            total = damage + block_damage * (of_blocks / block_params) ** 2
+            if best is None or total < best[0]:
+                best = total, count
+    if best is None:
+        return ranked.total - most
+    return best[1]
+
+
+def vocabulary_costs(model: nn.Module) -> dict[str, int]:
+    """The tokens of a model and the parameters of their tables, as a report lists them; {} for another model."""
+    try:
+        check_cuttable(model)
+    except UnsupportedModel:
+        return {}
+    return {"tokens": vocabulary_rows(model), "params_embeddings": embedding_params(model)}
+
+
+def embedding_params(model: nn.Module) -> int:
+    """The parameters of tables and biases with a row for each token, a tied one once."""
+    rows = vocabulary_rows(model)
+    return sum(p.numel() for p in model.parameters() if p.shape[:1] == (rows,))
+
+
+def _few_samples(original: Original) -> Original:
+    """Return the original with a few samples that choose; windows of a text are left as they are."""
+    base = base_of(original.splits.train)
+    if not isinstance(base, Sentences):
+        return original
+    parts: dict[str, Any] = {}
+    for name in SPLITS:
+        samples = getattr(original.splits, name)
+        count = _sample_count(samples, original) if name == "validation" else 2
+        places = places_of(samples)[choose_indices(samples, count, "random")]
+        parts[name] = base_of(samples).split_by(original.splits.tokenizer, places.tolist())
+    return replace(original, splits=replace(original.splits, **parts))
+
+
+def _sample_count(samples: Any, original: Original) -> int:
+    lengths = getattr(samples, "lengths", None)
+    length = (original.length or 1) if lengths is None else float(lengths.mean())
+    return int(min(SAMPLES[1], max(SAMPLES[0], TOKENS // length)))
+
+
+def _cheapest_block(original: Original) -> tuple[int, float]:
+    """Return the parameters of the block whose loss does least damage, and the damage."""
+    located_model, before = locate(original.module), _score(original)
+    stage = max(located_model.stages, key=lambda stage: len(stage.blocks))
+    blocks = stage_blocks(located_model, stage.name)
+    measured = []
+    for place in spread_places(len(blocks), BLOCKS):
+        rest = [block for index, block in enumerate(blocks) if index != place]
+        with suppress(ShapeError, UnsupportedModel):
+            model = replace_blocks(located_model, {stage.name: rest}).model
+            measured.append((max(1e-6, before - _score(original, model)), parameters(blocks[place])))
+    if not measured:
+        return max(1, parameters(original.shell) // 10), 0.1
+    damage, params = min(measured)
+    return params, damage
+
+
+def _score(original: Original, model: nn.Module | None = None) -> float:
+    """Return the score of the original, or of a model in its place, on a few samples that choose."""
+    evaluator, task = original.evaluator, original.evaluator.task
+    model, validation = model or original.module, evaluator.splits.validation
+    if original.recipe.data.task == "sentence-embedding":
+        return compare_embeddings(model, validation, evaluator.splits.pooling)[0]
+    samples = Selection(validation, choose_indices(validation, _sample_count(validation, original), "random"))
+    score = task.sign * evaluator.metrics(model, samples)[task.metric] * original.length_ratio
+    model.eval()
+    return score
+
+
+# -- the original with fewer tokens ------------------------------------------------------------------------------------
+
+
+def cut_original(original: Original, vocabulary: Vocabulary, kept: KeptTokens, counts: Mapping[int, int]) -> Original:
+    """Return the original with these tokens alone, its samples split into them; embeddings stay the original's."""
+    folder = _tokenizer_folder(original, vocabulary, kept)
+
+    def load() -> tuple[nn.Module, torch.dtype]:
+        module: Any = cut_model(original.module, kept)
+        module.config._name_or_path = str(folder)
+        return module.eval(), original.dtype
+
+    shell: Any = cut_model(original.shell, kept)
+    shell.config._name_or_path = str(folder)
+    # the same samples of the same splits, read by the new tokenizer
+    data = replace(original.recipe.data, tokenizer=str(folder))
+    distill = original.recipe.distill
+    if distill is not None and original.teacher is not None:
+        distill = replace(distill, teacher=str(folder))
+    recipe = replace(original.recipe, data=data, distill=distill)
+    splits = _split_anew(original.splits, folder) or load_splits(data_section(recipe), shell)
+    facts = _facts(original.splits, splits, vocabulary, kept, counts)
+    fewer = FewerTokens(original, folder, facts)
+    return replace(
+        original,
+        located=locate(shell),
+        costs=ModelCosts(lambda: (LiveModel(shell, recipe.data.length), False), None),
+        recipe=recipe,
+        splits=splits,
+        load=cache(load),
+        reshape=cache(partial(surgery.write, shell)),
+        fewer=fewer,
+    )
+
+
+def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept: KeptTokens) -> Path:
+    """Return a folder of the user's cache with the smaller tokenizer and the files that accompany the weights."""
+    source = side_files.side_file_folder(original.module)
+    digest = hashlib.sha256(f"{source} {kept.ids}".encode())
+    for path in sorted(source.iterdir()) if source is not None else ():
+        if path.is_file() and path.suffix in (".json", ".txt", ".jinja"):
+            digest.update(path.read_bytes())
+    place = cache_files.home() / "tokenizers" / f"fewer-{digest.hexdigest()[:24]}"
+    if not place.is_dir():
+        with cache_files.new_entry(place, "the tokenizer") as folder:
+            side_files.copy_side_files(original.module, folder)
+            cut_tokenizer(folder, vocabulary, kept)
+    return place
+
+
+def _split_anew(splits: Splits, folder: Path) -> Splits | None:
+    """Return the same samples in the same order, split by another tokenizer; None if they are windows of a text."""
+    if not isinstance(base_of(splits.train), Sentences):
+        return None
+    tokenizer = tokenizers.load(folder)
+    new: dict[int, Sentences] = {}  # several splits may select from one data set
+    parts: dict[str, Any] = {"tokenizer": tokenizer}
+    for name in SPLITS:
+        samples = getattr(splits, name)
+        if samples is None:
+            continue
+        base = base_of(samples)
+        if id(base) not in new:
+            new[id(base)] = base.split_by(tokenizer)
+        parts[name] = rebase(samples, new[id(base)])
+    return replace(splits, **parts)
+
+
+def _facts(
+    before: Splits, after: Splits, vocabulary: Vocabulary, kept: KeptTokens, counts: Mapping[int, int]
+) -> dict[str, Any]:
+    """Return what the report says of the vocabulary: judged on the samples that choose."""
+    gone = sorted((number for number in counts if number not in kept.new_ids), key=lambda number: -counts[number])
+    facts: dict[str, Any] = {"tokens": len(kept.ids), "kept": len(kept.ids) / kept.old_count}
+    facts["texts_split_as_before"] = facts["length_ratio"] = None
+    old: Any = before.validation
+    new: Any = after.validation
+    if isinstance(base_of(old), Sentences):
+        few = choose_indices(old, 2000, "random")
+        known = torch.zeros(1 + max(vocabulary.tokens), dtype=torch.bool)
+        known[list(kept.ids)] = True
+        same = old_count = new_count = 0
+        for index in few:
+            ids = old.batch(np.array([index]))[0]["input_ids"][0]
+            is_same = bool(known[ids].all())
+            same += is_same
+            if not is_same:
+                old_count += len(ids)
+                new_count += int(new.lengths[index])
+        facts["texts_split_as_before"] = same / max(1, len(few))
+        facts["length_ratio"] = new_count / old_count if old_count else 1.0
+    elif before.bytes_per_target and after.bytes_per_target:
+        facts["length_ratio"] = before.bytes_per_target / after.bytes_per_target
+    facts["dropped"] = [vocabulary.tokens[number] for number in gone[:DROPPED]]
+    return facts
+
+
+def check_vocabulary_option(requested: str, count: str) -> str:
+    """Return auto, keep or a number of tokens; auto is keep where blocks alone count. Raises LeanifyError."""
+    if requested in ("auto", "keep"):
+        return "keep" if count == "body" else requested
+    if not requested.replace(",", "").replace("_", "").isdigit() or int(requested.replace(",", "")) < 1:
+        raise LeanifyError(f"--vocabulary {requested!r} is not auto, keep or a number of tokens such as 8000")
+    return str(int(requested.replace(",", "")))
