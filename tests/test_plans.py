@@ -364,14 +364,15 @@ def test_named_initialisers_get_names() -> None:
     assert not torch.equal(before, model.stages[0].blocks[0].attn.qkv.weight)
 
 
-def test_plain_is_first_where_causal() -> None:
-    """Both directions: lean, then control and plain. Causal: plain first, with the old MLP and fewer layers."""
+def test_first_rows_by_kind() -> None:
+    """Both directions: lean and its control. Causal: balanced; plain, with the old MLP, ranks before lean."""
     vit = leanify.redesign("vit_base", target_params=0.5)
-    assert [name for name, _ in vit.designs()][:5] == ["baseline", "lean", "control", "narrow", "plain"]
+    names = [name for name, _ in vit.designs()]
+    assert names[:6] == ["baseline", "lean", "control", "balanced", "narrow", "plain"]
     llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
-    assert [name for name, _ in llama.designs()][1].startswith("plain")
-    assert llama.plain.score < llama.chosen.score
-    assert vit.chosen.score < vit.plain.score
+    assert [name for name, _ in llama.designs()][1] == "balanced"
+    assert llama.plain.score < llama.lean.score
+    assert vit.lean.score < vit.plain.score
     assert llama.plain.depth < 16
     assert llama.plain.mlp >= 0.9 * 2048  # type: ignore[operator]
 
@@ -384,50 +385,6 @@ def test_lean_crosses_bounds_only_if_asked() -> None:
     narrow = leanify.redesign("vit_base", target_params=0.35, min_mlp=1)
     assert narrow.chosen.mlp < 2 * 768  # type: ignore[operator]
     assert len(narrow.warnings) == 1
-
-
-@pytest.mark.parametrize(
-    ("source", "share"),
-    [
-        ("distilbert", 0.7),
-        ("gpt2", 0.5),
-        pytest.param("t5", 0.5, marks=pytest.mark.slow),
-        pytest.param("roberta", 0.5, marks=pytest.mark.slow),
-        pytest.param("swin_tiny", 0.7, marks=pytest.mark.slow),
-    ],
-)
-def test_every_remedy_of_a_refusal_works(source: str, share: float) -> None:
-    """As typed: each looser bound at this budget, the same share of the blocks, and the named budget."""
-    with pytest.raises(leanify.BudgetError) as raised:
-        leanify.redesign(source, target_params=share)
-    message = str(raised.value)
-    remedies = []
-    if works := re.search(r"This budget works with ([^;]*)", message):
-        remedies += works[1].split(", or with ")
-    remedies += re.findall(r"(?:target_params|count)=[\w.']*\w'?", message)
-    remedies += [" ".join(pair) for pair in re.findall(r"(min_depth=\d+) works from (target_params=[\d.]*\d)", message)]
-    remedies = [remedy for remedy in remedies if "min_depth" in remedy or "works from" not in message]
-    assert remedies
-    for remedy in remedies:
-        options: dict[str, Any] = {"target_params": share}
-        for name, value in re.findall(r"(\w+)=(\S+)", remedy):
-            options[name] = "body" if name == "count" else float(value) if "." in value else int(value)
-        plan = leanify.redesign(source, **options)
-        assert plan.chosen.params < plan.baseline.params, remedy
-
-
-def test_refusal_says_what_embeddings_take() -> None:
-    with pytest.raises(leanify.BudgetError, match=r"embeddings and the like, which alone exceed the budget\."):
-        leanify.redesign("bert", target_params=0.2)
-
-
-def test_default_budget_is_the_smallest_above_half() -> None:
-    """BERT's half misses the bounds by 0.4 %; who names no budget gets the smallest that has a design."""
-    plan = leanify.redesign("bert")
-    assert 0.5 < plan.chosen.params / plan.baseline.params < 0.51
-    assert plan.remarks[0].startswith("half of the parameters fits no design within the bounds; 50.4%")
-    with pytest.raises(leanify.BudgetError, match=r"0\.504"):
-        leanify.redesign("bert", target_params=0.5)
 
 
 def test_search_covers_published_designs() -> None:
@@ -478,12 +435,12 @@ def test_mixture_keeps_its_budgets() -> None:
     plan = leanify.redesign("mixtral", max_macs=0.7, target_params=0.75, overrides=shape)
     assert plan.chosen.macs <= 0.7 * plan.baseline.macs
     assert plan.chosen.params <= 0.75 * plan.baseline.params
-    assert plan.control.mlp > plan.chosen.mlp
-    for design in (plan.baseline, plan.chosen, plan.control):
+    assert plan.control.mlp > plan.lean.mlp
+    for design in (plan.baseline, plan.chosen, plan.lean, plan.control):
         model = surgery.write(leanify.load("mixtral", overrides=shape, device="meta"), design.architecture)
         experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
         assert design.params_active == design.params - experts * 6 // 8
-        assert design.mlp % (8 if design == plan.control else 16) == 0
+        assert design.mlp % (8 if design == plan.control else 32) == 0
 
 
 def test_two_towers_fit_80_columns() -> None:
