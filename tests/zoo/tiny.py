@@ -71,8 +71,7 @@ SHRINK: dict[str, list[dict[str, Any]]] = {
 @functools.cache
 def timm_names() -> list[str]:
     """All timm model names; whether a model has attention is only known after building it."""
-    model_names: list[str] = import_timm().list_models()
-    return model_names
+    return [name for name in import_timm().list_models() if name != "leanify"]  # whose constructor is ours
 
 
 @contextmanager
