@@ -191,7 +191,7 @@ def new_class(folder: Path) -> None:
 
 
 def no_validation(folder: Path) -> None:
-    (folder / "val").rename(folder / "test")
+    (folder / "val").rename(folder / "others")
 
 
 def nothing(folder: Path) -> None:
@@ -205,7 +205,7 @@ def nothing(folder: Path) -> None:
         (empty_class, [], "the class c2 in .*train has no image"),
         (one_class, [], "one class, c0"),
         (new_class, [], "classes that .*train lacks: c9"),
-        (no_validation, [], "has no folder validation or val .*found test, train.*holdout"),
+        (no_validation, [], "has no folder validation or valid or val; found others, train.*holdout"),
         (nothing, [], "has no class folders"),
         (lambda folder: None, ["data.path=/nowhere"], "does not exist"),
         (lambda folder: None, ["data.path="], "--set data.path=PATH"),

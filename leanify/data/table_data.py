@@ -94,7 +94,7 @@ def _describe_rows(
         return data if named_so else replace(data, columns=((picture,), answer))
     # texts for a language model or for embeddings, which have no labels
     if needs_labels and label is None and not selection.texts:
-        unlabelled = _describe_unlabelled(file, rows[0], place)
+        unlabelled = _describe_unlabelled(file, rows[0])
         if unlabelled is not None:
             return nothing(unlabelled, file)
     # columns of texts and of a label, by their names or by their values
@@ -205,22 +205,21 @@ def _describe_labels(
 # -- what is not trained on, and why ----------------------------------------------------------------------------------
 
 
-def _describe_unlabelled(file: Path, row: Row, place: Path) -> str | None:
+def _describe_unlabelled(file: Path, row: Row) -> str | None:
     """What learns from data without labels (chats, instructions, preferences, triplets); None for other columns."""
     spellings = {str(name).lower(): str(name) for name in row}
-    own_text = f"leanify train own-text --set data.path={quote(str(file))}"
-    what = (
-        f"has no labels; a language model learns its texts, {{line}}, and leanify shrink CHECKPOINT --data "
-        f"{quote(str(place))} keeps a model's skill on them"
-    )
     chat = next((spellings[name] for name in CHATS if name in spellings), None)
-    if chat is not None and isinstance(row[chat], (list, tuple)):
-        return f"{file} ({chat}) " + what.format(line=f"{own_text} --set data.text={chat}")
-    for names, learnt in UNLABELLED:
-        if all(name in spellings for name in names) and isinstance(row[spellings[learnt]], (str, list)):
-            listed = preview(list(spellings.values()), 6)
-            return f"{file} ({listed}) " + what.format(line=f"{own_text} --set data.text={spellings[learnt]}")
-    return None
+    learnt = chat if chat is not None and isinstance(row[chat], (list, tuple)) else None
+    for names, answer in UNLABELLED:
+        if learnt is None and all(name in spellings for name in names):
+            learnt = spellings[answer] if isinstance(row[spellings[answer]], (str, list)) else None
+    if learnt is None:
+        return None
+    return (
+        f"{file} ({preview(list(spellings.values()), 6)}) has no labels; a language model learns its texts, leanify "
+        f"train own-text --set data.path={quote(str(file))} --set data.text={learnt}, and a trained one is "
+        f"shrunk on them, leanify shrink CHECKPOINT --data {quote(str(file))} --set data.text={learnt}"
+    )
 
 
 def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], place: Path) -> str:

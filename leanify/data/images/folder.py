@@ -198,7 +198,7 @@ def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError with the folders that exist."""
     place = find_split_folder(folder, split)
     if place is None:
-        names = " or ".join(synonyms(split))
+        names = " or ".join(synonyms(split)[:3])
         raise DataError(
             f"{folder} has no folder {names}; found {list_folder(folder)}. "
             "To hold out a tenth of the training images instead: --set data.holdout=0.1"
