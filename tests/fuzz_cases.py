@@ -162,13 +162,13 @@ FOLDERS: dict[str, Kind] = {
     ),
     "texts": Kind(
         ("texts",),
-        ("train {}", "condition hf --samples 2 --data {}", "train own-text --dry-run --set data.path={}"),
+        ("train {} --dry-run", "condition hf --samples 2 --data {}", "train own-text --dry-run --set data.path={}"),
         ("hf",),
     ),
     "images": Kind(
         ("images", "pictures", "shards"),
         (
-            "train {}",
+            "train {} --dry-run",
             f"{OWN_IMAGES}{{}}",
             f"{OWN_IMAGES}{{}} {SKIP}",
             f"{OWN_IMAGES}{{}} --set data.workers=0 {SKIP}",
