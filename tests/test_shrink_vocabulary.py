@@ -55,6 +55,7 @@ def test_vocabulary_alone(encoder: Path, sentences: Path, tmp_path: Path) -> Non
     assert 0.3 < report["quality"] < 1
 
 
+@pytest.mark.slow
 def test_all_texts_as_before_is_all_of_the_quality(encoder: Path, tmp_path: Path) -> None:
     """Where the texts keep their tokens, the cosine to the original is 1."""
     file = tmp_path / "texts.txt"
@@ -80,6 +81,7 @@ def test_budget_counts_every_parameter(
         assert report["vocabulary"]["tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_vocabulary_is_kept_where_it_does_not_count(encoder: Path, sentences: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"designs": ["narrow"], "minutes": 0}
     report = leanify.shrink(encoder, sentences, 0.9, count="body", output=tmp_path / "body", **options).to_json()
@@ -87,6 +89,7 @@ def test_vocabulary_is_kept_where_it_does_not_count(encoder: Path, sentences: Pa
     assert report["candidates"][0]["tokens"] == report["original"]["tokens"]
 
 
+@pytest.mark.slow
 def test_continues_with_the_same_tokens(
     encoder: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

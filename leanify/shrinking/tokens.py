@@ -2,8 +2,9 @@
 
 A row of the embeddings costs less than its share of the blocks as long as few texts need it, and more in the end. So
 a few sizes of the vocabulary are tried: the damage of each is measured on samples that choose, with the texts split
-anew against the original on its own tokens, and the blocks must save the rest of the budget. Their damage grows with
-the square of what they save, from the damage of the block whose loss is least. The size with the smallest sum is taken.
+anew against the original on its own tokens, and the blocks must save the rest of the budget. A block's damage grows
+with the square of the share that it loses, up to the damage of its loss d; spread where it costs least, a loss of k
+blocks' parameters does k² / Σ 1/d. The size with the smallest sum is taken.
 
 The weights are then carried from the model with fewer tokens, but judged, and embeddings healed, against the original.
 """
@@ -113,10 +114,10 @@ def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple
     most = min(ranked.total - len(ranked.required), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
         return ranked.total - most
-    # the damage of blocks: that of one whose loss is least, and from there with the square of what is saved
+    # what a few samples say of the blocks, and of each size
     few, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
-        block_params, block_damage = _cheapest_block(few)
+        block_params, block_damage = _price_blocks(few)
         before = _score(few)
     best: tuple[float, int] | None = None
     with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
@@ -174,21 +175,22 @@ def _sample_count(samples: Any, original: Original) -> int:
     return int(min(SAMPLES[1], max(SAMPLES[0], TOKENS // length)))
 
 
-def _cheapest_block(original: Original) -> tuple[int, float]:
-    """Return the parameters of the block whose loss does least damage, and the damage."""
+def _price_blocks(original: Original) -> tuple[float, float]:
+    """Return the mean parameters of a block, and the damage of losing so many where it costs least: 1 / Σ 1/d."""
     located_model, before = locate(original.module), _score(original)
     stage = max(located_model.stages, key=lambda stage: len(stage.blocks))
     blocks = stage_blocks(located_model, stage.name)
-    measured = []
-    for place in spread_places(len(blocks), BLOCKS):
+    places = spread_places(len(blocks), BLOCKS)
+    damages = []
+    for place in places:
         rest = [block for index, block in enumerate(blocks) if index != place]
         with suppress(ShapeError, UnsupportedModel):
             model = replace_blocks(located_model, {stage.name: rest}).model
-            measured.append((max(1e-6, before - _score(original, model)), parameters(blocks[place])))
-    if not measured:
-        return max(1, parameters(original.shell) // 10), 0.1
-    damage, params = min(measured)
-    return params, damage
+            damages.append(max(1e-4, before - _score(original, model)))
+    if not damages:
+        return max(1.0, parameters(nn.ModuleList(original.located.blocks)) / 10), 0.1
+    total = sum(1 / damage for damage in damages) * len(blocks) / len(damages)
+    return sum(map(parameters, blocks)) / len(blocks), 1 / total
 
 
 def _score(original: Original, model: nn.Module | None = None) -> float:

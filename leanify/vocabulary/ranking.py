@@ -2,8 +2,8 @@
 
 A tokenizer was trained on far more text than a user has. Its Unigram scores are log probabilities; the merges of a BPE
 and the ids of BERT's WordPiece lie in the order of frequency, to which Zipf's law gives a probability (1 / rank). The
-two are mixed after Witten and Bell (1991): what the texts have not shown yet has as much weight as the number of
-different tokens that they have shown, so the prior counts most where texts are few.
+two are mixed after Witten and Bell (1991): the prior's weight is the number of different tokens that the texts have
+shown, four times, so it counts most where texts are few (recipes/results/vocabulary.md).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from leanify.vocabulary.kinds import Vocabulary, spell
 
+STRENGTH = 4  # occurrences that the prior counts for, for each different token that was counted
 FIRST_RANK = 100  # added to a rank, as the first words are less frequent than 1 / rank says (Mandelbrot 1953)
 
 
@@ -20,10 +21,10 @@ def rank_tokens(vocabulary: Vocabulary, counts: Mapping[int, int], weight: float
     """Return the ids of the tokens that texts are split into, the most useful first.
 
     ``counts`` are the occurrences of ids in the user's texts. ``weight`` is the number of occurrences that the prior
-    counts for, by default as many as different tokens were counted; 0 ranks by counts alone, then by the prior.
+    counts for, by default `STRENGTH` for each different token; 0 ranks by counts alone, then by the prior.
     """
     prior = prior_probabilities(vocabulary)
-    strength = float(len(counts)) if weight is None else weight
+    strength = STRENGTH * float(len(counts)) if weight is None else weight
 
     def usefulness(number: int) -> tuple[float, float]:
         return counts.get(number, 0) + strength * prior[number], prior[number]
