@@ -139,7 +139,8 @@ def redesign(
     # the row that is listed first
     follows = "a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options)
     rows = {"lean": lean, "plain": result.plain}
-    if not is_measured and not is_pinned:  # neither latency nor memory of the others is known
+    # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
+    if not (is_measured or is_pinned or request.tower_params):
         rows |= {"narrow": narrow and narrow.design, "balanced": balanced.design}
     first = first_row(full_prices, request, rows, follows, ranking is not None)
     if first is None and result.front:

@@ -257,7 +257,7 @@ def broken_laws(plan: Plan, design: Design, model: nn.Module) -> Iterator[str]:
         old, new = (each.architecture.stages[i].primary for each in (plan.baseline, design))
         assert old is not None
         assert new is not None
-        if new.width % 64 and new.width % new.head_dim:
+        if new.width % 64 and new.width % old.head_dim:
             yield f"width {new.width} with heads of {new.head_dim}"
         if new.inner * old.width != old.inner * new.width:
             yield f"inner {new.inner} at width {new.width}"
