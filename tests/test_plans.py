@@ -420,7 +420,7 @@ def test_published_row_is_proposed_at_its_budget(path: Path) -> None:
     head_dims = [[stage.primary and stage.primary.head_dim for stage in shape.stages] for shape in (old, row)]
     mode = "grow" if head_dims[0] == head_dims[1] else "split"
     plan = leanify.redesign(baseline, target_params=counting.parameters(lean), heads_mode=mode)
-    assert plan.chosen.architecture.stages == row.stages
+    assert plan.lean.architecture.stages == row.stages
 
 
 def _is_inside(stage: Stage, depth: int, heads: int, mlp: int, rules: Rules) -> bool:
