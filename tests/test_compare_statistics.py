@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from leanify.comparison import statistics
-from leanify.comparison.statistics import Estimate, Part, Run, RunTable
+from leanify.comparison.statistics import Estimate, Part, Run, RunTable, Shares
 from recipes.research.statistics_simulated import LIMIT, LOOKS, World, halves, simulate
 
 RNG = np.random.default_rng(20250601)
@@ -30,16 +30,16 @@ def without_samples(values: np.ndarray) -> list[Run]:
 # -- against oracles --------------------------------------------------------------------------------------------------
 
 
-def test_difference_is_conservative_welch_test() -> None:
-    """Without samples: the standard error of Welch's t-test, with the degrees of freedom of one design."""
+def test_difference_is_paired_t_test() -> None:
+    """Without samples: SciPy's paired t-test over the seeds."""
     for count in (2, 3, 5, 20):
-        values = RNG.normal(0.3, 1.0, (2, count)) * [[1.0], [3.0]]
+        values = RNG.normal(0.3, 1.0, (2, count)) * [[1.0], [3.0]] + RNG.normal(0, 5.0, count)
         found = RunTable(without_samples(values)).difference("d1", "d0")
-        oracle = stats.ttest_ind(values[1], values[0], equal_var=False)
-        half = stats.t.isf(0.025, count - 1) * abs(found.mean / oracle.statistic)
-        assert found.interval() == pytest.approx((found.mean - half, found.mean + half), rel=1e-9)
+        oracle = stats.ttest_rel(values[1], values[0])
+        bounds = oracle.confidence_interval(0.95)
+        assert found.interval() == pytest.approx((bounds.low, bounds.high), rel=1e-9)
         for bound in (0.0, -0.7):
-            t = stats.ttest_ind(values[1], values[0] + bound, equal_var=False).statistic
+            t = stats.ttest_rel(values[1], values[0] + bound).statistic
             assert found.probability_above(bound) == pytest.approx(stats.t.sf(t, count - 1), rel=1e-6)
 
 
@@ -76,7 +76,7 @@ def test_seeds_and_samples_match_anova() -> None:
     of = squares["mean_sq"] / (seeds * samples)
     assert found.sample_part.variance > 0
     assert (found.seeds, found.samples) == (seeds, samples)
-    spread = table.mean(2).var(axis=1, ddof=1).sum() / seeds
+    spread = (table[1] - table[0]).mean(1).var(ddof=1) / seeds
     assert (found.seed_part.variance, found.seed_part.freedom) == pytest.approx((spread, seeds - 1))
     assert (found.sample_part.variance, found.sample_part.freedom) == pytest.approx(
         (of["C(n)"] - of["Residual"], samples - 1)
@@ -175,7 +175,7 @@ def test_p_value_matches_interval_end() -> None:
         both = 2 * min(p, 1 - p) * statistics.ALPHA / statistics.alpha_of(1)
         assert statistics.two_sided(replace(found, mean=1.3 - bound)) == pytest.approx(min(1, both))
     assert found.probability_above(1.3) == 0.5
-    far = replace(found, seed_part=Part(1e-12, 1000), sample_part=Part(1e-12, 1000))
+    far = replace(found, run_part=Part(1e-12, 1000), sample_part=Part(1e-12, 1000))
     assert (far.probability_above(-1e6), far.probability_above(1e6)) == (0.0, 1.0)
     assert statistics.over_looks(0.9, 3) == 1.0
 
@@ -308,7 +308,7 @@ def test_seeds_needed_are_minimal(mean: float) -> None:
         assert end == (moved.seeds if moved else None)
     assert needed.samples is None
     assert statistics.needed(replace(found, sample_part=None), margin, look=2) is None
-    assert statistics.needed(replace(found, seed_part=None), margin, look=2) is None
+    assert statistics.needed(replace(found, run_part=None), margin, look=2) is None
 
 
 def test_too_much_noise_names_nothing() -> None:
@@ -330,37 +330,81 @@ def test_samples_are_named_over_seeds() -> None:
     assert (even.seeds, even.samples) == (None, None)
 
 
+# -- skewed accuracies ------------------------------------------------------------------------------------------------
+
+SKEWED = Estimate(6.0, 4, 500, Part(2.0, 3), Part(0.1, 499), Part(0.05, 1497), Shares(0.92, 0.86, 0.7, 100.0))
+
+
+def test_variance_is_that_of_the_bound() -> None:
+    """It grows as the designs move towards each other, each by its part of the variance, up to one half."""
+    assert SKEWED.shares.growth(0.0) == 1.0
+    moved, other = 0.92 - 0.7 * 0.06, 0.86 + 0.3 * 0.06
+    first = (moved * (1 - moved) / (0.92 * 0.08)) ** 3
+    assert other * (1 - other) < 0.86 * 0.14  # a spread is never below the observed one
+    assert SKEWED.shares.growth(6.0) == pytest.approx(0.7 * first + 0.3)
+    assert SKEWED.shares.growth(1e9) == pytest.approx(0.7 * (0.25 / (0.92 * 0.08)) ** 3 + 0.3)
+    below = Shares(0.14, 0.08, 0.3, 100.0)  # wrong answers instead of right ones
+    assert below.growth(6.0) == pytest.approx(SKEWED.shares.growth(6.0))
+    distances = [SKEWED.shares.growth(distance) for distance in range(60)]
+    assert distances == sorted(distances)
+    assert SKEWED.shares.growth(-6.0) == pytest.approx(0.7 + 0.3 * ((0.842 * 0.158) / (0.86 * 0.14)) ** 3)
+
+
+def test_skewed_interval_ends_at_its_own_bound() -> None:
+    even = replace(SKEWED, shares=None)
+    for alpha in (0.015, 0.1):
+        low, high = SKEWED.interval(alpha)
+        for bound, side in ((low, 1), (high, -1)):
+            assert SKEWED.half(alpha, SKEWED.mean - bound) == pytest.approx(abs(SKEWED.mean - bound), rel=1e-6)
+            p = SKEWED.probability_above(bound)
+            assert (p if side > 0 else 1 - p) == pytest.approx(alpha, rel=1e-4)
+        assert low < even.interval(alpha)[0]
+        assert high > even.interval(alpha)[1]
+
+
+def test_only_right_and_wrong_answers_are_shares() -> None:
+    right = 100.0 * (RNG.random((2, 3, 40)) < 0.8)
+    shares = RunTable(runs(right)).difference("d1", "d0").shares
+    assert (shares.first, shares.second, shares.unit) == pytest.approx(
+        (right[1].mean() / 100, right[0].mean() / 100, 100)
+    )
+    variances = right.mean(2).var(1, ddof=1)
+    assert shares.part == pytest.approx(variances[1] / variances.sum())
+    wrong = RunTable(runs(right - 100)).difference("d1", "d0").shares  # an error rate, signed
+    assert (wrong.first, wrong.second) == pytest.approx((shares.first, shares.second))
+    assert RunTable(runs(right * RNG.random(40))).difference("d1", "d0").shares is None
+    assert RunTable(runs(right)).mean("d1").shares is None
+
+
 # -- simulated studies ------------------------------------------------------------------------------------------------
 
 
-def test_simulation_decides_as_studies_do() -> None:
+@pytest.mark.parametrize("is_loss", [False, True])
+def test_simulation_decides_as_studies_do(is_loss: bool) -> None:
     """What `recipes.research.statistics_simulated` computes for many studies at once is what a study computes."""
-    world = World(4, noise=(1.0, 3.0), diverges=0.2)
+    world = World((1.0, 3.0), is_loss=is_loss)
     outcomes = world.draw(np.random.default_rng(0), 6, 50, 5)
     for seeds in (3, 5):
-        mean, half = halves(outcomes, seeds, "after", statistics.ALPHA, 4)
-        for study in range(6):
-            found = RunTable(runs(outcomes.pair[study, :, :seeds].astype(float))).difference("d1", "d0")
-            assert (found.mean, found.half()) == pytest.approx((mean[study], half[study]), rel=1e-5)
+        for border in (-2.0, 0.0, 3.0):
+            mean, half = halves(outcomes, seeds, "after", statistics.ALPHA, border, is_loss)
+            for study in range(6):
+                found = RunTable(runs(outcomes.values[study, :, :seeds].astype(float))).difference("d1", "d0")
+                expected = found.half(distance=found.mean - border)
+                assert (found.mean, expected) == pytest.approx((mean[study], half[study]), rel=1e-4)
 
 
 @pytest.mark.parametrize("samples", [30, 120])
 @pytest.mark.parametrize("noise", [(1.0, 1.0), (1.0, 3.0), (3.0, 3.0), (1.0, 4.0)])
 def test_unequal_noise_makes_few_errors(samples: int, noise: tuple[float, float]) -> None:
-    """The same studies under the pooled noise of earlier versions are wrong far more often.
-
-    1,000 studies have a standard error of 0.6 points.
-    """
-    found = simulate(World(10, noise=noise), samples, LOOKS, 1000)
-    after = found["after"]
-    assert after.worst <= LIMIT + 2 * 0.6
-    assert after.covered / after.intervals >= 0.94
-    if noise == (3.0, 3.0) and samples == 120:
-        assert found["before"].worst > 7
+    """1,000 studies have a standard error of 0.6 points."""
+    found = simulate(World(noise), samples, LOOKS, 1000)["after"]
+    assert found.worst <= LIMIT + 2 * 0.6
+    assert found.covered / found.intervals >= 0.94
 
 
-def test_diverged_runs_answer_nothing() -> None:
-    """One run of lean in three ends at chance."""
-    found = simulate(World(3, diverges=1 / 3), 120, LOOKS, 500)
-    assert found["after"].worst <= LIMIT
-    assert found["before"].worst > 10
+def test_bad_runs_answer_nothing() -> None:
+    """One run of lean in three loses a fifth of its fall, and is named."""
+    world = World(level=-2.2, is_loss=True, lost=0.2, bad=1 / 3)
+    assert world.names_bad_runs
+    assert simulate(world, 120, LOOKS, 500)["after"].worst <= LIMIT
+    assert not replace(world, lost=0.05).names_bad_runs

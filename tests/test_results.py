@@ -360,7 +360,7 @@ def test_diverged_runs_are_named(tmp_path: Path) -> None:
     assert [verdict.answer for verdict in before.verdicts] == ["shown", "shown"]
     write_losses(folder, Key("lean", 2), [2.0, 1.0, 2.2, 2.3])
     write_losses(folder, Key("wide", 0), [2.0, 2.0, 2.0, 2.0])  # never began
-    write_losses(folder, Key("control", 1), [2.0, 1.2, 0.9, 0.8])  # a little worse
+    write_losses(folder, Key("control", 1), [2.0, 1.2, 0.7, 0.6])  # a little worse
     found = read_study(folder)
     lean = found.result("lean")
     assert (lean.quality.seeds, lean.quality.diverged, lean.quality.failed) == (3, 1, 0)

@@ -3,8 +3,8 @@
 The quality of a run varies with its seed (initial weights, order of samples), and the result of a study with its
 validation samples. Every interval includes both:
 
-    runs      each design has its own noise: the variance of its runs over seeds. A difference has the sum of both
-              designs' variances (Welch 1947), with the degrees of freedom of one design, seeds − 1
+    runs      designs of one seed share samples, order and luck, so a difference has the variance of its differences
+              seed by seed, with seeds − 1 degrees of freedom (Student's paired t)
     samples   the difference of two designs on each validation sample, averaged over seeds; its variance over samples
         both      noise of a single run on a single sample is in both of the above, and is subtracted once; from three
                   seeds on the runs' part is at least this noise, which seeds × samples determine better than few runs
@@ -13,10 +13,15 @@ This is the crossed random-effects variance of seeds × samples (Gallas 2006 for
 two parts with a Student's t for each (Graybill and Wang 1980). If the samples' outcomes do not differ at all, one
 sample's worth of difference is assumed, so that equal outcomes never imply certainty.
 
-**Why no pooled noise.** Noise pooled over designs has more degrees of freedom and narrower intervals, but it assumes
-that all designs are equally noisy. With two noisy designs among ten quiet ones it gives 20% wrong answers instead of
-the nominal 2.5%. The rule here stays at 3.6% or less in 222 simulated cases, with intervals that are wider by about
-70% at three seeds, 35% at five and 20% at eight (``recipes/results/statistics.md``).
+**Accuracies are skewed.** A run can lose more than it can gain: where few runs happen to be good, their mean is high
+and their spread small, and a t interval leaves out the truth too often (6% and more, where 2.5% are meant, if one
+design is four times as noisy). As in Wilson's (1927) interval of a share, the variance is therefore that at the value
+in question, not at the observed one: the spread of a share p is proportional to (p (1 − p))^1.5, and never below the
+observed one. The delta method gives the exponent 1 for equal noise in the logit; 1.5 keeps wrong answers at 3.5% or
+less in every simulated case (``recipes/results/statistics.md``, with the rules that were tried).
+
+**Why no pooled noise.** Noise pooled over designs has more degrees of freedom, but it assumes that all designs are
+equally noisy. With two noisy designs among ten quiet ones it gives 20% wrong answers instead of the nominal 2.5%.
 
 Differences are signed so that positive is better, whatever the metric. Two questions are asked, each one-sided:
 
@@ -46,6 +51,9 @@ FIRST_LOOK, LATER_LOOKS = 0.6, 0.4  # share of the first look, and ratio of each
 MIN_SEEDS = 3  # with fewer seeds, nothing is shown or refuted
 MAX_SEEDS = 1000  # larger numbers of seeds are not practical and are not reported
 ROUNDING = 1e-12  # relative to the quality: smaller differences are rounding errors
+SKEW = 1.5  # the spread of a share p over seeds is proportional to (p (1 − p))^SKEW
+LEAST_SPREAD = 0.005  # p (1 − p) of a share near 0 or 1 counts as at least this
+MAX_STEPS, TOLERANCE = 200, 1e-9  # of the search for the end of an interval
 LIKELY = 0.8  # the effect lies within the range behind `Needed` with this probability
 
 Answer = Literal["shown", "refuted", "undecided"]
@@ -74,20 +82,55 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Two designs' mean shares of right answers, of whose difference an estimate is.
+
+    first, second   the shares, from 0 to 1
+    part            the first design's part of the sum of both designs' variances over seeds
+    unit            the quality of a share of 1 less that of 0
+    """
+
+    first: float
+    second: float
+    part: float
+    unit: float
+
+    def growth(self, distance: float) -> float:
+        """How many times larger the variance of the runs is if the truth is ``distance`` below the observed difference.
+
+        The designs move towards each other, the noisier one more.
+        """
+        shift = distance / self.unit
+        first = _growth(self.first, -self.part * shift)
+        return self.part * first + (1 - self.part) * _growth(self.second, (1 - self.part) * shift)
+
+
+def _growth(share: float, shift: float) -> float:
+    """How many times larger the variance of a share is after a shift; at least 1, and no larger than at one half."""
+    low, high = min(share, 0.5), max(share, 0.5)
+    moved = min(max(share + shift, low), high)
+    return (moved * (1 - moved) / max(share * (1 - share), LEAST_SPREAD)) ** (2 * SKEW) if moved != share else 1.0
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A mean, or a difference of two means, with the parts of its variance.
 
     seeds, samples   numbers of seeds and samples in the estimate; ``samples`` is 0 if the runs stored no outcomes
-    seed_part        the variance due to the runs; None for fewer than two seeds
+    run_part         the variance of the runs over seeds; None for fewer than two seeds
     sample_part      the variance due to the validation samples, without the noise that ``seed_part`` already contains;
                      None if it is unknown
+    noise_part       the noise of single runs on single samples, below which the runs' part cannot be; None if unknown
+    shares           the shares whose difference this is; None if it is no difference of accuracies
     """
 
     mean: float
     seeds: int
     samples: int
-    seed_part: Part | None
+    run_part: Part | None
     sample_part: Part | None
+    noise_part: Part | None = None
+    shares: Shares | None = None
 
     @property
     def is_known(self) -> bool:
@@ -95,26 +138,51 @@ class Estimate:
         return self.seed_part is not None and self.variance > 0
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(part for part in (self.seed_part, self.sample_part) if part is not None)
+    def seed_part(self) -> Part | None:
+        """The variance due to the runs; None for fewer than two seeds."""
+        return self._seed_part_at(0.0)
+
+    def _seed_part_at(self, distance: float) -> Part | None:
+        """The variance due to the runs if the truth is ``distance`` below the mean."""
+        part = self.run_part
+        if part is not None and self.shares is not None:
+            part = replace(part, variance=part.variance * self.shares.growth(distance))
+        if part is not None and self.noise_part is not None and self.noise_part.variance > part.variance:
+            return self.noise_part
+        return part
 
     @property
     def variance(self) -> float:
-        return sum(part.variance for part in self.parts)
+        return sum(part.variance for part in (self.seed_part, self.sample_part) if part is not None)
 
-    def half(self, alpha: float = ALPHA) -> float:
-        """Return half of the interval that errs with probability ``alpha`` on each side; NaN if unknown."""
+    def half(self, alpha: float = ALPHA, distance: float = 0.0) -> float:
+        """How far the mean may be from the truth with probability 1 − ``alpha``, if the truth is ``distance`` below it;
+        NaN if unknown.
+        """
         if not self.is_known:
             return math.nan
-        squares = [stats.t.isf(alpha, part.freedom) ** 2 * part.variance for part in self.parts]
+        parts = [part for part in (self._seed_part_at(distance), self.sample_part) if part is not None]
+        squares = [stats.t.isf(alpha, part.freedom) ** 2 * part.variance for part in parts]
         return math.sqrt(sum(squares))
 
     def interval(self, alpha: float = ALPHA) -> tuple[float, float] | None:
-        """Return the lower and upper bound; None if unknown."""
+        """Return the bounds that err with probability ``alpha`` on each side; None if unknown."""
         if not self.is_known:
             return None
-        half = self.half(alpha)
-        return self.mean - half, self.mean + half
+        return self.mean - self._reach(alpha, 1), self.mean + self._reach(alpha, -1)
+
+    def _reach(self, alpha: float, side: Literal[1, -1]) -> float:
+        """The farthest distance of the truth that the mean allows, below the mean for side 1."""
+        if self.shares is None:
+            return self.half(alpha)
+        # from the largest variance down to the distance that equals its own half
+        reach = self.half(alpha, side * self.shares.unit)
+        for _ in range(MAX_STEPS):
+            nearer = self.half(alpha, side * reach)
+            if reach - nearer <= TOLERANCE * reach:
+                break
+            reach = nearer
+        return reach
 
     def probability_above(self, bound: float) -> float:
         """Return the p-value of the null hypothesis that the truth is ≤ ``bound``; NaN if unknown.
@@ -127,10 +195,11 @@ class Estimate:
         if not distance:
             return 0.5
         # the p at which half the interval equals the distance, found on a logarithmic scale; 0 below exp(-300)
-        smallest = math.exp(-300)
         p = 0.0
-        if self.half(smallest) > abs(distance):  # half() falls to 0 as alpha goes to 1/2
-            p = math.exp(optimize.brentq(lambda x: self.half(math.exp(x)) - abs(distance), -300.0, math.log(0.5)))
+        if self.half(math.exp(-300), distance) > abs(distance):  # half() falls to 0 as alpha goes to 1/2
+            p = math.exp(
+                optimize.brentq(lambda x: self.half(math.exp(x), distance) - abs(distance), -300.0, math.log(0.5))
+            )
         return p if distance > 0 else 1 - p
 
 
@@ -148,8 +217,16 @@ class RunTable:
 
         # maximum difference between two runs on one sample: the largest range of a run's outcomes
         self.unit = 0.0
-        if self.samples:
-            self.unit = max(float(np.ptp(run.outcomes)) for run in runs if run.outcomes is not None)
+        known_outcomes = [run.outcomes for run in runs if run.outcomes is not None] if self.samples else []
+        if known_outcomes:
+            self.unit = max(float(np.ptp(outcomes)) for outcomes in known_outcomes)
+
+        # the quality of a share of 0, if every outcome is either right or wrong
+        self.lowest: float | None = None
+        if self.unit:
+            low = min(float(outcomes.min()) for outcomes in known_outcomes)
+            if all(np.isin(outcomes, (low, low + self.unit)).all() for outcomes in known_outcomes):
+                self.lowest = low
 
     def common_seeds(self, *designs: str) -> list[int]:
         """Return the seeds with which all of these designs have finished."""
@@ -178,13 +255,24 @@ class RunTable:
             is_known = self.samples and one.outcomes is not None and other.outcomes is not None
             outcomes.append(one.outcomes - other.outcomes if is_known else None)  # type: ignore[operator]
 
-        # each design's own variance, without assuming equal noise
-        variance = _variance(first_values) + _variance(second_values)
-        estimate = self._estimate(first_values - second_values, outcomes, variance, is_pair=True)
-
-        # a difference within rounding counts as zero
+        # the variance of the differences seed by seed; differences within rounding count as zero
         largest = max(np.abs(np.concatenate([first_values, second_values])), default=0.0)
-        return replace(estimate, mean=0.0) if abs(estimate.mean) < ROUNDING * largest else estimate
+        differences = first_values - second_values
+        estimate = self._estimate(differences, outcomes, _variance(differences, largest), is_pair=True)
+        if abs(estimate.mean) < ROUNDING * largest:
+            estimate = replace(estimate, mean=0.0)
+        if self.lowest is None or len(seeds) < 2:
+            return estimate
+
+        # shares of right answers are skewed
+        variances = _variance(first_values), _variance(second_values)
+        shares = Shares(
+            float(first_values.mean() - self.lowest) / self.unit,
+            float(second_values.mean() - self.lowest) / self.unit,
+            variances[0] / sum(variances) if sum(variances) else 0.5,
+            self.unit,
+        )
+        return replace(estimate, shares=shares)
 
     def difference_from(self, design: str, value: float, outcomes: Array | None) -> Estimate:
         """A design's mean − a fixed model's quality, with that model's outcomes on the same samples."""
@@ -213,13 +301,13 @@ class RunTable:
         # the samples' part, without the noise that the runs' part already contains
         table = np.stack(known_outcomes)  # (seeds, N)
         sample_part = self._sample_part(table, is_pair)
+        noise_part = None
         if seed_part is not None:
             both = _interaction_part(table)
-            if count >= MIN_SEEDS and both.variance > seed_part.variance:
-                seed_part = both
-            rest = sample_part.variance - min(both.variance, seed_part.variance)
-            sample_part = replace(sample_part, variance=max(rest, 0.0))
-        return Estimate(mean, count, self.samples, seed_part, sample_part)
+            noise_part = both if count >= MIN_SEEDS else None
+            counted = both.variance if noise_part else min(both.variance, seed_part.variance)
+            sample_part = replace(sample_part, variance=max(sample_part.variance - counted, 0.0))
+        return Estimate(mean, count, self.samples, seed_part, sample_part, noise_part)
 
     def _sample_part(self, table: Array, is_pair: bool) -> Part:
         """Return the samples' part of the variance of a table's mean (seeds, N).
@@ -237,12 +325,14 @@ class RunTable:
         return Part(squares / (samples - 1) / samples, samples - 1)
 
 
-def _variance(values: Array) -> float:
-    """Return the variance of a design's runs (seeds,) over seeds; 0 for one run, or if they differ only by rounding."""
+def _variance(values: Array, largest: float = 0.0) -> float:
+    """Return the variance of values (seeds,) over seeds; 0 for one run, or if they differ only by rounding, which is
+    relative to the largest quality.
+    """
     if len(values) < 2:
         return 0.0
     rest = values - values.mean()
-    rest[np.abs(rest) < ROUNDING * max(1.0, float(np.abs(values).max()))] = 0
+    rest[np.abs(rest) < ROUNDING * max(1.0, largest, float(np.abs(values).max()))] = 0
     return float(rest @ rest) / (len(values) - 1)
 
 
@@ -327,6 +417,10 @@ def needed(estimate: Estimate, margin: float, look: int) -> Needed | None:
 
     # seeds for the observed effect, and for the ends of its 80% range
     gain = abs(estimate.mean + margin)
+    if estimate.shares is not None and estimate.run_part is not None:  # at the variance of the bound in question
+        growth = estimate.shares.growth(estimate.mean + margin)
+        run_part = replace(estimate.run_part, variance=growth * estimate.run_part.variance)
+        estimate = replace(estimate, run_part=run_part, shares=None)
     reach = float(stats.norm.isf((1 - LIKELY) / 2)) * math.sqrt(estimate.variance)
     seeds = _seeds(estimate, gain, alpha)
     low, high = _seeds(estimate, gain + reach, alpha), _seeds(estimate, gain - reach, alpha)
