@@ -55,6 +55,17 @@ def body_parameters(located_model: LocatedModel) -> int:
     return parameters(nn.ModuleList(located_model.blocks))
 
 
+def embedding_parameters(model: nn.Module) -> int | None:
+    """The parameters of tables and biases with a row for each token, a tied one once; None without a vocabulary."""
+    if not is_hf(model):
+        return None
+    config: Any = model.config
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if type(rows) is not int:
+        return None
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.shape[:1] == (rows,))
+
+
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     """One forward pass; timm takes its image by position."""
     return model(inputs["x"]) if set(inputs) == {"x"} and get_example(model) is None else model(**inputs)

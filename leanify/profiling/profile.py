@@ -142,6 +142,7 @@ def profile(
         attention_kernels=kernels,
         not_measured=not_measured,
         as_given=example is not None,
+        params_embeddings=counting.embedding_parameters(model),
     )
 
 

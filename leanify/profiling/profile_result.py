@@ -34,6 +34,7 @@ class Profile(Tabular):
     """One model's costs; shown as a table.
 
     params_body        parameters in the blocks; None for a module that cannot be read
+    params_embeddings  parameters of tables with a row for each token, a tied one once; None without a vocabulary
     macs               multiply-adds of one sample; ``flops`` are twice as many
     attention_kernels  calls of each attention kernel in a forward pass, by name; None if unmeasured
     not_measured       the measurement that was skipped because it does not fit into memory
@@ -59,6 +60,7 @@ class Profile(Tabular):
     attention_kernels: dict[str, int] | None = None
     not_measured: str | None = None
     as_given: bool = False
+    params_embeddings: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,6 +81,7 @@ class Profile(Tabular):
         return [
             ("parameters", format_count, self.params),
             ("  in the blocks", format_count, self.params_body),
+            ("  in embeddings", _count, self.params_embeddings),
             ("MACs of the example" if self.as_given else "MACs a sample", format_operations, self.macs),
             ("FLOPs (2 × MACs)", format_operations, self.flops),
             ("weights", format_bytes, self.weights_bytes),
@@ -92,6 +95,10 @@ class Profile(Tabular):
             ("training, predicted", format_bytes, memory.train_predicted_bytes),
             ("device used (NVML)", format_bytes, memory.nvml_used_bytes),
         ]
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else format_count(value)
 
 
 def _rate(value: float | None) -> str:

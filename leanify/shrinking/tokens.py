@@ -35,7 +35,7 @@ from leanify.data.texts.encoded import Sentences
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
-from leanify.profiling.counting import parameters
+from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
 from leanify.shrinking.blocks import replace_blocks, stage_blocks
 from leanify.shrinking.neighbours import compare_embeddings
@@ -109,7 +109,7 @@ def count_tokens(samples: Any) -> Counter[int]:
 def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
     """Return the number of tokens whose loss, with what the blocks must save beside it, does least damage."""
     all_params = parameters(original.shell)
-    a_token = embedding_params(original.shell) / vocabulary_rows(original.shell)
+    a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
     most = min(ranked.total - len(ranked.required), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
@@ -146,13 +146,7 @@ def vocabulary_costs(model: nn.Module) -> dict[str, int]:
         check_cuttable(model)
     except UnsupportedModel:
         return {}
-    return {"tokens": vocabulary_rows(model), "params_embeddings": embedding_params(model)}
-
-
-def embedding_params(model: nn.Module) -> int:
-    """The parameters of tables and biases with a row for each token, a tied one once."""
-    rows = vocabulary_rows(model)
-    return sum(p.numel() for p in model.parameters() if p.shape[:1] == (rows,))
+    return {"tokens": vocabulary_rows(model), "params_embeddings": embedding_parameters(model) or 0}
 
 
 def _few_samples(original: Original) -> Original:

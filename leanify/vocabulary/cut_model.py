@@ -16,7 +16,7 @@ from leanify.upstream.build import build_model
 from leanify.upstream.on_disk import deep_copy, place
 from leanify.upstream.origin import Origin, is_hf, is_stamped, plain_keys, set_origin
 from leanify.vocabulary.closure import KeptTokens
-from leanify.vocabulary.token_ids import cut_configurations, vocabulary_rows
+from leanify.vocabulary.token_ids import cut_configurations
 
 
 @torch.no_grad()
@@ -88,10 +88,3 @@ def _build(model: Any) -> nn.Module:
 
 def _origin(model: Any) -> Origin:
     return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
-
-
-def count_embeddings(model: nn.Module) -> int:
-    """The parameters of all tables and biases with a row for each token; a tied one counts once."""
-    check_cuttable(model)
-    rows = vocabulary_rows(model)
-    return sum(p.numel() for p in model.parameters() if rows in (p.shape[:1]))
