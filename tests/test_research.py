@@ -44,6 +44,11 @@ SCRIPTS = sorted(
 # -- every script in small --------------------------------------------------------------------------------------------
 
 SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that has the data below
+    "checkpoint_page": ("", "--readme"),
+    "checkpoints": (
+        "minilm --data imdb --small --seeds 0 --budget 0.7 --arms 'vocabulary by counts + Block Influence' "
+        "-o checkpoints.csv",
+    ),
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),
@@ -57,11 +62,6 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "modules": ("Gated",),
     "plans": ("ViT-Ti",),
     "recipe_costs": ("digits -o costs.json",),
-    "rivals": (
-        "--minilm minilm --sentences imdb --small --seeds 0 --budgets 'blocks 0.5' "
-        "--arms 'leanify, narrow' 'Block Influence' -o rivals.csv",
-        "--table -o rivals.csv",
-    ),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
     "trips": ("--designs narrow",),

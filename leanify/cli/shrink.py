@@ -51,10 +51,8 @@ def shrink(
     ] = None,
     shape: Annotated[
         str,
-        candidate_option(
-            metavar="uniform|free|plain", help="free: also blocks that differ; plain: what opens anywhere"
-        ),
-    ] = "uniform",
+        candidate_option(metavar="free|plain", help="free: also blocks that differ; plain: what opens anywhere"),
+    ] = "free",
     designs: Annotated[
         Words,
         candidate_option(
@@ -267,7 +265,8 @@ def result_sentence(report: Mapping[str, Any]) -> str:
     if reference:
         comparisons.append(f"{reference['name']} {format_metric_value(name, reference['value'])}")
     if report.get("neighbours") is not None:
-        comparisons.append(f"{format_share(report['neighbours'])} of the 10 nearest neighbours stay")
+        crowd = f" among {report['neighbours_among']:,}" if report.get("neighbours_among") else ""
+        comparisons.append(f"{format_share(report['neighbours'])} of the 10 nearest neighbours{crowd} stay")
     basis = report["judged_on"] + (f"; MACs of {report['tokens']:,} tokens" if report.get("tokens") else "")
     sentence = (
         f"{report['directory']} is {chosen['name']}, {treatment}: {format_count(chosen['params'])} parameters, "

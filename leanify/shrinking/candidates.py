@@ -39,8 +39,10 @@ MEANING = {
     "dropped": "fewer layers as they were, the others dropped",
     "paired": "half as many layers fewer, neighbours paired",
     "rotated": "a narrower residual stream, in its principal components (by name)",
-    "free": "every block its own shape (--shape free)",
+    "free": "every block its own shape, by measured damage",
 }
+USUAL = ("vocabulary", "narrow", "free")  # that were best on some checkpoint; the others have to be named
+OTHERS = ("heads", "control", "dropped", "paired")  # taken where no narrow shape is within the budget
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,13 @@ class Prices:
         return None
 
 
-def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "uniform") -> list[Candidate]:
-    """Return the candidates of a budget, or only the named ones.
+def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") -> list[Candidate]:
+    """Return the usual candidates of a budget, or the named ones.
 
-    ``kind`` "free" adds a candidate whose blocks differ; "plain" removes shapes that the model's own library cannot
-    build. A note names shapes that need more than that library before any work begins.
+    ``kind`` "plain" removes shapes that the model's own library cannot build, as blocks that differ. A note names
+    shapes that need more than that library before any work begins.
 
-    If no design with more heads fits the budget, the other candidates are used, with a note. Raises BudgetError if no
-    candidate fits, and LeanifyError for a name that is not a candidate's.
+    Raises BudgetError if no candidate fits, and LeanifyError for a name that is not a candidate's.
     """
     if unknown := [name for name in names if name not in MEANING]:
         raise LeanifyError(f"--designs {unknown[0]!r} is not one of {', '.join(MEANING)}")
@@ -152,28 +153,32 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "uniform")
             raise BudgetError("the smaller vocabulary alone is within the budget; --designs vocabulary takes it")
         return [Candidate("vocabulary", prices.baseline, ())]
     moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
-    requested = names or [name for name in MEANING if name not in ("rotated", "free")]
+    requested = list(names or USUAL)
+    if not names and original.source.origin.library not in ("hf", "timm"):
+        requested.remove("free")  # no library would open it
 
     # one candidate per shape that differs from the baseline and from earlier ones
     several: list[Candidate] = []
     shapes = {prices.baseline.architecture}
     designs = dict(_designs(prices, requested))
+    if not names and not designs:
+        designs = dict(_designs(prices, OTHERS))
     for name in MEANING:
         design = designs.get(name)
         if design is not None and design.architecture not in shapes:
             shapes.add(design.architecture)
             several.append(Candidate(name, design, moves.get(name, BOTH)))
-    if not designs and "free" not in requested and kind != "free":
+    if not designs and "free" not in requested:
         raise BudgetError(
             f"no shape of {', '.join(requested)} has at most {format_count(prices.max_params)} parameters. A larger "
-            "budget helps, and so does --shape free"
+            "budget helps, and so does --designs free"
         )
 
     # shapes that the model's own library cannot build; free shapes are always such
     needs_more = {one.name for one in several if one.shape and not _opens_alone(original, one.shape)}
     if kind == "plain":
         several = [one for one in several if one.name not in needs_more]
-    elif "free" in names or (kind == "free" and not names):
+    elif "free" in requested:
         several.append(Candidate("free", None, (), prices.max_params))
         needs_more.add("free")
     if prices.budget.count == "all" and original.fewer is None:

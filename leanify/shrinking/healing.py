@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ from leanify.upstream.origin import set_origin
 FIRST = 3  # candidates are compared after 1 / FIRST of the schedule
 EVALUATIONS = (9, 6, 3)  # evaluations per run, including the one at a third; fewer if they would take too long
 EVALUATION_SHARE = 0.15  # share of a run's time for evaluations
-RATE_TEST_SHARE = 0.25  # maximum share of healing for a test of learning rates; otherwise the lowest rate is used
+RATE_TEST_SHARE = 0.25  # maximum share of healing for a test of learning rates; otherwise the usual rate is used
+MIN_STEPS = 60  # for which minutes are proposed where there are too few
 MIN_STEPS_OF_TWO = 120  # with fewer steps in the schedule, only one candidate is healed
 WARM_UP, SHORT_WARM_UP, SHORT_RUN = 0.05, 0.2, 100  # shares of a run: of long runs, and of runs below 100 steps
 EPOCHS = 20.0  # maximum, even if there is more time
@@ -138,7 +140,6 @@ def heal(
     make_plan = partial(_plan_healing, folder, original, finalists, rates, seeds)
     plan = HealingPlan(**folder.once(f"plan {first.name}", lambda: vars(make_plan())))
     if plan.steps < FIRST:
-        note("--minutes leave no time to heal: the result has the transferred weights")
         return []
 
     def train(carried: Carried, key: str, stop: int | None = None, seed: int = 0) -> Healed:
@@ -197,14 +198,20 @@ def _plan_healing(
         note(f"only {first.name} is healed: --minutes leave {affordable(1)} steps")
     steps = schedule.steps or affordable(candidates)
     if steps < FIRST:
+        lacking = building + 3 * half + MIN_STEPS * seconds / (1 - EVALUATION_SHARE) - clock.left
+        enough = math.ceil(clock.minutes + max(0.0, lacking) / 60 / (1 - RESERVED_SHARE))
+        note(
+            f"--minutes {clock.minutes:g} leave no time to heal: the result has the transferred weights; "
+            f"--minutes {enough} would do"
+        )
         return HealingPlan(steps, recipe.optim.lr, candidates)
 
-    # the rate: given, the best in a test, or the lowest if a test would take too long
+    # the rate: given, the best in a test, or the task's usual one if a test would take too long
     options = tuple(rates) or range_tests.default_rates(recipe.optim.lr)
     test_steps = range_tests.steps_of_test(steps)
     test_seconds = len(options) * test_steps * seconds + (1 + len(options)) * half + building
     fits = test_seconds <= RATE_TEST_SHARE * (clock.left if schedule.steps is None else steps * seconds)
-    rate = min(options)
+    rate = rates[0] if rates else recipe.optim.lr
     if len(options) > 1 and fits:
         test_recipe = HealingPlan(steps, rate, candidates).recipe(original, first)
         with progress(f"testing rates on {first.name}", None):
@@ -213,7 +220,8 @@ def _plan_healing(
             rate = test.best
             note(f"{first.name}: {test.summary}")
     elif len(options) > 1:
-        note(f"{first.name}: {steps} steps are too few to test rates, so the lowest is taken, {rate:.2g}")
+        which = "the first one" if rates else "the usual one"
+        note(f"{first.name}: {steps} steps are too few to test rates: {rate:.2g}, {which}, is taken")
 
     # the steps left after the test, in thirds, with as many evaluations as their share of time allows
     if schedule.steps is None:

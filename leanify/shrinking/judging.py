@@ -13,7 +13,7 @@ from leanify.core.errors import DataError, LeanifyError
 from leanify.core.units import format_metric, format_share
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection
-from leanify.shrinking.neighbours import compare_embeddings
+from leanify.shrinking.neighbours import compare_embeddings, take_crowd
 from leanify.shrinking.original import Original, remedy
 from leanify.sources.weights import is_headless
 from leanify.training.reference import score_reference
@@ -69,8 +69,9 @@ def judge(original: Original, model: nn.Module) -> Quality:
             halves = splits.validation, splits.test
             values = [evaluator.metrics(model, half)[evaluator.task.metric] for half in halves]
             return Quality(*(value * original.length_ratio for value in values))
-        chosen_on, neighbours_chosen = compare_embeddings(model, splits.validation, splits.pooling)
-        quality, neighbours = compare_embeddings(model, splits.test, splits.pooling)
+        crowd = take_crowd(splits.train)
+        chosen_on, neighbours_chosen = compare_embeddings(model, splits.validation, splits.pooling, crowd)
+        quality, neighbours = compare_embeddings(model, splits.test, splits.pooling, crowd)
         return Quality(chosen_on, quality, neighbours_chosen, neighbours)
 
 

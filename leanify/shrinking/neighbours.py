@@ -1,6 +1,8 @@
 """Share of a sentence's nearest neighbours that stay: the cosine to the original flatters if all sentences are similar.
 
-An encoder at a cosine of 0.987 may keep only 60% of its neighbours, which search and clustering depend on.
+An encoder at a cosine of 0.987 may keep only 60% of its neighbours, which search and clustering depend on. The share
+depends on the crowd among which neighbours are counted, which is therefore fixed: the original's embeddings of `CROWD`
+sentences.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from torch import Tensor, nn
 
 from leanify.tasks.sentence_embedding import embed
 
-NEAREST = 10
+NEAREST, CROWD = 10, 1000
 MIN_SENTENCES = 5 * NEAREST  # with fewer, chance keeps more than a fifth of the neighbours
 BATCH = 64
 
 
 @torch.no_grad()
-def compare_embeddings(model: nn.Module, samples: Any, pooling: Sequence[str]) -> tuple[float, float | None]:
+def compare_embeddings(
+    model: nn.Module, samples: Any, pooling: Sequence[str], crowd: Tensor | None = None
+) -> tuple[float, float | None]:
     """Return the mean cosine to the teacher's embeddings, and the share of the nearest neighbours in them that stay.
 
-    ``samples`` contain the teacher's embeddings as targets. Fewer than `MIN_SENTENCES` have no share.
+    ``samples`` contain the teacher's embeddings as targets; ``crowd`` (sentences, width) are others of its embeddings,
+    of length 1, among which neighbours are counted. Fewer than `MIN_SENTENCES` of these have no share.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -44,16 +49,21 @@ def compare_embeddings(model: nn.Module, samples: Any, pooling: Sequence[str]) -
     student, teacher = torch.cat(students), torch.cat(teachers)
     cosine = float((student * teacher).sum(-1).double().mean())
 
-    # neighbours that are near in both
-    if len(samples) < MIN_SENTENCES:
+    # neighbours in the crowd that are near in both
+    if crowd is None or len(crowd) < MIN_SENTENCES:
         return cosine, None
-    kept = nearest_neighbours(student, NEAREST) & nearest_neighbours(teacher, NEAREST)
+    kept = _nearest(student, crowd.to(device)) & _nearest(teacher, crowd.to(device))
     return cosine, float(kept.sum()) / (len(samples) * NEAREST)
 
 
-def nearest_neighbours(embeddings: Tensor, nearest: int) -> Tensor:
-    """Return a mask of the nearest neighbours of each sentence, (sentences, sentences), without itself."""
-    similarity = embeddings @ embeddings.T
-    similarity.fill_diagonal_(-torch.inf)
-    places = similarity.topk(nearest, dim=1).indices
+def take_crowd(samples: Any) -> Tensor:
+    """The teacher's embeddings of the first `CROWD` samples, of length 1."""
+    _, targets = samples.batch(np.arange(min(CROWD, len(samples))))
+    return F.normalize(targets.float(), dim=-1)
+
+
+def _nearest(embeddings: Tensor, crowd: Tensor) -> Tensor:
+    """Return a mask of the nearest neighbours of each sentence, (sentences, crowd)."""
+    similarity = embeddings @ crowd.T
+    places = similarity.topk(NEAREST, dim=1).indices
     return torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, places, True)

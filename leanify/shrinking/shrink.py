@@ -34,6 +34,7 @@ from leanify.shrinking.carrying import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.healing import Healed, heal
 from leanify.shrinking.judging import Quality, check_original, judge, judged_on, reference
+from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original, resolve, whole_samples
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import (
@@ -86,7 +87,7 @@ def shrink(
     count: str = "all",
     vocabulary: int | str = "auto",
     multiple: int = 1,
-    shape: str = "uniform",
+    shape: str = "free",
     designs: Sequence[str] = (),
     rates: Sequence[float] = (),
     seeds: int = 1,
@@ -99,11 +100,10 @@ def shrink(
     ``data`` is a folder or a file; a run may leave it out, and is shrunk on the data that it was trained on.
     ``count="body"`` excludes embeddings and classifier from the budget. ``vocabulary`` is the number of tokens that
     stay, "keep" for all, or "auto" for as many as do least damage under the budget, with their rows rounded to a
-    ``multiple``. ``shape="free"`` adds a candidate whose blocks
-    differ; ``"plain"`` allows only shapes that the model's own library can build. ``minutes`` is the total time; 0
-    disables healing and the limit. ``designs`` are some of `candidates.MEANING`, ``rates`` learning rates to choose
-    from. With several ``seeds``, the best candidate is healed as often, and the range of its quality is reported.
-    ``settings`` change the recipe (``data.length=256``).
+    ``multiple``. ``shape="plain"`` allows only shapes that the model's own library can build, so none whose blocks
+    differ. ``minutes`` is the total time; 0 disables healing and the limit. ``designs`` are some of
+    `candidates.MEANING`, ``rates`` learning rates to choose from. With several ``seeds``, the best candidate is healed
+    as often, and the range of its quality is reported. ``settings`` change the recipe (``data.length=256``).
 
     A folder started by the same request is continued; a finished one is read. Ctrl-C keeps the findings so far. Raises
     LeanifyError.
@@ -111,15 +111,19 @@ def shrink(
     source, place = str(checkpoint), Path(output or f"{Path(str(checkpoint)).name or 'model'}-lean")
     if minutes < 0:
         raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
-    if shape not in ("uniform", "free", "plain"):
-        raise LeanifyError(f"--shape {shape!r} is not one of uniform, free, plain")
+    if shape == "uniform":
+        raise LeanifyError(
+            "--shape uniform is gone: --designs narrow makes blocks of one size, --shape plain all shapes"
+        )
+    if shape not in ("free", "plain"):
+        raise LeanifyError(f"--shape {shape!r} is not one of free, plain")
     if seeds < 1:
         raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
     tokens = check_vocabulary_option(str(vocabulary), count)
     clock = Clock(minutes)
     with progress(f"reading {source} and its data", None):
         original = resolve(checkpoint, data, settings)
-    named = [*designs, *(["free"] if shape == "free" else [])]
+    named = list(designs)
     budget = Budget(target_params, count)
     if dry_run:
         with _explain_memory(original):
@@ -346,6 +350,7 @@ def _shrink_in(
         "chosen": best.name,
         "quality": best.quality.quality,
         "neighbours": best.quality.neighbours,
+        "neighbours_among": None if best.quality.neighbours is None else min(CROWD, len(original.splits.train)),
         "healed": isinstance(best, Healed),
         "directory": str(folder.path),
         "vocabulary": None if original.fewer is None else original.fewer.facts,
@@ -441,7 +446,7 @@ def _keep_best(folder: ShrinkFolder, original: Original, carried: Sequence[Carri
 
 def is_late(folder: ShrinkFolder, name: str) -> bool:
     """Whether the rest of the minutes is for healing: a candidate is carried, and the user did not name this one."""
-    is_named = name in [*folder.request.get("designs", ()), folder.request.get("shape")]
+    is_named = name in folder.request.get("designs", ())
     has_candidate = any(key.startswith("carried ") for key in folder.findings)
     return has_candidate and not is_named and folder.clock.is_over(HEALING_SHARE)
 

@@ -25,6 +25,7 @@ from leanify.data.samples import Selection, Splits
 from leanify.profiling import counting
 from leanify.shrinking.calibration_batches import MAX_SAMPLES, TOKENS
 from leanify.shrinking.candidates import Candidate
+from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original
 from leanify.upstream.inputs import example_inputs
 
@@ -34,6 +35,7 @@ PRIORITY = ("vocabulary", "free", "narrow", "rotated", "paired", "heads", "dropp
 HEALING_SHARE = 0.35  # share of the time reserved for healing
 DEFAULT_MINUTES = 10.0  # time for which samples are counted without healing
 SAMPLE_LIMITS = (64, 2_000)  # minimum and maximum number of samples for selection, and for the final measurement
+ENOUGH_SAMPLES, CHEAP_SECONDS = 500, 10.0  # as many are taken where a pass over them is no longer than this
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples
 EMBEDDED_SHARE = 0.15  # share of the time for a teacher's embeddings
 TIMED_SECONDS, TIMED_PASSES, TIMED_BATCH = 1.0, 20, 8  # limits of the forward passes that time this machine
@@ -142,13 +144,15 @@ def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
     ``forward`` are the seconds that the original takes for a sample.
     """
     splits, recipe, seconds = original.splits, original.recipe, 60 * (minutes or DEFAULT_MINUTES)
-    max_samples = min(SAMPLE_LIMITS[1], max(SAMPLE_LIMITS[0], int(EVALUATED_SHARE * seconds / forward)))
+    in_share, in_seconds = int(EVALUATED_SHARE * seconds / forward), int(CHEAP_SECONDS / forward)
+    max_samples = min(SAMPLE_LIMITS[1], max(SAMPLE_LIMITS[0], in_share, min(ENOUGH_SAMPLES, in_seconds)))
     parts: dict[str, Any] = {}
     for name in ("validation", "test"):
         parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
     if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
-        # weights are transferred by `MAX_SAMPLES`; healing takes more
-        max_embedded = max(MAX_SAMPLES, int(EMBEDDED_SHARE * seconds / forward)) if minutes else MAX_SAMPLES
+        # weights are transferred by `MAX_SAMPLES`, and neighbours counted among `CROWD`; healing takes more
+        enough = max(MAX_SAMPLES, CROWD)
+        max_embedded = max(enough, int(EMBEDDED_SHARE * seconds / forward)) if minutes else enough
         parts["train"] = _select_samples(splits.train, max_embedded, recipe)
         if minutes and len(parts["train"]) < len(splits.train):
             sample_text = f"{len(parts['train']):,} of {len(splits.train):,} samples"

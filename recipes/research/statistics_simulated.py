@@ -109,7 +109,7 @@ class Outcomes:
 
     def answered(self, world: World, seeds: int) -> NDArray[np.bool_]:
         """The studies that answer: those in which no bad run is named."""
-        return ~(self.is_bad[:, :seeds].any(1) & world.names_bad_runs)
+        return np.logical_not(self.is_bad[:, :seeds].any(1) & world.names_bad_runs)
 
 
 @dataclass

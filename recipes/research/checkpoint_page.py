@@ -1,0 +1,146 @@
+"""The page and the README's table of `checkpoints.py`, computed from recipes/results/checkpoints.csv.
+
+    python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
+    python -m recipes.research.checkpoint_page --readme      the block that README.md holds
+
+Every sentence that says better, worse or no difference is the product's own answer (`comparison.statistics`: seeds in
+pairs, Holm over what is asked). A test holds the page and the README against the numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTable, holm
+from recipes.research.checkpoints import CSV, OURS, measured
+
+METRICS = {  # by column: how it is called, its digits, and the factor that makes more better
+    "score": ("cosine or −nats a byte", 3, 1),
+    "neighbours": ("neighbours that stay", 3, 1),
+    "STS-B": ("STS-B (ρ × 100)", 1, 1),
+    "sst2": ("SST-2", 1, 1),
+    "mrpc": ("MRPC", 1, 1),
+    "cola": ("CoLA", 1, 1),
+    "rte": ("RTE", 1, 1),
+    "other domain": ("−nats a byte, other domain", 3, 1),
+    "milliseconds": ("ms a text", 0, -1),
+    "minutes": ("processor minutes", 1, -1),
+}
+ASKED = ("score", "neighbours", "STS-B", "other domain")
+BLOCK = ("<!-- written by recipes/research/checkpoint_page.py -->", "<!-- end of what is written -->")
+Rows = list[dict[str, str]]
+
+
+def values(rows: Rows, arm: str, stage: str, metric: str) -> dict[int, float]:
+    """The measured values by seed."""
+    found = {}
+    for row in rows:
+        if (row["arm"], row["stage"], row["metric"]) == (arm, stage, metric):
+            found[int(row["seed"])] = float(row["value"])
+    return found
+
+
+def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
+    """The mean over seeds, and how many there are if not three."""
+    found, digits = values(rows, arm, stage, metric), METRICS[metric][1]
+    if not found:
+        return "–"
+    return f"{sum(found.values()) / len(found):.{digits}f}"
+
+
+def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
+    """The rows of each checkpoint and budget, with those of the original."""
+    several: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        if row["arm"] != "original":
+            several.setdefault((row["checkpoint"], row["budget"]), []).append(row)
+    for (name, _), some in several.items():
+        some += [row for row in rows if row["arm"] == "original" and row["checkpoint"] == name]
+    return dict(sorted(several.items(), key=lambda item: (item[0][0], -float(item[0][1]))))
+
+
+def compare(rows: Rows, metric: str) -> tuple[str, Estimate] | None:
+    """The best peer by its mean, and the difference of leanify to it after healing."""
+    arms = dict.fromkeys(row["arm"] for row in rows if row["arm"] not in ("original", *OURS))
+    known = {arm: values(rows, arm, "healed", metric) for arm in arms}
+    means = {arm: sum(found.values()) / len(found) for arm, found in known.items() if found}
+    if not means or not values(rows, OURS[0], "healed", metric):
+        return None
+    peer = max(means, key=means.__getitem__)
+    runs = [Run(peer, seed, value) for seed, value in known[peer].items()]
+    runs += [Run(OURS[0], seed, value) for seed, value in values(rows, OURS[0], "healed", metric).items()]
+    return peer, RunTable(runs).difference(OURS[0], peer)
+
+
+def claims(rows: Rows) -> list[str]:
+    """One sentence a metric: better, worse or no difference shown, by the product's rule."""
+    asked = {metric: found for metric in ASKED if (found := compare(rows, metric)) is not None}
+    known = {metric: found for metric, found in asked.items() if found[1].is_known and found[1].seeds >= MIN_SEEDS}
+    above = [one.probability_above(0) for _, one in known.values()]
+    corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
+    sentences = []
+    for metric, (peer, estimate) in asked.items():
+        name, digits, _ = METRICS[metric]
+        text = f"{name}: {estimate.mean:+.{digits}f} to the best peer, *{peer}*"
+        interval = estimate.interval()
+        if metric not in known or interval is None:
+            sentences.append(f"- {text}; {estimate.seeds} seeds show nothing.")
+            continue
+        side = "better" if estimate.mean > 0 else "worse"
+        answer = side if corrected[metric] <= 2 * ALPHA else "no difference shown"
+        low, high = interval
+        sentences.append(f"- {text} (95% {low:+.{digits}f} … {high:+.{digits}f}): **{answer}**.")
+    return sentences
+
+
+def table(rows: Rows, metrics: Sequence[str]) -> list[str]:
+    """A line an arm: parameters, seeds, each metric carried → healed."""
+    metrics = [metric for metric in metrics if any(row["metric"] == metric for row in rows)]
+    arms = ["original", *dict.fromkeys(row["arm"] for row in rows if row["arm"] != "original")]
+    lines = [f"| | M parameters | seeds | {' | '.join(METRICS[metric][0] for metric in metrics)} |"]
+    lines.append("|---" * (3 + len(metrics)) + "|")
+    for arm in arms:
+        stage = "carried" if arm == "original" else "healed"
+        sizes = values(rows, arm, stage, "parameters")
+        cells = []
+        for metric in metrics:
+            before, after = cell(rows, arm, "carried", metric), cell(rows, arm, "healed", metric)
+            cells.append(before if arm == "original" else after if before == "–" else f"{before} → {after}")
+        size = sum(sizes.values()) / len(sizes) / 1e6
+        lines.append(f"| {arm} | {size:.2f} | {len(sizes)} | {' | '.join(cells)} |")
+    return lines
+
+
+def page(rows: Rows) -> list[str]:
+    lines = [
+        "# Public checkpoints at a share of all parameters", "",
+        "Each arm gets the same checkpoint, texts and budget of ALL parameters, and is then trained by the same steps",
+        "at the better of the same two rates; the original's answers to the same texts are the targets (a language",
+        "model learns the texts). The texts that choose and those that judge are seen by no arm. Cells: *carried →",
+        "healed*, the mean over seeds; a seed draws the calibration samples and the order of healing. GLUE: a logistic",
+        "regression on the embeddings (first seed). A cell of minutes is what carrying and healing took of one core.",
+        "Rows that are missing were not measured.", "",
+        "```sh", "python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE",
+        "python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md", "```", "",
+    ]  # fmt: skip
+    for (name, budget), some in cases(rows).items():
+        lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
+        lines += [*claims(some), ""]
+    return lines[:-1]
+
+
+def readme(rows: Rows) -> list[str]:
+    lines = [BLOCK[0]]
+    for (name, budget), some in cases(rows).items():
+        lines += ["", f"**{name} with {float(budget):.0%} of all its parameters**:", ""]
+        lines += [*table(some, ("score", "neighbours", "STS-B", "other domain")), "", *claims(some)]
+    return [*lines, BLOCK[1]]
+
+
+def main() -> None:
+    print("\n".join((readme if "--readme" in sys.argv else page)(measured(CSV))))
+
+
+if __name__ == "__main__":
+    main()
