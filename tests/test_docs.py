@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import io
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 
 import leanify
 from leanify.cli import COMMANDS, app
+from recipes.research import claims
 
 EXAMPLES = documents.ROOT / "docs" / "examples"
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -29,13 +31,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_readme_matches_evidence_page() -> None:
-    answer = re.compile(
-        r"<!-- written by recipes/research/ranking/pages.py -->.+?<!-- end of what is written -->", re.DOTALL
-    )
-    readme, page = (answer.findall((documents.ROOT / name).read_text()) for name in ("README.md", "docs/evidence.md"))
-    assert readme == page
-    assert len(readme) == 1
+def test_claims_match_their_tables() -> None:
+    """What the README and the evidence say of designs is what the tables of results say, by the product's own rule."""
+    for page, text in claims.pages().items():
+        assert page.read_text(encoding="utf-8") == text, page
+
+
+@pytest.mark.parametrize(
+    ("table", "before", "after"),
+    [("ranking.csv", ",0.370974,", ",0.380974,"), ("width.csv", "-0.086,-0.170,-0.001", "-0.086,-0.170,0.001")],
+)
+def test_changed_digit_changes_a_claim(table: str, before: str, after: str, tmp_path: Path) -> None:
+    for file in claims.RESULTS.glob("*.csv"):
+        shutil.copy(file, tmp_path)
+    assert claims.pages(tmp_path) == claims.pages()
+    text = (tmp_path / table).read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    (tmp_path / table).write_text(text.replace(before, after), encoding="utf-8")
+    changed = claims.pages(tmp_path)
+    assert any(changed[page] != text for page, text in claims.pages().items())
 
 
 def test_blocks_run_or_give_reason() -> None:

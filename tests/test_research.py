@@ -49,6 +49,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "minilm --data imdb --small --seeds 0 --budget 0.7 --arms 'vocabulary by counts + Block Influence' "
         "-o checkpoints.csv",
     ),
+    "claims": ("--check",),
     "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),

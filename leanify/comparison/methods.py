@@ -14,14 +14,15 @@ from leanify.runs.run_directory import leaves
 
 ONE_RATE = "One rate for all designs: their order may be another one at other rates (--rates 0.5,1,2)."
 INTERVALS = (
-    "Every interval has 95%, over seeds and validation samples together. Each design has its own noise over seeds; a "
-    "difference has the sum of both variances (Welch 1947) with the degrees of freedom of one design. The samples' "
-    "part comes from the outcome of each sample, paired between designs; both are crossed random effects, and the "
-    "runs' part is at least the noise of one run on one sample, which is known from all samples. Nothing is shown or "
-    "refuted below three seeds, nor with a run that failed or diverged: it counts in no mean. The first look at a "
+    "Every interval has 95%, over seeds and validation samples together. Designs of one seed share samples, order and "
+    "luck: a difference has the variance of its differences seed by seed (Student's paired t). Accuracies are skewed, "
+    "so their variance is that at the value in question (as in Wilson 1927), never below the observed one. The "
+    "samples' part comes from the outcome of each sample, paired between designs; both are crossed random effects, and"
+    " the runs' part is at least the noise of one run on one sample, which is known from all samples. Nothing is shown"
+    " or refuted below three seeds, nor with a run that failed or diverged: it counts in no mean. The first look at a "
     "study may spend 60% of the error rate, the second 24%, the third 10%, so that all looks together keep to 5%; "
-    "intervals of differences and p count this. p is two-sided; differences marked * had no question in advance: "
-    "their p are corrected together (Holm 1979), and so are their intervals (Bonferroni)."
+    "intervals of differences and p count this. p is two-sided; differences marked * had no question in advance: their"
+    " p are corrected together (Holm 1979), and so are their intervals (Bonferroni)."
 )
 TERMS = (
     "depth: layers. heads × dim: attention heads of a layer, and the channels of each. MLP: hidden units of a "

@@ -411,7 +411,8 @@ def two_sided(estimate: Estimate, look: int = 1) -> float:
 
 def needed(estimate: Estimate, margin: float, look: int) -> Needed | None:
     """Return the seeds or samples that would decide a question at the next look; None if the noise is unknown."""
-    if not estimate.is_known or estimate.seed_part is None or estimate.sample_part is None:
+    sample_part = estimate.sample_part
+    if not estimate.is_known or estimate.seed_part is None or sample_part is None:
         return None
     alpha = alpha_of(look)
 
@@ -429,8 +430,9 @@ def needed(estimate: Estimate, margin: float, look: int) -> Needed | None:
     assert estimate.sample_part is not None
     samples = None
     errors = float(stats.norm.isf(alpha) + stats.norm.ppf(POWER))  # standard errors between the margin and the effect
-    if seeds is None and gain and errors**2 * estimate.sample_part.variance > gain**2:
-        samples = math.ceil(estimate.samples * errors**2 * estimate.sample_part.variance / gain**2)
+    needed_square = errors**2 * sample_part.variance
+    if seeds is None and gain and needed_square > gain**2:
+        samples = math.ceil(estimate.samples * needed_square / gain**2)
     return Needed(seeds, low, high, samples)
 
 
