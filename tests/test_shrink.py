@@ -209,7 +209,8 @@ def test_run_keeps_trained_tokenizer(here: Path, tmp_path: Path) -> None:
     settings = [f"data.path={here / 'reviews'}", "data.tokenizer=wordpiece-128", "model.override.vocab_size=128"]
     settings += ["data.length=16", "data.holdout=0.25", "schedule.steps=2", "schedule.warmup=0"]
     run = leanify.train("own-sentences", tmp_path / "run", settings=settings)
-    found = leanify.shrink(run, here / "reviews", 0.8, minutes=0, output=tmp_path / "small", designs=("narrow",))
+    options: dict[str, Any] = {"minutes": 0, "designs": ("narrow",), "vocabulary": "keep"}
+    found = leanify.shrink(run, here / "reviews", 0.8, output=tmp_path / "small", **options)
     assert found.report["chosen"] == "narrow"
     library = import_transformers()
     words = [library.AutoTokenizer.from_pretrained(place).get_vocab() for place in (run, tmp_path / "small")]
