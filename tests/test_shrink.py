@@ -225,16 +225,15 @@ def test_dry_run_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.Captu
     assert typed(line) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["steps_predicted"] > 0
-    assert len(said["candidates"]) >= 3
+    assert [candidate["name"] for candidate in said["candidates"]] == ["narrow", "free"]
     assert not list(tmp_path.iterdir())
 
 
 def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     share, source = 0.2, str(here / "old")
-    with pytest.raises(LeanifyError):
-        leanify.redesign(source, target_params=share)
+    assert leanify.redesign(source, target_params=share).lean is None
     prices = Prices(resolve(source, here / "reviews", []), Budget(share))
-    several = candidates(prices)
+    several = candidates(prices, ("heads", "control", "narrow"))
     assert "heads" not in [one.name for one in several]
     assert all(one.design is not None and one.params <= share * prices.baseline.params for one in several)
     assert "more heads" in capsys.readouterr().err

@@ -152,6 +152,12 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
         if names and "vocabulary" not in names:
             raise BudgetError("the smaller vocabulary alone is within the budget; --designs vocabulary takes it")
         return [Candidate("vocabulary", prices.baseline, ())]
+    outside = prices.baseline.params - prices.baseline.params_body
+    if prices.max_params <= outside:
+        raise BudgetError(
+            f"target_params={prices.budget.target_params} is a budget of {prices.max_params:,} parameters, and "
+            f"{outside:,} are outside the blocks, in embeddings and heads; only a larger budget helps"
+        )
     moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
     requested = list(names or USUAL)
     if not names and original.source.origin.library not in ("hf", "timm"):
