@@ -189,7 +189,7 @@ def test_run_checkpoints_follow_in_order(leanify, tmp_path):
 
 @pytest.mark.parametrize("name", ["plot.pdf", "plot.html", "nowhere/plot.png"])
 def test_unwritable_picture_is_refused_first(leanify, tmp_path, name):
-    code, out, err = leanify("no_such_model", "--plot", tmp_path / name)
+    code, out, err = leanify("vit_tiny", "--plot", tmp_path / name)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "plot" in err

@@ -81,7 +81,9 @@ def test_measured_positions_keep_their_head_dim(kind: str, tmp_path: Path) -> No
     """LongRoPE has a factor for each pair of channels: a split is refused in one sentence."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     positions = {"max_position_embeddings": 64, "rope_parameters": {**rope, "original_max_position_embeddings": 32}}
-    folder = write_config(tmp_path, f"{kind}Config", f"{kind}ForCausalLM", **DECODER, **positions)
+    folder = write_config(
+        tmp_path, f"{kind}Config", f"{kind}ForCausalLM", **DECODER, **positions, num_key_value_heads=2
+    )
     with pytest.raises(leanify.LeanifyError, match="measured for a head_dim of 8; heads can be added"):
         leanify.redesign(folder, target_params=0.7, heads_mode="split")
 

@@ -37,7 +37,7 @@ def test_help_lists_28_options() -> None:
     """Without --json, which every command has."""
     listed = {max(one.opts, key=len) for one in parser().params if one.opts[0].startswith("-") and not one.hidden}
     assert len(listed - {"--help", "--json"}) <= 28
-    assert {"--json", "--override", "--control", "--data"} <= listed
+    assert {"--json", "--override", "--control", "--weights"} <= listed
 
 
 def test_json_options_repeat_the_plan() -> None:

@@ -96,7 +96,7 @@ def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "gpt2-large"])
 def test_hub_ids_need_no_slash(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "answers", lambda: False)
+    monkeypatch.setattr(find, "hub_answers", lambda: False)
     with pytest.raises(leanify.SourceError, match="Hugging Face hub") as refused:
         find.find(name)
     assert "nearest" not in str(refused.value)

@@ -43,7 +43,7 @@ def test_style_grows_and_shrinks(make: Callable[[], Example]) -> None:
     grown = leanify.grow(model, factor=2, inputs=inputs)
     with torch.no_grad():
         assert float((grown(inputs) - model(inputs)).abs().max()) < 1e-10
-    plan = leanify.redesign(model, inputs=inputs, target_params=0.95)
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.95, min_depth=1, min_mlp=0.1)
     lean = plan.build()
     assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
     lean(inputs).sum().backward()
@@ -142,12 +142,12 @@ def test_ledger_names_what_stays() -> None:
     (adapters,) = describe_kept(locate(model, inputs))[:1]
     assert "kept: attn.adapter (6.2%), mlp.adapter (6.2%), narrower" in adapters
     model, inputs = own_styles.conformer()
-    plan = leanify.redesign(model, inputs=inputs, target_params=0.95)
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.95, min_depth=1, min_mlp=0.1)
     assert any("kept: conv (" in warning for warning in plan.warnings)
     before, after = model.blocks[0].conv, plan.build().blocks[0].conv
     assert before.up.weight.shape == after.up.weight.shape
     model, inputs = further_styles.STYLES["Adaptive"][0]()
-    plan = leanify.redesign(model, inputs=inputs, target_params=0.95)
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.95, min_depth=1, min_mlp=0.1)
     (unread,) = [warning for warning in plan.warnings if "cannot read" in warning]
     assert "% of a block" in unread
     assert "ada.1 (" in unread

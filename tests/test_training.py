@@ -246,7 +246,7 @@ def test_bare_loop_finds_same_weights() -> None:
         (["data.img_size=16"], RecipeError, "do not apply"),
         (["model.override.num_classes=9"], DataError, "9 outputs; --set model.override.num_classes=10"),
         (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
-        (["model.source=vit_bsae"], LeanifyError, "nearest: vit_base"),
+        (["model.source=vit_bsae"], LeanifyError, "did you mean vit_base"),
         (["data.nmae=digits"], RecipeError, "nearest: name"),
     ],
 )

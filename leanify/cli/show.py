@@ -86,7 +86,6 @@ def show(
 def _page(what: str, plot: Path | None) -> Page:
     from leanify.core import recipe as recipes
     from leanify.core.path_kinds import is_run, is_study
-    from leanify.data.recognition import check_is_no_data
 
     if is_run(what):
         return _run(what, plot)
@@ -96,6 +95,8 @@ def _page(what: str, plot: Path | None) -> Page:
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
         raise LeanifyError(f"{what} is a recipe; leanify recipes {quote(what)} prints it")
     if Path(what).exists():
+        from leanify.data.recognition import check_is_no_data
+
         check_is_no_data(what)
     return _model(what)
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from leanify.core.errors import BudgetError, DataError, LeanifyError, ShapeError, UnsupportedModel
 from leanify.core.files import cache as cache_files
+from leanify.core.files.reading import read_bytes
 from leanify.core.terminal import note, progress
 from leanify.data.common import choose_indices, spread_places
 from leanify.data.samples import Selection, Splits
@@ -240,7 +241,7 @@ def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept: KeptToke
     digest = hashlib.sha256(f"{source} {kept.ids}".encode())
     for path in sorted(source.iterdir()) if source is not None else ():
         if path.is_file() and path.suffix in (".json", ".txt", ".jinja"):
-            digest.update(path.read_bytes())
+            digest.update(read_bytes(path))
     place = cache_files.home() / "tokenizers" / f"fewer-{digest.hexdigest()[:24]}"
     if not place.is_dir():
         with cache_files.new_entry(place, "the tokenizer") as folder:

@@ -133,12 +133,14 @@ def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
     return "; ".join(f"{len(names)} {what} ({preview(names)})" for what, names in kinds if names)
 
 
-def fit_names(tensors: dict[str, Tensor], names: Collection[str], where: str | Path) -> dict[str, Tensor]:
+def fit_names(
+    tensors: dict[str, Tensor], names: Collection[str], where: str | Path, own: str = ""
+) -> dict[str, Tensor]:
     """Take off what tools put into the names of a model's tensors: their own wrappers, or one prefix before all names.
 
     ``names`` are the model's. Returns the tensors as they are if that makes no more of them fit; tensors without the
-    prefix are left out if the others are a whole model. Both are said in a warning. Raises SourceError if two prefixes
-    fit equally well.
+    prefix are left out if the others are a whole model. Both are said in a warning, unless ``own`` is the prefix, under
+    which upstream itself keeps the model in one with a head. Raises SourceError if two prefixes fit equally well.
     """
     known = set(names)
     hits = len(known & tensors.keys())
@@ -171,6 +173,8 @@ def fit_names(tensors: dict[str, Tensor], names: Collection[str], where: str | P
         others = []
     taken_off = [repr(f"{part}.") for part in WRAPPERS if any(part in key.split(".") for key in tensors)]
     taken_off += [repr(prefix)] if prefix else []
+    if taken_off == [repr(own)]:
+        return fitting
     rest = f"; {len(others)} others were left out ({preview(others)})" if others else ""
     warnings.warn(f"{where}: {' and '.join(taken_off)} was taken off the names of its tensors{rest}", stacklevel=4)
     return fitting

@@ -283,9 +283,9 @@ def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, 
     """`fit_names` for the names that transformers takes: the model's, or those of its part without the head."""
     names = list(model.state_dict())
     prefix = f"{model.base_model_prefix}."
-    fitting = fit_names(tensors, names, file)
+    fitting = fit_names(tensors, names, file, prefix)
     base = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return fit_names(tensors, base, file) if fitting is tensors and base else fitting
+    return fit_names(tensors, base, file, prefix) if fitting is tensors and base else fitting
 
 
 def _read_config(directory: Path) -> Any:
