@@ -60,7 +60,7 @@ def test_engines_give_equal_results(engine: str, tmp_path: Path, monkeypatch: py
         folder = studies.open_folder(request, tmp_path / place)
         with engines.open_engine(name, folder, 2) as runs:
             studies.train_all(folder, runs)
-    assert len(outcomes(tmp_path / "there")) == 10  # of 2 designs: 3 trials of rates and 2 seeds each
+    assert len(outcomes(tmp_path / "there")) >= 10  # of 2 designs: 3 trials of rates and 2 seeds each, or more rates
     assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")
 
 

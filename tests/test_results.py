@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from studies import RECIPE
 
-from leanify.comparison import report, statistics
+from leanify.comparison import rates, report, statistics
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
 from leanify.comparison.results import read_study
@@ -141,6 +142,8 @@ def test_margin_defaults_to_share(tmp_path: Path) -> None:
     assert asked.margin == 2.5
     assert "2.5" in asked.margin_words
     assert "5%" not in asked.margin_words
+    assert f"errors may grow from {errors:.3g} to {errors + 2.5:.3g}%" in asked.margin_words
+    assert f"from {errors:.3g} to {1.05 * errors:.3g}%" in share.margin_words
     alone = read_study(folder_of(tmp_path / "alone", ("lean", "wide")))
     assert alone.verdicts == ()
     other = read_study(folder_of(tmp_path / "other", changes={"metric": "correlation", "unit": "points"}))
@@ -290,6 +293,60 @@ def test_kappa_averages_over_runs(tmp_path: Path) -> None:
     mixed = read_study(folder).result("lean")
     assert mixed.kappa_bounds is None
     assert (mixed.kappa_begin, mixed.kappa) == pytest.approx((700.0, 30.0))
+
+
+def test_unfinished_study_counts_what_remains(tmp_path: Path) -> None:
+    """Runs and trials, and no number that is not known yet."""
+    folder = folder_of(tmp_path / "s", ("baseline", "lean"), 3, plan={"rates": (0.5, 1.0, 2.0)})
+    for file in (tmp_path / "s" / "runs").glob("*.json"):
+        file.unlink()
+    trial = next(folder.plan.trials())
+    print_ = folder.plan.fingerprint(trial)
+    folder.record(Outcome(trial.design, 0, print_, "finished", metric="top1", quality=61.5, rate=trial.rate))
+    found = read_study(folder)
+    assert (found.missing_runs, found.missing_trials, found.missing) == (6, 5, 11)
+    assert found.describe_missing() == "6 runs and 5 trials of learning rates to go"
+    assert [result.rate for result in found.results] == [None, None]
+    page = report.render(found)
+    assert found.describe_missing() in page
+    assert "None" not in page
+    assert "<h2>Figures" not in page
+
+
+class InlineEngine:
+    """Every run ends at once, with the quality that its design has at its rate."""
+
+    def __init__(self, folder: StudyFolder, qualities: Mapping[str, Mapping[float, float]]) -> None:
+        self.folder, self.qualities = folder, qualities
+
+    def submit(self, function: Any, study: str, design: str, seed: int, rate: float) -> Any:
+        quality = self.qualities[design][rate]
+        print_ = self.folder.plan.fingerprint(Key(design, seed, rate))
+        self.folder.record(Outcome(design, seed, print_, "finished", metric="top1", quality=quality, rate=rate))
+        return SimpleNamespace(done=lambda: True, result=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("lean", "more", "chosen"),
+    [
+        ({0.5: 1, 1.0: 3, 2.0: 2}, (), 1.0),
+        ({0.5: 1, 1.0: 2, 2.0: 3, 4.0: 4}, (4.0,), 4.0),
+        ({0.5: 1, 1.0: 2, 2.0: 3, 4.0: 2}, (4.0,), 2.0),
+        ({0.25: 4, 0.5: 3, 1.0: 2, 2.0: 1}, (0.25,), 0.25),
+    ],
+)
+def test_rates_move_once_for_all(
+    lean: dict[float, float], more: tuple[float, ...], chosen: float, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "s", ("baseline", "lean"), 3, plan={"rates": (0.5, 1.0, 2.0)})
+    baseline = {0.25: 0.0, 0.5: 1.0, 1.0: 9.0, 2.0: 2.0, 4.0: 8.0}
+    rates.select_rates(folder, InlineEngine(folder, {"baseline": baseline, "lean": lean}), lambda key: None)
+    plan = StudyFolder.open(folder.path).plan
+    assert (plan.rates, plan.more_rates) == ((0.5, 1.0, 2.0), more)
+    assert [design.rate for design in plan.designs] == [1.0, chosen]
+    tried = [trial.factor for trial in rates.rate_trials(folder, "baseline")]
+    assert tried == sorted((0.5, 1.0, 2.0, *more))
+    assert plan.merge(replace(plan, more_rates=(), designs=())).more_rates == more
 
 
 def test_one_finished_run_is_enough(tmp_path: Path) -> None:

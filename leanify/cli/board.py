@@ -86,12 +86,13 @@ class Board:
         """Count the finished parts of runs, so that the time left is known before the first one ends."""
         running = [task for task in self.progress.tasks if task.id != self.study]
         parts = sum(task.completed / task.total for task in running if task.total)
-        self.progress.update(self.study, completed=self.ended_runs + parts)
+        total = len([*self.folder.plan.runs(), *self.folder.plan.all_trials()])  # more if the range of rates moves
+        self.progress.update(self.study, total=total, completed=self.ended_runs + parts)
 
 
 def _amounts(folder: StudyFolder) -> tuple[int, int]:
     """The numbers of all runs and of ended ones."""
-    keys = [*folder.plan.runs(), *folder.plan.trials()]
+    keys = [*folder.plan.runs(), *folder.plan.all_trials()]
     return len(keys), sum(folder.outcome(key) is not None for key in keys)
 
 

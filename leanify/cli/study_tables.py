@@ -57,8 +57,10 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
 
 
 def _next_lines(study: Study, folder: Path, explain: bool) -> Iterator[str]:
-    """The study with more seeds, or where the models have not learnt, another one with more steps; and the details."""
-    if study.learnt:
+    """The rest of an unfinished study, more seeds, or where models have not learnt more steps; and the details."""
+    if study.missing:
+        yield f"leanify compare {quote(str(folder))}"
+    elif study.learnt:
         yield f"leanify compare {quote(str(folder))} --seeds {2 * len(study.plan.seeds)}"
     elif study.suggested_steps is not None:
         yield join(longer_study(study, folder, study.suggested_steps))
@@ -100,7 +102,7 @@ def _print_details(study: Study, out: Console) -> None:
         out.print()
         print_table(out, table(pairs.head, pairs.rows))
         of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
-        note = f"intervals {of}, each design with its own noise"
+        note = f"intervals {of}, by pairs of seeds"
         if study.look:
             note += f", valid for every look at the study (this is number {study.look})"
         if not all(pair.asked for pair in study.pairs):
@@ -113,10 +115,9 @@ def _about(study: Study) -> str:
 
     data = study.plan.recipe.data
     name = f"{data_name(data)}, " if data and data_name(data) != study.plan.title else ""
-    parts = [f"{name}{data.task}" if data else "", f"budget {study.plan.budget}"]
-    if study.missing:
-        parts.append(f"{study.missing} runs to go")
-    return " · ".join(parts)
+    budget = f"budget {study.plan.budget}" if study.plan.budget else ""
+    parts = [f"{name}{data.task}" if data else "", budget, study.describe_missing()]
+    return " · ".join(filter(None, parts))
 
 
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:

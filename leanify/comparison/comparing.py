@@ -37,7 +37,7 @@ from leanify.upstream.reraise import reraise_as
 DEFAULT_RECIPE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL, NARROW), 3, "0.5"
 ALONE_SEEDS = 4  # with three, one repetition in eight was undecided (`recipes/results/demonstration.md`)
-ALONE_MARGIN = 2.0  # points: 540 validation digits are too few for a margin of 5% of the errors
+ALONE_MARGIN = 2.0  # points: 540 validation digits cannot show less; an answer says to what the errors may grow
 
 
 @dataclass(frozen=True)

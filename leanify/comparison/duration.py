@@ -109,6 +109,8 @@ def study_seconds(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> flo
     designs = [timings[design.name] for design in plan.designs]
     training = sum(timings[key.design].run for key in plan.runs())
     trials = sum(timings[key.design].trial for key in plan.trials())
+    if trials and len(plan.rates) > 2 and not plan.more_rates:  # the range may move by one rate
+        trials += sum(timing.trial for timing in designs)
     measuring = MEASURING * len(designs)
     return (training + trials) / min(jobs, len(designs) * len(plan.seeds)) + measuring
 

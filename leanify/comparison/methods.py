@@ -51,7 +51,7 @@ def methods(study: Findings, folder: StudyFolder) -> list[tuple[str, str]]:
     parts = [
         ("Samples", f"{sizes or 'unknown'}; the {study.metric} of the {study.split} split after the last step counts."),
         ("Recipe", f"{settings}; all designs start from {plan.weights or 'random weights'}{steps}."),
-        ("Learning rates", about_rates(study) or ONE_RATE),
+        ("Learning rates", about_rates(study) or (ONE_RATE if len(plan.rates) == 1 else "not known yet")),
         ("Seeds", f"{', '.join(map(str, plan.seeds))}; designs of one seed see the same samples in the same order."),
         ("Reference", study.learnt_why),
         ("Machine", "; ".join([f"{plan.threads} threads a run", *map(str, filter(None, machine))])),
@@ -79,9 +79,9 @@ def about_rates(study: Findings) -> str:
     """Describe the tried rates, the cost of a bad one, and best rates at the edge; "" if none was tried."""
     losses = {result.name: sensitivity(result.trials) for result in study.results}
     costs = ", ".join(f"{name} {loss:.3g}" for name, loss in losses.items() if loss is not None)
-    if not costs:
+    if not costs or study.metric is None:
         return ""
-    rates = study.plan.rates
+    rates = study.plan.tried_rates
     edge = [result.name for result in study.results if is_edge_rate(result.plan.rate, rates)]
     text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {costs}"
     if edge:

@@ -89,6 +89,7 @@ class StudyPlan:
     margin      the non-inferiority margin in the metric's unit; None for the task's default
     tokens      the sequence length for which designs were priced
     rates       multiples of the recipe's learning rate; each design uses its best one; a single value needs no trials
+    more_rates  those tried beyond the range, for all designs, since a design's best rate was at its edge
     weights     the SOURCE of all designs' initial weights; None for random initialisation by each run's seed
     """
 
@@ -103,6 +104,7 @@ class StudyPlan:
     baseline_macs: int | None = None
     weights: str | None = None
     rates: tuple[float, ...] = (1.0,)
+    more_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_names([design.name for design in self.designs])
@@ -146,12 +148,19 @@ class StudyPlan:
             for design in self.designs:
                 yield Key(design.name, seed)
 
+    @property
+    def tried_rates(self) -> tuple[float, ...]:
+        """The rates that every design tries, in order; none if there is a single one."""
+        return tuple(sorted({*self.rates, *self.more_rates})) if len(self.rates) > 1 else ()
+
+    def all_trials(self) -> Iterator[Key]:
+        """The trials of rates of all designs."""
+        for design in self.designs:
+            yield from (Key(design.name, self.seeds[0], rate) for rate in self.tried_rates)
+
     def trials(self) -> Iterator[Key]:
         """The trials of rates for designs that have none yet."""
-        if len(self.rates) > 1:
-            for design in self.designs:
-                if design.rate is None:
-                    yield from (Key(design.name, self.seeds[0], rate) for rate in self.rates)
+        return (key for key in self.all_trials() if self.design(key.design).rate is None)
 
     def run_recipe(self, key: Key) -> Recipe:
         """The recipe of a run, at its design's learning rate; of a trial, at its own, over a part of the schedule."""
@@ -188,6 +197,7 @@ class StudyPlan:
             "margin": self.margin,
             "weights": self.weights,
             "rates": None if self.rates == (1.0,) else list(self.rates),
+            "more_rates": list(self.more_rates) or None,
             "baseline_macs": self.baseline_macs,
             "tokens": self.tokens,
             "recipe": self.recipe.to_dict(),
@@ -281,6 +291,7 @@ class _StudyFile:
     weights: str | None = None
     baseline_macs: int | None = None
     rates: tuple[float, ...] = (1.0,)
+    more_rates: tuple[float, ...] = ()
     order: int = 2  # of earlier versions
 
 
@@ -306,4 +317,5 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         weights=file.weights,
         baseline_macs=file.baseline_macs,
         rates=file.rates,
+        more_rates=file.more_rates,
     )

@@ -2,7 +2,8 @@
 
 Before a study's runs, each design is trained once with each multiple of the recipe's rate, with the first seed and for
 half of the schedule, with warm-up and decay shortened in proportion. Its runs then use the best rate. Trials are judged
-on the validation split, like the runs. This favours no design, because all have the same number of trials.
+on the validation split, like the runs. Where the best rate of a design is the lowest or the highest, the range moves
+once, for all designs alike. This favours no design, because all have the same trials.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ def select_rates(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
     if not trials:
         return
     runner.run_all(folder, trials, engine, on_end)
+    if more_rates := rates_beyond(folder):
+        plan = replace(plan, more_rates=more_rates)
+        folder.replan(plan)
+        runner.run_all(folder, plan.trials(), engine, on_end)
     designs = []
     for design in plan.designs:
         rate = best(folder, design) if design.rate is None else design.rate
@@ -45,10 +50,23 @@ def select_rates(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
     folder.replan(replace(plan, designs=tuple(designs)))
 
 
+def rates_beyond(folder: StudyFolder) -> tuple[float, ...]:
+    """The rates one step beyond the range where a design's best is at its edge; () once the range has moved, if a
+    design has a rate, and for two rates, which are both edges.
+    """
+    plan = folder.plan
+    tried = plan.tried_rates
+    if plan.more_rates or len(tried) < 3 or any(design.rate is not None for design in plan.designs):
+        return ()
+    found = {best(folder, design) for design in plan.designs}
+    beyond = {tried[0]: tried[0] ** 2 / tried[1], tried[-1]: tried[-1] ** 2 / tried[-2]}
+    return tuple(rate for edge, rate in beyond.items() if edge in found)
+
+
 def best(folder: StudyFolder, design: PlannedDesign) -> float:
     """Return the factor of a design's best trial, the nearest to 1 among equals; 1 if all failed."""
     qualities: dict[float, float] = {}
-    for factor in folder.plan.rates:
+    for factor in folder.plan.tried_rates:
         outcome = folder.outcome(Key(design.name, folder.plan.seeds[0], factor))
         if outcome is not None and outcome.quality is not None:
             qualities[factor] = outcome.sign * outcome.quality
@@ -59,8 +77,7 @@ def rate_trials(folder: StudyFolder, design: str) -> tuple[Trial, ...]:
     """A design's trials that have ended, by rate."""
     plan = folder.plan
     trials: list[Trial] = []
-    factors = plan.rates if len(plan.rates) > 1 else ()
-    for factor in factors:
+    for factor in plan.tried_rates:
         key = Key(design, plan.seeds[0], factor)
         outcome = folder.outcome(key)
         if outcome is not None:

@@ -50,7 +50,7 @@ def about(study: Findings) -> str:
     data = study.plan.recipe.data
     where = f"{data_name(data)}, {data.task}" if data else ""
     split = f"{study.metric} of the {study.split} split after training" if study.metric else "no run has finished yet"
-    missing = f" · {study.missing} runs to go" if study.missing else ""
+    missing = f" · {study.describe_missing()}" if study.missing else ""
     budget_text = study.plan.budget or "none"
     budget = f"{int(budget_text):,} parameters" if budget_text.isdecimal() else budget_text
     designs = f"{len(study.results)} designs × {len(study.plan.seeds)} seeds"

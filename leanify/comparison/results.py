@@ -178,7 +178,8 @@ def _design(
     failed = sum(run.status == "failed" for run in runs)
     quality = _quality(design.name, counted, failed, len(runs) - failed - len(counted), table)
     optim = folder.plan.run_recipe(Key(design.name, folder.plan.seeds[0])).optim
-    rate = None if optim is None else optim.lr
+    is_known = design.rate is not None or len(folder.plan.rates) == 1
+    rate = optim.lr if optim is not None and is_known else None
     trials = rates.rate_trials(folder, design.name)
     return DesignResult(design, quality, tuple(runs), begin, end, _bounds(counted), costs, rate, trials)
 

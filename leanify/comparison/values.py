@@ -182,9 +182,26 @@ class Findings:
         return None if schedule is None or self.steps is None else self.steps * schedule.batch_size
 
     @property
-    def missing(self) -> int:
-        """Runs that have not ended."""
+    def missing_trials(self) -> int:
+        """Trials of rates that have not ended."""
+        ended = {(result.name, trial.factor) for result in self.results for trial in result.trials}
+        return sum((key.design, key.rate) not in ended for key in self.plan.trials())
+
+    @property
+    def missing_runs(self) -> int:
+        """Runs that have not ended, without trials."""
         return len(list(self.plan.runs())) - sum(len(result.runs) for result in self.results)
+
+    @property
+    def missing(self) -> int:
+        """Runs and trials that have not ended."""
+        return self.missing_runs + self.missing_trials
+
+    def describe_missing(self) -> str:
+        """``12 runs and 6 trials of learning rates to go``; "" if everything has ended."""
+        parts = [(self.missing_runs, "run"), (self.missing_trials, "trial")]
+        words = [f"{count:,} {name}{'s' * (count != 1)}" for count, name in parts if count]
+        return f"{' and '.join(words)}{' of learning rates' * bool(self.missing_trials)} to go" if words else ""
 
     def result(self, name: str) -> DesignResult:
         return next(result for result in self.results if result.name == name)

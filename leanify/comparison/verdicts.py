@@ -52,12 +52,20 @@ def describe_margin(study: Findings, first: Outcome, margin: float) -> str:
     name = first.metric.replace("_", " ")
     unit = first.unit or (f"points of {name}" if first.sign > 0 else name)
     words = f"{margin:.2g} {unit}"
-    if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
+    mean = study.result(BASELINE).quality.mean if study.plan.has(BASELINE) else None
+    if first.best is None or mean is None:
         return words
-    what_remains = "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
-    if first.sign < 0:
+    # what remains to be lost, and to what the margin lets it grow
+    what_remains, sign = f"distance to {first.best:g}", ""
+    if first.metric in ERRORS:
+        what_remains, sign = "errors", "%"
+    elif first.sign < 0:
         what_remains = "loss"
-    return f"{words} ({format_share(MARGIN)} of its {what_remains})"
+    before = abs(first.best - mean)
+    growth = f"from {before:.3g} to {before + margin:.3g}{sign}"
+    if study.plan.margin is not None:
+        return f"{words} ({what_remains} may grow {growth})"
+    return f"{words} ({format_share(MARGIN)} of its {what_remains}, {growth})"
 
 
 # -- differences ------------------------------------------------------------------------------------------------------
