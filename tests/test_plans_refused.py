@@ -14,7 +14,7 @@ from flows import FAMILIES
 import leanify
 from leanify.lens.sites import locate
 from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
-from leanify.sources import find, hub
+from leanify.sources import find
 from leanify.upstream.inputs import describe_inputs
 
 SMALL_LLAMA = {

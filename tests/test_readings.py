@@ -157,7 +157,7 @@ def test_ledger_names_what_stays() -> None:
 @pytest.mark.parametrize("name", ["window_table", "shuffled_tokens"])
 def test_index_buffers_survive_saving(name: str, tmp_path: Path) -> None:
     """A copy without values is not run: its indices would be whatever the memory held."""
-    plan = leanify.redesign(f"{own_styles.__file__}:{name}", target_params=0.9)
+    plan = leanify.redesign(f"{own_styles.__file__}:{name}", target_params=0.9, min_depth=1, min_mlp=0.1)
     plan.save(tmp_path / "lean")
     _, inputs = getattr(own_styles, name)()
     lean = leanify.load(tmp_path / "lean")
