@@ -13,6 +13,8 @@ import leanify
 from leanify.core.errors import LeanifyError
 from leanify.core.files.reading import read_json
 from leanify.shrinking import shrink as shrinking
+from leanify.shrinking.original import resolve
+from leanify.shrinking.tokens import price_blocks
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,17 @@ def test_language_model_with_fewer_tokens(tmp_path: Path) -> None:
     facts = report.to_json()
     assert facts["vocabulary"]["length_ratio"] > 1
     assert facts["quality"] == pytest.approx(facts["original"]["quality"], rel=0.2)
+
+
+def test_pricing_blocks_leaves_the_original(tmp_path: Path) -> None:
+    """A decoder whose blocks had another's number would read another's cache."""
+    words = vocabularies.tokenizer("byte-level BPE")
+    vocabularies.checkpoint(tmp_path / "model", "llama", "LlamaForCausalLM", words)
+    (tmp_path / "data.txt").write_text("\n".join(vocabularies.texts(300)), "utf-8")
+    original = resolve(tmp_path / "model", tmp_path / "data.txt", ["data.length=32"])
+    numbers = [layer.self_attn.layer_idx for layer in original.module.model.layers]  # type: ignore[union-attr]
+    price_blocks(original)
+    assert [layer.self_attn.layer_idx for layer in original.module.model.layers] == numbers  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("asked", ["many", "0", "-3", "1.5"])

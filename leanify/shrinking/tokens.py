@@ -38,7 +38,7 @@ from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
-from leanify.shrinking.blocks import replace_blocks, stage_blocks
+from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, places_of, rebase
 from leanify.sources import side_files
@@ -118,7 +118,7 @@ def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple
     # what a few samples say of the blocks, and of each size
     few, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
-        block_params, block_damage = _price_blocks(few)
+        block_params, block_damage = price_blocks(few)
         before = _score(few)
     best: tuple[float, int] | None = None
     with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
@@ -170,7 +170,7 @@ def _sample_count(samples: Any, original: Original) -> int:
     return int(min(SAMPLES[1], max(SAMPLES[0], TOKENS // length)))
 
 
-def _price_blocks(original: Original) -> tuple[float, float]:
+def price_blocks(original: Original) -> tuple[float, float]:
     """Return the mean parameters of a block, and the damage of losing so many where it costs least: 1 / Σ 1/d."""
     located_model, before = locate(original.module), _score(original)
     stage = max(located_model.stages, key=lambda stage: len(stage.blocks))
@@ -178,7 +178,7 @@ def _price_blocks(original: Original) -> tuple[float, float]:
     places = spread_places(len(blocks), BLOCKS)
     damages = []
     for place in places:
-        rest = [block for index, block in enumerate(blocks) if index != place]
+        rest = [copy_modules(block) for index, block in enumerate(blocks) if index != place]  # they are renumbered
         with suppress(ShapeError, UnsupportedModel):
             model = replace_blocks(located_model, {stage.name: rest}).model
             damages.append(max(1e-4, before - _score(original, model)))

@@ -8,6 +8,7 @@ one; by default they are guessed by name, and the run prints the guess.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from leanify.data.tables.columns import TABLES, describe_table, find_split_file,
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.upstream.origin import is_hf
 
 TASKS = ("text-classification", "text-regression")
 
@@ -65,6 +67,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     names = labels.names
     tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
     tokenizers.check_fit(tokenizer, size, by)
+    _check_padding(model, tokenizer)
     types = takes_types(model)
     # training and validation, of which one may be a share of the other
     train: Any = subset(table.encode(names, tokenizer, length, types), data)
@@ -90,6 +93,18 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         labels=labels,
         skipped=tuple(faults.names),
     )
+
+
+def _check_padding(model: Any, tokenizer: Any) -> None:
+    """Raise DataError for a decoder that classifies by the last token before the padding, and knows no padding."""
+    if not is_hf(model) or model.config.get_text_config().pad_token_id is not None:
+        return
+    if "pad_token_id" in inspect.getsource(type(model).forward):
+        number = next(one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if one is not None)
+        raise DataError(
+            f"{type(model).__name__} reads one text at a time, as its configuration names no padding token; add --set "
+            f"model.override.pad_token_id={number}"
+        )
 
 
 def _drop_unknown_labels(table: LabelledTable, names: Sequence[str], faults: Faults) -> LabelledTable:
