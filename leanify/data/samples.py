@@ -168,6 +168,10 @@ class Reader:
     ) -> None:
         self.skipped = set() if skipped is None else skipped
         number = min(samples.workers, machine.cores()) if workers is None else workers
+        if number > 0:
+            # torch's thread pool is made and registered here: a forked worker that made it, in its own first call of
+            # set_num_threads, was seen waiting for a lock of libc for ever
+            torch.set_num_threads(torch.get_num_threads())
         self.loader = DataLoader(
             Keyed(samples, seed),
             batch_sampler=keys,
