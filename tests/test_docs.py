@@ -17,7 +17,7 @@ import typer
 
 import leanify
 from leanify.cli import COMMANDS, app
-from recipes.research import claims
+from recipes.research import checkpoint_page, claims
 
 EXAMPLES = documents.ROOT / "docs" / "examples"
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -50,6 +50,14 @@ def test_changed_digit_changes_a_claim(table: str, before: str, after: str, tmp_
     (tmp_path / table).write_text(text.replace(before, after), encoding="utf-8")
     changed = claims.pages(tmp_path)
     assert any(changed[page] != text for page, text in claims.pages().items())
+
+
+def test_checkpoints_match_their_table() -> None:
+    """The page, and the README's block, are what the program writes of checkpoints.csv."""
+    rows = checkpoint_page.measured(checkpoint_page.CSV)
+    page = documents.ROOT / "recipes" / "results" / "checkpoints.md"
+    assert page.read_text(encoding="utf-8") == "\n".join(checkpoint_page.page(rows)) + "\n"
+    assert "\n".join(checkpoint_page.readme(rows)) in (documents.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_blocks_run_or_give_reason() -> None:

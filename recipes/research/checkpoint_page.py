@@ -16,7 +16,7 @@ from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTa
 from recipes.research.checkpoints import CSV, OURS, measured
 
 METRICS = {  # by column: how it is called, its digits, and the factor that makes more better
-    "score": ("cosine or −nats a byte", 3, 1),
+    "score": ("cosine", 3, 1),
     "neighbours": ("neighbours that stay", 3, 1),
     "STS-B": ("STS-B (ρ × 100)", 1, 1),
     "sst2": ("SST-2", 1, 1),
@@ -24,7 +24,6 @@ METRICS = {  # by column: how it is called, its digits, and the factor that make
     "cola": ("CoLA", 1, 1),
     "rte": ("RTE", 1, 1),
     "other domain": ("−nats a byte, other domain", 3, 1),
-    "milliseconds": ("ms a text", 0, -1),
     "minutes": ("processor minutes", 1, -1),
 }
 ASKED = ("score", "neighbours", "STS-B", "other domain")
@@ -39,6 +38,12 @@ def values(rows: Rows, arm: str, stage: str, metric: str) -> dict[int, float]:
         if (row["arm"], row["stage"], row["metric"]) == (arm, stage, metric):
             found[int(row["seed"])] = float(row["value"])
     return found
+
+
+def title(rows: Rows, metric: str) -> str:
+    """What a metric is called; the score of a language model is no cosine."""
+    has_embeddings = any(row["metric"] == "neighbours" for row in rows)
+    return METRICS[metric][0] if has_embeddings or metric != "score" else "−nats a byte"
 
 
 def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
@@ -81,11 +86,12 @@ def claims(rows: Rows) -> list[str]:
     corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
     sentences = []
     for metric, (peer, estimate) in asked.items():
-        name, digits, _ = METRICS[metric]
-        text = f"{name}: {estimate.mean:+.{digits}f} to the best peer, *{peer}*"
+        name, digits = title(rows, metric), METRICS[metric][1]
+        text = f"{name} after healing: {estimate.mean:+.{digits}f} to the best peer, *{peer}*"
         interval = estimate.interval()
         if metric not in known or interval is None:
-            sentences.append(f"- {text}; {estimate.seeds} seeds show nothing.")
+            seeds = "one seed" if estimate.seeds == 1 else f"{estimate.seeds} seeds"
+            sentences.append(f"- {text}: {seeds}, so nothing is shown.")
             continue
         side = "better" if estimate.mean > 0 else "worse"
         answer = side if corrected[metric] <= 2 * ALPHA else "no difference shown"
@@ -98,7 +104,7 @@ def table(rows: Rows, metrics: Sequence[str]) -> list[str]:
     """A line an arm: parameters, seeds, each metric carried → healed."""
     metrics = [metric for metric in metrics if any(row["metric"] == metric for row in rows)]
     arms = ["original", *dict.fromkeys(row["arm"] for row in rows if row["arm"] != "original")]
-    lines = [f"| | M parameters | seeds | {' | '.join(METRICS[metric][0] for metric in metrics)} |"]
+    lines = [f"| | M parameters | seeds | {' | '.join(title(rows, metric) for metric in metrics)} |"]
     lines.append("|---" * (3 + len(metrics)) + "|")
     for arm in arms:
         stage = "carried" if arm == "original" else "healed"
@@ -120,7 +126,7 @@ def page(rows: Rows) -> list[str]:
         "model learns the texts). The texts that choose and those that judge are seen by no arm. Cells: *carried →",
         "healed*, the mean over seeds; a seed draws the calibration samples and the order of healing. GLUE: a logistic",
         "regression on the embeddings (first seed). A cell of minutes is what carrying and healing took of one core.",
-        "Rows that are missing were not measured.", "",
+        "Rows that are missing were not measured; latencies are in the csv, under changing load.", "",
         "```sh", "python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE",
         "python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md", "```", "",
     ]  # fmt: skip
@@ -134,7 +140,10 @@ def readme(rows: Rows) -> list[str]:
     lines = [BLOCK[0]]
     for (name, budget), some in cases(rows).items():
         lines += ["", f"**{name} with {float(budget):.0%} of all its parameters**:", ""]
-        lines += [*table(some, ("score", "neighbours", "STS-B", "other domain")), "", *claims(some)]
+        lines += [*table(some, ("score", "neighbours", "STS-B", "other domain")), ""]
+        several = claims(some)
+        is_brief = all("so nothing is shown" in claim for claim in several)
+        lines += ["One seed, so no difference is shown."] if is_brief else several
     return [*lines, BLOCK[1]]
 
 
