@@ -125,6 +125,14 @@ def test_language_model_with_fewer_tokens(tmp_path: Path) -> None:
     assert facts["quality"] == pytest.approx(facts["original"]["quality"], rel=0.2)
 
 
+def test_dry_run_trains_fewer_tokens(encoder: Path, sentences: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"minutes": 2, "dry_run": True, "output": tmp_path / "out"}
+    report = leanify.shrink(encoder, sentences, vocabulary=250, designs=["vocabulary"], **options).to_json()
+    assert report["candidates"][0]["tokens"] == 250
+    assert report["steps_predicted"] > 0
+    assert not (tmp_path / "out").exists()
+
+
 def test_pricing_blocks_leaves_the_original(tmp_path: Path) -> None:
     """A decoder whose blocks had another's number would read another's cache."""
     words = vocabularies.tokenizer("byte-level BPE")

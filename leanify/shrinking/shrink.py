@@ -10,6 +10,7 @@ judges.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -277,7 +278,10 @@ def _explain_memory(original: Original) -> Iterator[None]:
 def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes: float) -> dict[str, Any]:
     """Return the report of a dry run, from the prices of the candidates and a few training steps."""
     with progress("timing a few steps", None):
-        facts = start.rehearse(original.recipe, splits=original.evaluator.splits, teacher=original.teacher)
+        # with fewer tokens, the recipe's model is not the one that is trained
+        student = None if original.fewer is None else copy.deepcopy(original.module)
+        splits, teacher = original.evaluator.splits, original.teacher
+        facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
     whole = original if original.fewer is None else original.fewer.before
     return {
