@@ -76,7 +76,8 @@ class Small:
         columns = [list(column) for column in zip(*(texts for texts, _ in samples), strict=True)]
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        encoded = self.tokenizer(*columns, truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
+        length = min(LENGTH, self.tokenizer.model_max_length)
+        encoded = self.tokenizer(*columns, truncation=True, max_length=length, padding=True, return_tensors="pt")
         return {key: value for key, value in encoded.items() if key in ("input_ids", "attention_mask")}
 
 

@@ -396,8 +396,9 @@ def by_datasets(folder: Path) -> str:
     return f"{rows}, columns {', '.join(next(iter(splits.values())).column_names[:7])}"
 
 
-def main(only: list[str]) -> None:
-    """Print the page, or the layouts of these names."""
+def main() -> None:
+    """Print the page, or the layouts of the names that are typed."""
+    only = sys.argv[1:]
     rows, right = [], 0
     for name, layout in LAYOUTS.items():
         if only and name not in only:
@@ -423,4 +424,4 @@ def main(only: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
