@@ -9,8 +9,8 @@ where what leanify does not train on is refused with the words that help.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -398,7 +398,9 @@ def by_datasets(folder: Path) -> str:
 
 def main() -> None:
     """Print the page, or the layouts of the names that are typed."""
-    only = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("layouts", nargs="*", help="names of layouts (default: all)")
+    only = parser.parse_args().layouts
     rows, right = [], 0
     for name, layout in LAYOUTS.items():
         if only and name not in only:
