@@ -403,8 +403,8 @@ def test_unequal_noise_makes_few_errors(samples: int, noise: tuple[float, float]
 
 
 def test_bad_runs_answer_nothing() -> None:
-    """One run of lean in three loses a fifth of its fall, and is named."""
-    world = World(level=-2.2, is_loss=True, lost=0.2, bad=1 / 3)
+    """One run of lean in three loses a quarter of its fall, and is named."""
+    world = World(level=-2.2, is_loss=True, lost=0.25, bad=1 / 3)
     assert world.names_bad_runs
     assert simulate(world, 120, LOOKS, 500)["after"].worst <= LIMIT
     assert not replace(world, lost=0.05).names_bad_runs
