@@ -110,6 +110,26 @@ LABELLED_TEXTS: dict[str, tuple[Any, str, list[str]]] = {
         "sentence_A and sentence_B → relatedness_score",
         [],
     ),
+    "emotions": (
+        lambda at: (
+            put(at, "train.txt", "{a};{label}", values="joy fear"),
+            put(at, "val.txt", "{a};{label}", values="joy fear"),
+        ),
+        "column 1 → column 2",
+        ["fear", "joy"],
+    ),
+    "bars": (
+        lambda at: put(at, "train.txt", "{a}|{label}", values="up down"),
+        "column 1 → column 2",
+        ["down", "up"],
+    ),
+    "BoolQ": (
+        lambda at: put(
+            at, "train.jsonl", '{{"question": "{a}", "passage": "{b}", "answer": {label}}}', values="true false"
+        ),
+        "question and passage → answer",
+        ["False", "True"],
+    ),
     "missing label": (
         lambda at: put(
             at,
@@ -309,6 +329,38 @@ def test_flags_are_learnt_one_by_one(tmp_path: Path, flags: str) -> None:
     data = start.resolve("own-sentences", [f"data.path={tmp_path}", f"data.label={names[0]}"]).data
     assert isinstance(data, DataSection)
     assert own_texts.read_split_table(data, "train", Faults()).names == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "lists"),
+    [
+        ("images/cat images/dog", "images.txt classes.txt"),  # Caltech-UCSD birds
+        ("images/pie images/soup", "meta/train.txt meta/test.txt"),  # Food-101
+        ("Images/pug Images/lab", "train.txt"),
+        ("images", "annotations/trainval.txt"),  # Oxford pets
+    ],
+)
+def test_lists_of_pictures_are_no_texts(tmp_path: Path, place: str, lists: str) -> None:
+    """Identifiers, without endings of pictures: the folder of classes is named, and no language model is proposed."""
+    pictures(tmp_path, *place.split())
+    for name in lists.split():
+        put(tmp_path, name, "{i} cat/{i:03} of a long name", number=100)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    folder, _, is_class = place.split()[0].partition("/")
+    assert (f"but {tmp_path / folder} is data: name it" in str(found.fault)) == bool(is_class)
+
+
+def test_text_may_have_a_picture_beside(tmp_path: Path) -> None:
+    put(tmp_path, "train.txt", "{a} and {b}", number=100)
+    pictures(tmp_path, "cover", number=1)
+    assert recognise(tmp_path).kind == "text"
+
+
+@pytest.mark.parametrize("line", ["He came; it was {i}.", "{a}; {b}; {i}", "{a} | {b}"])
+def test_prose_with_marks_is_text(tmp_path: Path, line: str) -> None:
+    put(tmp_path, "train.txt", line, number=100)
+    assert recognise(tmp_path).kind == "text"
 
 
 def test_train_may_be_a_vehicle(tmp_path: Path) -> None:

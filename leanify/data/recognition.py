@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 
@@ -144,6 +145,8 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
     if file is not None and columns.is_table(file):
         return _describe_file(file, find_table(place, "validation"), selection, place)
+    if _is_of_pictures(place):
+        return _explain_folder(place, selection)
     if file is not None:
         kinds = (*columns.TEXT_FILES, *columns.TABLES)
         return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
@@ -243,6 +246,12 @@ def is_split_without_classes(folder: Path) -> bool:
     return not folders and folder.name.lower() in synonyms("test")
 
 
+def _is_of_pictures(place: Path) -> bool:
+    """Whether pictures outnumber the text files in a folder, which are then lists of them, and no texts to learn."""
+    number = max(1, len(columns.text_files(place)))
+    return sum(1 for _ in islice(find_images(place), number + 1)) > number
+
+
 def _same_folders(classes: Sequence[Path]) -> list[str]:
     """The folders in every class, if all have the same two or more and no image; otherwise []."""
     shared_names: list[str] | None = None
@@ -294,7 +303,9 @@ def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
             f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
             "with the columns text and label"
         )
-    readable = [folder for folder in folders if recognise(folder).kind is not None]
+    kinds = {folder: recognise(folder).kind for folder in folders}
+    lists = "text" if _is_of_pictures(place) else None
+    readable = [folder for folder in folders if kinds[folder] not in (None, lists)]
     if len(readable) == 1:
         return nothing(f"but {readable[0]} is data: name it")
     if readable:

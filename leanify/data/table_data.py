@@ -76,7 +76,8 @@ def _describe_rows(
     """
     # columns by their names: texts, label, pictures
     names, all_rows = list(rows[0]), [*rows, *further_rows]
-    texts, label = selection.text_columns(names), selection.label_column(names)
+    said = [name for name in names if not isinstance(rows[0][name], bool)]  # an answer of yes or no is no text
+    texts, label = selection.text_columns(said), selection.label_column(names)
     needs_labels = selection.task not in columns.WITHOUT_LABELS
     if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)

@@ -26,8 +26,8 @@ IMAGES = (
 )  # fmt: skip  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
-    ("question", "sentence"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"), ("text1", "text2"),
-    ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
+    ("question", "passage"), ("question", "sentence"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"),
+    ("text1", "text2"), ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
     ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
     ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",),
@@ -149,8 +149,9 @@ def is_fasttext(path: Path) -> bool:
 def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] | None:
     """The kind of table that a text file holds, by its first lines; None for plain text.
 
-    fasttext: lines with a label of fastText's; cells: cells between tabs, as many in each line; pictures: a path to a
-    picture and a label; tags: a token and its tag in each line, with a blank line after a sentence, which is not read.
+    fasttext: lines with a label of fastText's; cells: cells between tabs, as many in each line, or a text, a semicolon
+    or a bar, and one of few labels; pictures: a path to a picture and a label; tags: a token and its tag in each line,
+    with a blank line after a sentence, which is not read.
     """
     is_other = path.suffix != "" and lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
     if is_other or not path.is_file():
@@ -172,8 +173,20 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] |
     are_tags = all(len(row) == len(cells[0]) > 1 and TAG.fullmatch(row[-1]) for row in cells)
     if are_tags and (len(rows) < len(lines) or lower_suffix(path) != ".txt"):
         return "tags"
-    tabs = {line.rstrip("\r\n").count("\t") for line in rows}
-    return "cells" if len(tabs) == 1 and tabs != {0} and len(rows) == len(lines) else None
+    if len(rows) < len(lines):
+        return None
+    mark = even_mark(rows)
+    ends = {line.rpartition(mark)[2].strip() for line in rows} if mark else set()
+    return "cells" if mark == "\t" or 2 <= len(ends) <= len(rows) / MIN_LINES else None
+
+
+def even_mark(lines: Sequence[str]) -> str | None:
+    """The tab of which each line has as many, or the semicolon or bar of which each line has one; None if none is."""
+    for mark in "\t;|":
+        counts = {line.rstrip("\r\n").count(mark) for line in lines}
+        if counts == {1} or (mark == "\t" and len(counts) == 1 and counts != {0}):
+            return mark
+    return None
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from leanify.data.tables.columns import (
     SPLIT_COLUMNS,
     SPLIT_NAMES,
     TABLES,
+    even_mark,
     find_shards,
     lower_suffix,
     match_column,
@@ -177,12 +178,12 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
 
 
 def _find_delimiter(file: TextIO, first: str, usual: str) -> str:
-    """The delimiter of a table: tabs if each of the first lines has as many, else the first usual one in its header."""
-    tabs = {line.count("\t") for line in islice(file, HEADER_ROWS) if line.strip()} | {first.count("\t")}
+    """The delimiter of a table: one that the first lines agree on, else the first usual one in its header."""
+    lines = [first, *(line for line in islice(file, HEADER_ROWS) if line.strip())]
     file.seek(0)
     next(iter(file), "")
-    if len(tabs) == 1 and tabs != {0}:
-        return "\t"
+    if mark := even_mark(lines):
+        return mark
     unquoted = QUOTED_CELL.sub("", first)
     return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in unquoted), usual)
 
