@@ -87,6 +87,7 @@ def run(kind: str, seed: int, intact: Path, verbose: bool = False) -> str | None
 def _child(kind: str, seed: int, home: Path, writer: int, verbose: bool) -> None:
     """Run the case and write what went wrong, if anything, to the pipe; never returns."""
     from leanify.core.errors import LeanifyError
+    from leanify.training import memory
 
     os.setpgid(0, 0)
     space = int(re.findall(r"\d+", Path("/proc/self/statm").read_text())[0]) * resource.getpagesize()
@@ -99,6 +100,8 @@ def _child(kind: str, seed: int, home: Path, writer: int, verbose: bool) -> None
     os.chdir(home)
     os.environ |= {"XDG_CACHE_HOME": str(home.parent / "cache"), "HF_HOME": str(home.parent / "hub")}
     os.environ.pop("LEANIFY_PRICES", None)
+    if seed % 4:  # three cases of four forgo the trace of a step's memory, which is half of what training costs here
+        memory.need = lambda *_, **__: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

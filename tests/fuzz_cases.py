@@ -108,6 +108,7 @@ class Kind:
 ROWS = ("rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet")
 SKIP = "--set data.on_error=skip"
 DEPTH_1 = "--set model.override.depth=1"
+ONE_LAYER = "--set model.override.n_layer=1"
 FOLDERS: dict[str, Kind] = {
     "model": Kind(
         ("hf", "bin", "lean-timm", "lean-hf"),
@@ -154,7 +155,7 @@ FOLDERS: dict[str, Kind] = {
             f"train hf --dry-run --set data.path={{}} {SKIP}",
             "train hf --dry-run --set data.path={}",
             f"train masked-small --dry-run --set data.length=8 {DEPTH_1} {SKIP} --set data.path={{}}",
-            f"train chars --dry-run --set model.override.n_layer=1 --set data.path={{}} {SKIP}",
+            f"train chars --dry-run {ONE_LAYER} --set data.path={{}} {SKIP}",
             "condition hf --samples 2 --data {}",
             read_text,
         ),
@@ -162,7 +163,11 @@ FOLDERS: dict[str, Kind] = {
     ),
     "texts": Kind(
         ("texts",),
-        ("train {} --dry-run", "condition hf --samples 2 --data {}", "train own-text --dry-run --set data.path={}"),
+        (
+            f"train {{}} --dry-run {ONE_LAYER}",
+            "condition hf --samples 2 --data {}",
+            f"train own-text --dry-run {ONE_LAYER} --set data.path={{}}",
+        ),
         ("hf",),
     ),
     "images": Kind(
