@@ -31,10 +31,12 @@ TOLERANCE = 1e-10
 def pair(model: nn.Module, stage: str, index: int, call: Callable[[nn.Module], Any]) -> nn.Module:
     """The model with one block that runs the blocks ``index`` and ``index + 1`` side by side."""
     located = locate(model)
-    found, blocks = residuals(located, stage, call), stage_blocks(located, stage)
+    found, blocks = residuals(located, stage, call), list(enumerate(stage_blocks(located, stage)))
     with torch.no_grad():
         joined = join_pair(located, found[index], found[index + 1])
-    return copy.deepcopy(replace_blocks(located, {stage: [*blocks[:index], joined, *blocks[index + 2 :]]}).model)
+    return copy.deepcopy(
+        replace_blocks(located, {stage: [*blocks[:index], (index, joined), *blocks[index + 2 :]]}).model
+    )
 
 
 class SideBySide(nn.Module):
@@ -219,7 +221,7 @@ def test_inert_post_norm_layer_pairs_free() -> None:
     expected = outputs(model, call)  # the second layer is behind its pair still
     blocks[1] = first.block
     assert leanify.read(model).depth == 3
-    with_pair = replace_blocks(located, {"encoder.layer": [blocks[0], block]}).model
+    with_pair = replace_blocks(located, {"encoder.layer": [(0, blocks[0]), (1, block)]}).model
     assert difference(outputs(with_pair, call), outputs(model, call)) < TOLERANCE
     assert difference(expected, outputs(model, call)) > 1e-3
 

@@ -46,7 +46,7 @@ def run_on(batch: dict[str, Tensor]) -> Any:
 
 def drop(model: nn.Module, stage: str, place: int) -> nn.Module:
     located = locate(model)
-    left = [block for i, block in enumerate(stage_blocks(located, stage)) if i != place]
+    left = [(i, block) for i, block in enumerate(stage_blocks(located, stage)) if i != place]
     return replace_blocks(located, {stage: left}).model
 
 

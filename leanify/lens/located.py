@@ -1,6 +1,6 @@
 """A model with its layers located, as passed between reading, writing, counting and measuring.
 
-`lens.sites.locate` returns a LocatedModel. It is a snapshot: locate again after changing modules in place.
+`lens.sites.locate` returns a LocatedModel. It is a snapshot: `read_sizes` reads it again after changes in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leanify.core.architecture import Architecture, Block, Layer, Stage
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.blocks import block_paths, container_prefix, get_container
 from leanify.lens.families import Row
-from leanify.lens.resize import get_attribute, linear_features, weighted_part
+from leanify.lens.resize import get_attribute, linear_features, solve_sizes, weighted_part
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.origin import get_origin
 
@@ -213,8 +213,12 @@ class LocatedModel:
             else:
                 yield from zip(stage.container.children(), stage.blocks, strict=True)
 
-    def locate_copy(self, model: nn.Module) -> LocatedModel:
-        """Locate the same layers in a copy of the model with shortened lists, or lists that repeat their last block."""
+    def locate_copy(self, model: nn.Module, places: Mapping[str, Sequence[int]] | None = None) -> LocatedModel:
+        """Locate the same layers in a copy of the model with shortened lists, or lists that repeat their last block.
+
+        ``places`` has, by the stage's name, the old place of each block where another order or selection is kept.
+        """
+        places = places or {}
         # the sites inside each block
         block_names: set[str] = set()
         for stage in self.stages:
@@ -227,18 +231,31 @@ class LocatedModel:
         # the same sites at their paths in the copy
         sites = [_move_site(site, model, "", "") for site in in_block.get("", ())]
         for stage in self.stages:
-            for _, old, new in _moves(stage, model):
+            for _, old, new in _moves(stage, model, places.get(stage.name)):
                 if (old, new) != ("", ""):
                     sites += [_move_site(site, model, old, new) for site in in_block.get(old, ())]
-        return self._with(model, sites)
+        return self._with(model, sites, places)
 
     def resize_sites(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
         """Return the same layers with new sizes for the sites at these paths, which must already be resized."""
         return self._with(self.model, [replace(site, sizes=sizes.get(site.path, site.sizes)) for site in self.sites])
 
-    def _with(self, model: nn.Module, sites: list[Site]) -> LocatedModel:
-        by_path = {site.path: site for site in sites}
-        return LocatedModel(model, sites, [_relink_stage(stage, model, by_path) for stage in self.stages])
+    def read_sizes(self) -> LocatedModel:
+        """Return the same layers with the sizes that their tensors have now. Raises UnsupportedModel."""
+        sizes = {}
+        for site in self.sites:
+            if not site.reading.kept:
+                sizes[site.path] = site.sizes | solve_sizes(site.path, site.module, site.reading)
+        return self.resize_sites(sizes)
+
+    def _with(
+        self, model: nn.Module, sites: list[Site], places: Mapping[str, Sequence[int]] | None = None
+    ) -> LocatedModel:
+        by_path, places = {site.path: site for site in sites}, places or {}
+        stages = [
+            _relink_stage(stage, _moves(stage, model, places.get(stage.name)), model, by_path) for stage in self.stages
+        ]
+        return LocatedModel(model, sites, stages)
 
 
 def _common_path(layers: Sequence[LocatedLayer]) -> str:
@@ -249,17 +266,18 @@ def _common_path(layers: Sequence[LocatedLayer]) -> str:
     return next(place for place in ancestors(paths[0]) if all(is_inside(path, place) for path in paths))
 
 
-def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
+def _moves(stage: LocatedStage, model: nn.Module, places: Sequence[int] | None) -> list[tuple[int, str, str]]:
     """Map the blocks of a copy to the original: (index in the stage, old path, path in ``model``).
 
-    Blocks beyond the old depth map to the last one. Without a list, paths do not change.
+    Without ``places``, they are the first ones, and the last one beyond the old depth. Without a list, paths do not
+    change.
     """
     if stage.container is None:
         return [(0, "", "")]
     old = [f"{container_prefix(stage.name)}.{name}".lstrip(".") for name, _ in stage.container.named_children()]
     new = block_paths(model, stage.name)
-    last = len(old) - 1
-    return [(min(i, last), old[min(i, last)], path) for i, path in enumerate(new)]
+    places = [min(i, len(old) - 1) for i in range(len(new))] if places is None else places
+    return [(place, old[place], path) for place, path in zip(places, new, strict=True)]
 
 
 def _move_site(site: Site, model: nn.Module, old: str, new: str) -> Site:
@@ -272,9 +290,11 @@ def _moved(path: str, old: str, new: str) -> str:
     return new + path.removeprefix(old) if is_inside(path, old) else path
 
 
-def _relink_stage(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
+def _relink_stage(
+    stage: LocatedStage, moves: Sequence[tuple[int, str, str]], model: nn.Module, sites: Mapping[str, Site]
+) -> LocatedStage:
     blocks = []
-    for index, old, new in _moves(stage, model):
+    for index, old, new in moves:
         layers = []
         for layer in stage.blocks[index]:
             attention = sites[_moved(layer.attention.path, old, new)]

@@ -14,15 +14,16 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.blocks import Run
 from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
-from leanify.lens.sites import locate
 from leanify.shrinking.axes import layer_sites
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 from leanify.upstream.origin import get_origin, set_origin
 from leanify.upstream.spelling import resize_list
 
+Placed = tuple[int, nn.Module]  # the place of the old block that has the same layers, and a block
 
-def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]) -> LocatedModel:
+
+def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Placed]]) -> LocatedModel:
     """Return the model with new blocks in the lists of some stages, given by the stage's name.
 
     Only modules are copied: tensors are shared with the old model, and the given blocks are used directly. Raises
@@ -30,8 +31,8 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn
     """
     left_out: list[nn.Module] = []
     kinds: dict[str, list[Any]] = {}
-    for name, new in blocks.items():
-        old = stage_blocks(located_model, name)
+    for name, placed in blocks.items():
+        old, new = stage_blocks(located_model, name), [block for _, block in placed]
         if find_stage(located_model, name).container is None:
             raise ShapeError(f"stage {name!r} is not a list of blocks: none can be removed or replaced")
         if isinstance(find_stage(located_model, name).container, Run):
@@ -55,12 +56,13 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[nn
             if length > len(values):
                 setattr(config, key, resize_list(values, length))
     set_origin(model, get_origin(located_model.model))
-    for name, new in blocks.items():
+    for name, placed in blocks.items():
         container: Any = model.get_submodule(name)
         del container[:]
-        for block in new:
+        for _, block in placed:
             container.append(block)
-    new_located = locate(model)
+    places = {name: [place for place, _ in placed] for name, placed in blocks.items()}
+    new_located = located_model.locate_copy(model, places).read_sizes()
     rates = {stage.name: drop_path_rates(stage_blocks(located_model, stage.name)) for stage in located_model.stages}
     sync_derived_attributes(model, located_model.architecture, new_located.architecture, rates)
     return new_located

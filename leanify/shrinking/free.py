@@ -19,7 +19,6 @@ from torch import nn
 from leanify.core.architecture import Block
 from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
-from leanify.lens.sites import locate
 from leanify.shrinking.axes import shared_table
 from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
@@ -146,12 +145,12 @@ def _reshape_blocks(current: CalibratedTeacher, stage: str, shapes: Mapping[int,
     blocks = []
     for i, block in enumerate(old):
         blocks.append(copy_block(block) if shapes.get(i) is not None else copy_modules(block))
-    located_model = replace_blocks(current.located_model, {stage: blocks})
+    located_model = replace_blocks(current.located_model, {stage: list(enumerate(blocks))})
     for place, shape in shapes.items():
         for layer, size in zip(find_stage(located_model, stage).blocks[place], shape or (), strict=False):
             shape_layer(located_model.model, layer, size, teacher_cuts(current, size))
     # remove the blocks that are left out
-    remaining = [block for i, block in enumerate(blocks) if i not in shapes or shapes[i] is not None]
+    remaining = [(i, block) for i, block in enumerate(blocks) if i not in shapes or shapes[i] is not None]
     return replace_blocks(located_model, {stage: remaining} if len(remaining) < len(blocks) else {})
 
 
@@ -209,14 +208,14 @@ def solve_program(library: Sequence[Variant], saving: int) -> list[Variant]:
     return [variant for variant, share in zip(library, solution.x, strict=True) if share > 0.5]
 
 
-def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> nn.Module:
+def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> LocatedModel:
     """Return the model with these variants of its blocks, stage by stage."""
     cut = current
     for stage in dict.fromkeys(variant.stage for variant in taken):
         shapes = _new_shapes([variant for variant in taken if variant.stage == stage])
-        cut = cut.for_model(_reshape_blocks(cut, stage, shapes).model)
-    result = deep_copy(cut.model)
-    sync_derived_attributes(result, current.architecture, locate(result).architecture, {})
+        cut = cut.for_model(_reshape_blocks(cut, stage, shapes))
+    result = cut.located_model.locate_copy(deep_copy(cut.model))
+    sync_derived_attributes(result.model, current.architecture, result.architecture, {})
     return result
 
 

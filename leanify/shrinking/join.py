@@ -87,7 +87,7 @@ def _narrow_pair(
     blocks = [copy_modules(block) for block in stage_blocks(teacher.located_model, stage)]
     for place in (first, first + 1):
         blocks[place] = copy_block(stage_blocks(teacher.located_model, stage)[place])
-    narrow_model = replace_blocks(teacher.located_model, {stage: blocks})
+    narrow_model = replace_blocks(teacher.located_model, {stage: list(enumerate(blocks))})
     for side, place in enumerate((first, first + 1)):
         for i, (layer, target) in enumerate(zip(find_stage(narrow_model, stage).blocks[place], shape, strict=True)):
             old = layer.read()
@@ -119,8 +119,8 @@ def silence(teacher: CalibratedTeacher, layer: LocatedLayer, heads: Tensor) -> N
 def _narrow_joined(teacher: CalibratedTeacher, stage: str, first: int, block: nn.Module, shape: Block) -> nn.Module:
     """Narrow the pair to its shape, by its activations in the teacher."""
     # the pair in its place in the teacher
-    others = stage_blocks(teacher.located_model, stage)
-    new_blocks = [*map(copy_modules, others[:first]), block, *map(copy_modules, others[first + 2 :])]
+    new_blocks = [(i, copy_modules(other)) for i, other in enumerate(stage_blocks(teacher.located_model, stage))]
+    new_blocks[first : first + 2] = [(first, block)]
     located_model = replace_blocks(teacher.located_model, {stage: new_blocks})
     layers = find_stage(located_model, stage).blocks[first]
     one_block = replace(located_model, stages=[replace(find_stage(located_model, stage), blocks=[layers])])

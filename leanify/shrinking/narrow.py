@@ -15,7 +15,6 @@ from leanify.core.errors import ShapeError
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import linear_features, resize
-from leanify.lens.sites import locate
 from leanify.shrinking.axes import Picks, layer_sites, select, shared_table
 from leanify.shrinking.calibration import Batch, Moments
 from leanify.shrinking.choose import choose_units, importances, most_important, output_projection
@@ -34,17 +33,17 @@ def narrow(model: nn.Module, architecture: Architecture, batches: Sequence[Batch
     If it has more heads or units, the new ones have zero output columns. Without ``correct`` the output projections
     keep their columns. Raises ShapeError for another depth.
     """
-    return narrow_model(CalibratedTeacher(model, batches, batches, correct=correct), architecture)
+    return narrow_model(CalibratedTeacher(model, batches, batches, correct=correct), architecture).model
 
 
-def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> nn.Module:
+def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> LocatedModel:
     """`narrow` for a calibrated teacher, which caches the selection."""
     # select and correct, with common heads under a shared table
     for old, shape in zip(teacher.located_model.stages, architecture.stages, strict=True):
         if len(old.blocks) != shape.depth:
             raise ShapeError("narrow keeps the depth: drop or pair blocks first")
     teacher.prepare([architecture])
-    new = locate(deep_copy(teacher.model))
+    new = teacher.located_model.locate_copy(deep_copy(teacher.model))
     targets = list(architecture.layers())
     common = common_heads(teacher, targets)
     for before, layer, size in zip(list(teacher.located_model.layers), list(new.layers), targets, strict=True):
@@ -58,7 +57,7 @@ def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> nn.M
         sizes = select(new.model, table, picks)
         resize(new.model, table.path, table.module, table.reading, sizes, {**sizes, "h": targets[0].heads})
     sync_derived_attributes(new.model, new.architecture, architecture, {})
-    return new.model
+    return new.read_sizes()
 
 
 def teacher_cuts(teacher: CalibratedTeacher, target: Layer, heads: Picks | None = None) -> CutOf:

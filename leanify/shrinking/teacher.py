@@ -48,12 +48,13 @@ class CalibratedTeacher:
     held_out: Sequence[Batch]  # to measure the damage
     headless: bool = False  # the head is new, so damage is measured on hidden states
     correct: bool = True
+    _located: LocatedModel | None = None
     _heads: dict[str, Moments] = field(default_factory=dict)
     _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)
 
-    def for_model(self, model: nn.Module) -> CalibratedTeacher:
+    def for_model(self, new: LocatedModel) -> CalibratedTeacher:
         """Another model on the same data: nothing about it is measured yet."""
-        return CalibratedTeacher(model, self.batches, self.held_out, self.headless, self.correct)
+        return CalibratedTeacher(new.model, self.batches, self.held_out, self.headless, self.correct, new)
 
     def __post_init__(self) -> None:
         if not self.batches or not self.held_out:
@@ -62,7 +63,7 @@ class CalibratedTeacher:
 
     @cached_property
     def located_model(self) -> LocatedModel:
-        return locate(self.model)
+        return self._located or locate(self.model)
 
     @property
     def architecture(self) -> Architecture:

@@ -178,7 +178,7 @@ def price_blocks(original: Original) -> tuple[float, float]:
     places = spread_places(len(blocks), BLOCKS)
     damages = []
     for place in places:
-        rest = [copy_modules(block) for index, block in enumerate(blocks) if index != place]  # they are renumbered
+        rest = [(i, copy_modules(block)) for i, block in enumerate(blocks) if i != place]  # they are renumbered
         with suppress(ShapeError, UnsupportedModel):
             model = replace_blocks(located_model, {stage.name: rest}).model
             damages.append(max(1e-4, before - _score(original, model)))

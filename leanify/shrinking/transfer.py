@@ -21,7 +21,6 @@ from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
-from leanify.lens.sites import locate
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.calibration import RunningDivergence, drop_padding, model_divergence, run
 from leanify.shrinking.call_traces import Call, record_trace, replay, replay_recorded
@@ -121,7 +120,7 @@ class _TransferState:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.base = locate(narrow_model(self.teacher, keep_depth(self.teacher.architecture, self.target)))
+        self.base = narrow_model(self.teacher, keep_depth(self.teacher.architecture, self.target))
         cost = self._divergence(self.base.model)
         self._take(Step("narrow", "", (), cost))
 
@@ -137,7 +136,7 @@ class _TransferState:
     def _assemble(self, slots: Mapping[str, Sequence[Slot]]) -> LocatedModel:
         blocks = {}
         for name, several in slots.items():
-            blocks[name] = [copy_modules(self.blocks[name, slot]) for slot in several]
+            blocks[name] = [(slot[0], copy_modules(self.blocks[name, slot])) for slot in several]
         return replace_blocks(self.base, blocks)
 
     @torch.no_grad()
@@ -260,8 +259,9 @@ class _TransferState:
         )
 
     def finish(self) -> TransferResult:
-        model = deep_copy(self._assemble(self.slots).model if self.slots else self.base.model)
-        if locate(model).architecture != self.target:
+        final = self._assemble(self.slots) if self.slots else self.base
+        model = deep_copy(final.model)
+        if final.architecture != self.target:
             model = surgery.write(model, self.target)  # stages that become deeper repeat their last block
             self._take(Step("deepen", "", (), self._divergence(model)))
         return TransferResult(model, self.steps, self.teacher.outputs.unit, self.refusals)

@@ -246,7 +246,7 @@ def with_layers(choose: Callable[..., Iterable[Any]], subject: Subject, limit: i
             continue
         tried.add(count)
         for dropped in choose(cut, blocks, count, calibration):
-            kept = [copy_modules(block) for i, block in enumerate(blocks) if i not in dropped]
+            kept = [(i, copy_modules(block)) for i, block in enumerate(blocks) if i not in dropped]
             yield Small(copy.deepcopy(replace_blocks(located, {name: kept}).model), cut.tokenizer)
 
 
