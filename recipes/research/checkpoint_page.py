@@ -9,7 +9,7 @@ pairs, Holm over what is asked). A test holds the page and the README against th
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 
 from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTable, holm
@@ -148,7 +148,10 @@ def readme(rows: Rows) -> list[str]:
 
 
 def main() -> None:
-    print("\n".join((readme if "--readme" in sys.argv else page)(measured(CSV))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="the table of README alone")
+    options = parser.parse_args()
+    print("\n".join((readme if options.readme else page)(measured(CSV))))
 
 
 if __name__ == "__main__":
