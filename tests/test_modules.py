@@ -22,7 +22,6 @@ from leanify.lens.row_laws import InDouble
 from leanify.upstream import user_modules
 from leanify.upstream.example_inputs import inputs_by_name
 from recipes.research import own_modules
-from recipes.research.libraries import LIBRARIES, vit_pytorch_cait, vit_pytorch_deep
 from recipes.research.own_modules import (
     DEPTH,
     EXAMPLES,
@@ -283,27 +282,6 @@ def test_saving_needs_named_code(tmp_path: Path) -> None:
     with pytest.raises(leanify.SourceError, match=r"source='path/to/model\.py:make'"):
         leanify.save(model, tmp_path / "lean")
     assert not (tmp_path / "lean").exists()
-
-
-REFUSED = (vit_pytorch_deep, vit_pytorch_cait)  # they mix heads by matrices of heads × heads
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", LIBRARIES, ids=lambda make: make.__name__)
-def test_library_models_grow(make: Callable[[], Example]) -> None:
-    try:
-        model, inputs = made(make)
-    except ImportError as error:
-        pytest.skip(f"the library is not installed: {error}")
-    model = model.double()
-    if make in REFUSED:
-        with pytest.raises(leanify.UnsupportedModel, match="readings of its parts were tried"):
-            leanify.read(model, inputs=inputs)
-        return
-    grown = leanify.grow(model, factor=2, inputs=inputs)
-    for mode in MODES:
-        assert difference(outputs(model, inputs, mode), outputs(grown, inputs, mode)) < 1e-12, mode
 
 
 def test_tied_blocks_stay_tied() -> None:

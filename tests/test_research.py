@@ -60,8 +60,6 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "log.jsonl --table",
     ),
     "memory": ("levit_128 -o memory.md",),
-    "modules": ("Gated",),
-    "plans": ("ViT-Ti",),
     "recipe_costs": ("digits -o costs.json",),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),

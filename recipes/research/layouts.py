@@ -29,29 +29,26 @@ IMAGES = (".jpg", ".png", ".JPEG")
 
 @dataclass(frozen=True)
 class Layout:
-    """Files by name, and what is right: a kind with classes and validation, or words of a refusal."""
+    """Files by name, and the right answer: a kind, its classes, whether it is validated; or "no:" and words."""
 
     source: str
     files: Mapping[str, str]
-    kind: str | None
-    classes: int | None = None
-    is_validated: bool = False
-    words: str = ""
+    answer: str
 
 
 def text(row: int) -> str:
     return f"{TEXTS[row % 3]} {row}"
 
 
-def lines(line: str, number: int = ROWS, header: str = "", labels: str = "0 1") -> str:
+def lines(line: str, header: str = "", labels: str = "0 1") -> str:
     """Rows of a table: {i} is the row's number, {a} and {b} are texts, {label} one of the labels in turn."""
     names = labels.split(" ")
-    rows = [line.format(i=i, a=text(i), b=text(i + 1), label=names[i % len(names)]) for i in range(number)]
+    rows = [line.format(i=i, a=text(i), b=text(i + 1), label=names[i % len(names)]) for i in range(ROWS)]
     return "\n".join([*([header] if header else []), *rows]) + "\n"
 
 
-def objects(number: int = ROWS, **columns: Any) -> list[dict[str, Any]]:
-    return [{name: cell(i) if callable(cell) else cell for name, cell in columns.items()} for i in range(number)]
+def objects(**columns: Any) -> list[dict[str, Any]]:
+    return [{name: cell(i) if callable(cell) else cell for name, cell in columns.items()} for i in range(ROWS)]
 
 
 def json_lines(**columns: Any) -> str:
@@ -60,6 +57,11 @@ def json_lines(**columns: Any) -> str:
 
 def pictures(*folders: str, number: int = 8, suffix: str = ".jpg") -> dict[str, str]:
     return {f"{folder}/{i:04}{suffix}": "" for folder in folders for i in range(number)}
+
+
+def each(pattern: str, names: str, content: str) -> dict[str, str]:
+    """Files of one content, a name each."""
+    return {pattern.format(name): content for name in names.split()}
 
 
 def splits(*names: str, classes: str = "cats dogs") -> dict[str, str]:
@@ -75,256 +77,213 @@ SNLI = {"sentence1": text, "sentence2": text, "sentence1_parse": "( x )", "capti
 TWEETS = "tweet_id,airline_sentiment,airline_sentiment_confidence,negativereason,airline,name,text"
 TOXIC = "id,comment_text,toxic,severe_toxic,obscene,threat,insult,identity_hate"
 CONLL = "EU NNP B-NP B-ORG\nrejects VBZ B-VP O\nGerman JJ B-NP B-MISC\ncall NN I-NP O\n\n" * 20
+OWN_TEXT = "no: leanify train own-text"
 COCO = json.dumps({"images": [{"id": 1, "file_name": "0000.jpg"}], "annotations": [], "categories": []})
 
 LAYOUTS: dict[str, Layout] = {
     # pictures in folders
-    "class folders": Layout("torchvision ImageFolder, timm", pictures("cats", "dogs"), "images", 2),
-    "train and val": Layout("PyTorch transfer tutorial (hymenoptera)", splits("train", "val"), "images", 2, True),
+    "class folders": Layout("torchvision ImageFolder, timm", pictures("cats", "dogs"), "images, 2 classes"),
+    "train and val": Layout(
+        "PyTorch transfer tutorial (hymenoptera)", splits("train", "val"), "images, 2 classes, validated"
+    ),
     "training_set and test_set": Layout(
-        "Kaggle cats-and-dogs course", splits("training_set", "test_set"), "images", 2, True
+        "Kaggle cats-and-dogs course", splits("training_set", "test_set"), "images, 2 classes, validated"
     ),
     "training_set in training_set": Layout(
-        "the same, as the archive unpacks", splits("training_set/training_set", "test_set/test_set"), "images", 2, True
+        "the same, as the archive unpacks",
+        splits("training_set/training_set", "test_set/test_set"),
+        "images, 2 classes, validated",
     ),
-    "01_train and 02_test": Layout("course notebooks", splits("01_train", "02_test"), "images", 2, True),
+    "01_train and 02_test": Layout("course notebooks", splits("01_train", "02_test"), "images, 2 classes, validated"),
     "seg_train and seg_test": Layout(
         "Intel scenes",
         splits("seg_train/seg_train", "seg_test/seg_test", classes="sea forest street"),
-        "images",
-        3,
-        True,
+        "images, 3 classes, validated",
     ),
-    "images/train and images/val": Layout("Ultralytics", splits("images/train", "images/val"), "images", 2, True),
+    "images/train and images/val": Layout(
+        "Ultralytics", splits("images/train", "images/val"), "images, 2 classes, validated"
+    ),
     "train, test without classes": Layout(
-        "Dogs vs. Cats", pictures("train", "test"), None, words="in folders of their classes"
+        "Dogs vs. Cats", pictures("train", "test"), "no: in folders of their classes"
     ),
     "COCO": Layout(
         "cocodataset.org",
         pictures("train2017", "val2017") | {"annotations/instances_train2017.json": COCO},
-        None,
-        words="boxes",
+        "no: boxes",
     ),
     "YOLO boxes": Layout(
         "Ultralytics detection",
         pictures("images/train", "images/val") | {f"labels/train/{i:04}.txt": "0 .5 .5 .1 .1\n" for i in range(8)},
-        None,
-        words="boxes",
+        "no: boxes",
     ),
     "VOC": Layout(
         "Pascal VOC",
         pictures("JPEGImages") | {f"Annotations/{i:04}.xml": "<annotation/>" for i in range(8)},
-        None,
-        words="boxes",
+        "no: boxes",
     ),
     # pictures by a table
     "metadata.csv in each split": Layout(
         "datasets, ImageFolder guide",
         pictures("train", "validation", number=ROWS)
-        | {
-            f"{split}/metadata.csv": lines("{i:04}.jpg,{label}", header="file_name,label", labels="cat dog")
-            for split in ("train", "validation")
-        },
-        "images",
-        2,
-        True,
+        | each("{}/metadata.csv", "train validation", lines("{i:04}.jpg,{label}", "file_name,label", labels="cat dog")),
+        "images, 2 classes, validated",
     ),
     "metadata.jsonl beside": Layout(
         "datasets, ImageFolder guide",
         pictures("train", number=ROWS)
         | {"train/metadata.jsonl": json_lines(file_name=lambda i: f"{i:04}.jpg", label=cycle("cat dog"))},
-        "images",
-        2,
+        "images, 2 classes",
     ),
     "labels.csv with ids": Layout(
         "Kaggle dog breeds",
         pictures("train", "test", number=ROWS)
         | {
-            "labels.csv": lines("{i:04},{label}", header="id,breed", labels="pug boxer"),
+            "labels.csv": lines("{i:04},{label}", "id,breed", labels="pug boxer"),
             "sample_submission.csv": "id,pug,boxer\n0001,0.5,0.5\n",
         },
-        "images",
-        2,
+        "images, 2 classes",
     ),
     "train_labels.csv": Layout(
         "Kaggle, 592 repositories",
         pictures("train", "test", number=ROWS, suffix=".png")
-        | {"train_labels.csv": lines("{i:04},{label}", header="id,label")},
-        "images",
-        2,
+        | {"train_labels.csv": lines("{i:04},{label}", "id,label")},
+        "images, 2 classes",
     ),
     "train.csv and train_images": Layout(
         "Kaggle Cassava",
         pictures("train_images", "test_images", number=ROWS)
         | {
-            "train.csv": lines("{i:04}.jpg,{label}", header="image_id,label", labels="0 1 2"),
+            "train.csv": lines("{i:04}.jpg,{label}", "image_id,label", labels="0 1 2"),
             "label_num_to_disease_map.json": "{}",
         },
-        "images",
-        3,
+        "images, 3 classes",
     ),
     "train.txt of paths and labels": Layout(
         "ImageNet for Caffe, MMPretrain",
         pictures("train", "val", number=ROWS)
         | {f"{s}.txt": lines(s + "/{i:04}.jpg {label}") for s in ("train", "val")},
-        "images",
-        2,
-        True,
+        "images, 2 classes, validated",
     ),
     "meta/train.txt": Layout(
         "MMPretrain",
         pictures("train/n01", "train/n02", number=20, suffix=".JPEG")
         | {"meta/train.txt": "".join(f"n0{1 + i % 2}/{i // 2:04}.JPEG {i % 2}\n" for i in range(ROWS))},
-        "images",
-        2,
+        "images, 2 classes",
     ),
     "one column a class": Layout(
         "Kaggle plant pathology",
         pictures("images", number=ROWS)
-        | {"train.csv": lines("{i:04},{label}", header="image_id,healthy,rust,scab", labels="1,0,0 0,1,0 0,0,1")},
-        None,
-        words="a column for each class",
+        | {"train.csv": lines("{i:04},{label}", "image_id,healthy,rust,scab", labels="1,0,0 0,1,0 0,0,1")},
+        "no: a column for each class",
     ),
     # labelled texts
     "SNLI": Layout(
         "nlp.stanford.edu",
-        {
-            f"snli_1.0_{split}.jsonl": json_lines(
-                gold_label=cycle("entailment neutral contradiction entailment neutral -"), **SNLI
-            )
-            for split in ("train", "dev", "test")
-        },
-        "sentences",
-        3,
-        True,
+        each(
+            "snli_1.0_{}.jsonl",
+            "train dev test",
+            json_lines(gold_label=cycle("entailment neutral contradiction entailment neutral -"), **SNLI),
+        ),
+        "sentences, 3 classes, validated",
     ),
     "Quora": Layout(
         "Kaggle question pairs",
-        {
-            "train.csv": lines(
-                '{i},{i},{i},"{a}?","{b}?",{label}', header="id,qid1,qid2,question1,question2,is_duplicate"
-            )
-        },
-        "sentences",
-        2,
+        {"train.csv": lines('{i},{i},{i},"{a}?","{b}?",{label}', "id,qid1,qid2,question1,question2,is_duplicate")},
+        "sentences, 2 classes",
     ),
     "MSRP": Layout(
         "Microsoft Research",
-        {
-            f"msr_paraphrase_{s}.txt": lines(
-                "{label}\t70{i}\t80{i}\t{a}\t{b}", header="Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-            )
-            for s in ("train", "test")
-        },
-        "sentences",
-        2,
-        True,
+        each(
+            "msr_paraphrase_{}.txt",
+            "train test",
+            lines("{label}\t70{i}\t80{i}\t{a}\t{b}", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"),
+        ),
+        "sentences, 2 classes, validated",
     ),
     "Tweets.csv": Layout(
         "Kaggle airline sentiment",
         {
             "Tweets.csv": lines(
-                '57{i},{label},0.6{i},,{label}air,user{i},"{a}"', header=TWEETS, labels="positive neutral negative"
+                '57{i},{label},0.6{i},,{label}air,user{i},"{a}"', TWEETS, labels="positive neutral negative"
             )
         },
-        "sentences",
-        3,
+        "sentences, 3 classes",
     ),
     "toxic comments": Layout(
         "Kaggle Jigsaw",
-        {"train.csv": lines('c{i},"{a}",{label}', header=TOXIC, labels="0,0,0,0,0,0 1,0,1,0,1,0 1,1,0,1,0,1")},
-        None,
-        words="data.label=toxic",
+        {"train.csv": lines('c{i},"{a}",{label}', TOXIC, labels="0,0,0,0,0,0 1,0,1,0,1,0 1,1,0,1,0,1")},
+        "no: data.label=toxic",
     ),
     "AG News": Layout(
         "Zhang's fastText sets",
-        {f"{s}.csv": lines('"{label}","{a}","{b}"', labels="1 2 3 4") for s in ("train", "test")}
+        each("{}.csv", "train test", lines('"{label}","{a}","{b}"', labels="1 2 3 4"))
         | {"classes.txt": "World\nSports\nBusiness\nSci/Tech\n"},
-        "sentences",
-        4,
-        True,
+        "sentences, 4 classes, validated",
     ),
     "CoLA": Layout(
         "nyu-mll.github.io",
-        {f"{s}.tsv": lines("gj04\t{label}\t\t{a}") for s in ("in_domain_train", "in_domain_dev")},
-        "sentences",
-        2,
-        True,
+        each("{}.tsv", "in_domain_train in_domain_dev", lines("gj04\t{label}\t\t{a}")),
+        "sentences, 2 classes, validated",
     ),
     "STS benchmark": Layout(
         "ixa2.si.ehu.eus",
-        {
-            f"sts-{s}.csv": lines(
-                "main-captions\tMSRvid\t2012test\t{i:04}\t{label}\t{a}\t{b}", labels="5.000 4.750 2.400"
-            )
-            for s in ("train", "dev", "test")
-        },
-        "sentences",
-        None,
-        True,
+        each(
+            "sts-{}.csv",
+            "train dev test",
+            lines("main-captions\tMSRvid\t2012test\t{i:04}\t{label}\t{a}\t{b}", labels="5.000 4.750 2.400"),
+        ),
+        "sentences, validated",
     ),
     "GLUE SST-2": Layout(
         "gluebenchmark.com",
-        {f"{s}.tsv": lines("{a}\t{label}", header="sentence\tlabel") for s in ("train", "dev")}
-        | {"test.tsv": lines("{i}\t{a}", header="index\tsentence")},
-        "sentences",
-        2,
-        True,
+        each("{}.tsv", "train dev", lines("{a}\t{label}", "sentence\tlabel"))
+        | {"test.tsv": lines("{i}\t{a}", "index\tsentence")},
+        "sentences, 2 classes, validated",
     ),
     "GLUE RTE": Layout(
         "gluebenchmark.com",
-        {
-            f"{s}.tsv": lines(
-                "{i}\t{a}\t{b}\t{label}",
-                header="index\tsentence1\tsentence2\tlabel",
-                labels="entailment not_entailment",
-            )
-            for s in ("train", "dev")
-        },
-        "sentences",
-        2,
-        True,
+        each(
+            "{}.tsv",
+            "train dev",
+            lines("{i}\t{a}\t{b}\t{label}", "index\tsentence1\tsentence2\tlabel", labels="entailment not_entailment"),
+        ),
+        "sentences, 2 classes, validated",
     ),
     "GLUE MNLI": Layout(
         "gluebenchmark.com",
-        {
-            f"{s}.tsv": lines(
+        each(
+            "{}.tsv",
+            "train dev_matched dev_mismatched",
+            lines(
                 "{i}\t{i}\t{a}\t{b}\t{label}",
-                header="index\tpromptID\tsentence1\tsentence2\tgold_label",
+                "index\tpromptID\tsentence1\tsentence2\tgold_label",
                 labels="entailment neutral contradiction",
-            )
-            for s in ("train", "dev_matched", "dev_mismatched")
-        },
-        "sentences",
-        3,
-        True,
+            ),
+        ),
+        "sentences, 3 classes, validated",
     ),
-    "SMS spam": Layout("UCI", {"SMSSpamCollection.txt": lines("{label}\t{a}", labels="ham spam")}, "sentences", 2),
+    "SMS spam": Layout(
+        "UCI", {"SMSSpamCollection.txt": lines("{label}\t{a}", labels="ham spam")}, "sentences, 2 classes"
+    ),
     "texts in class folders": Layout(
         "aclImdb",
         {f"{s}/{k}/{i}_7.txt": text(i) for s in ("train", "test") for k in ("neg", "pos") for i in range(8)},
-        None,
-        words="write a table",
+        "no: write a table",
     ),
-    "CoNLL": Layout(
-        "CoNLL 2003", {"train.txt": CONLL, "valid.txt": CONLL}, None, words="AutoModelForTokenClassification"
-    ),
+    "CoNLL": Layout("CoNLL 2003", {"train.txt": CONLL, "valid.txt": CONLL}, "no: AutoModelForTokenClassification"),
     "train folder of tables": Layout(
         "exports",
-        {f"{s}/data.csv": lines('"{a}",{label}', header="text,label") for s in ("train", "test")},
-        "sentences",
-        2,
-        True,
+        each("{}/data.csv", "train test", lines('"{a}",{label}', "text,label")),
+        "sentences, 2 classes, validated",
     ),
     "fastText": Layout(
-        "fasttext.cc", {f"cooking.{s}": lines("__label__{label} {a}") for s in ("train", "valid")}, "sentences", 2, True
+        "fasttext.cc",
+        each("cooking.{}", "train valid", lines("__label__{label} {a}")),
+        "sentences, 2 classes, validated",
     ),
     # texts without labels
     "alpaca": Layout(
-        "Stanford Alpaca",
-        {"alpaca_data.json": json.dumps(objects(instruction=text, input="", output=text))},
-        None,
-        words="leanify train own-text",
+        "Stanford Alpaca", {"alpaca_data.json": json.dumps(objects(instruction=text, input="", output=text))}, OWN_TEXT
     ),
     "chat": Layout(
         "OpenAI fine-tuning",
@@ -333,34 +292,21 @@ LAYOUTS: dict[str, Layout] = {
                 messages=lambda i: [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(i + 1)}]
             )
         },
-        None,
-        words="leanify train own-text",
+        OWN_TEXT,
     ),
     "triplets": Layout(
-        "sentence-transformers",
-        {"train.jsonl": json_lines(anchor=text, positive=text, negative=text)},
-        None,
-        words="leanify train own-text",
+        "sentence-transformers", {"train.jsonl": json_lines(anchor=text, positive=text, negative=text)}, OWN_TEXT
     ),
-    "preferences": Layout(
-        "TRL",
-        {"train.jsonl": json_lines(prompt=text, chosen=text, rejected=text)},
-        None,
-        words="leanify train own-text",
-    ),
+    "preferences": Layout("TRL", {"train.jsonl": json_lines(prompt=text, chosen=text, rejected=text)}, OWN_TEXT),
     "wikitext": Layout(
         "Salesforce",
-        {f"wiki.{s}.tokens": " = Title = \n\n" + "some words of a text . \n" * 99 for s in ("train", "valid", "test")},
-        "text",
-        None,
-        True,
+        each("wiki.{}.tokens", "train valid test", " = Title = \n\n" + "some words of a text . \n" * 99),
+        "text, validated",
     ),
     "stories": Layout(
         "TinyStories",
-        {f"TinyStories-{s}.txt": "once upon a time\n<|endoftext|>\n" * 99 for s in ("train", "valid")},
-        "text",
-        None,
-        True,
+        each("TinyStories-{}.txt", "train valid", "once upon a time\n<|endoftext|>\n" * 99),
+        "text, validated",
     ),
 }
 
@@ -378,10 +324,11 @@ def make(folder: Path, layout: Layout) -> None:
 
 def is_right(layout: Layout, found: OwnData) -> bool:
     """Whether leanify's answer is what the set's authors mean."""
-    if layout.kind is None:
-        return found.fault is not None and layout.words in found.fault
-    answer = (found.kind, found.classes, found.is_validated)
-    return found.fault is None and answer == (layout.kind, layout.classes, layout.is_validated)
+    if found.fault is not None:
+        start, _, words = layout.answer.partition(": ")
+        return start == "no" and words in found.fault
+    classes = f", {found.classes} classes" if found.classes else ""
+    return layout.answer == f"{found.kind}{classes}{', validated' * found.is_validated}"
 
 
 def by_datasets(folder: Path) -> str:
@@ -408,15 +355,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             make(Path(place), layout)
             found = recognise(place)
-            says = (
-                (f"**{found.fault}**" if found.fault else found.description)
-                .replace(f"{place}/", "")
-                .replace(place, "it")
-            )
-            beside = "" if only else by_datasets(Path(place)).replace(f"{place}/", "").replace(place, "it")
+            says = f"**{found.fault}**" if found.fault else found.description
+            beside = "" if only else by_datasets(Path(place))
         right += is_right(layout, found)
         what = "right" if is_right(layout, found) else "WRONG"
-        rows.append(f"| {name} | {layout.source} | {says} | {beside} | {what} |".replace("\n", " "))
+        row = f"| {name} | {layout.source} | {says} | {beside} | {what} |".replace("\n", " ")
+        rows.append(row.replace(f"{place}/", "").replace(place, "it"))
     print("# Layouts of data\n\nWhat leanify says to data as public sets, guides and courses lay them out, with")
     print("placeholder files, and what `datasets` reads of the same folder. Made by\n")
     print("    python -m recipes.research.layouts > recipes/results/layouts.md\n")
