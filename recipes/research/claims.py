@@ -162,10 +162,13 @@ def say(claims: Iterable[Claim]) -> str:
 def answer(results: Path) -> str:
     """The block of the README and of docs/evidence.md."""
     sweep, width = sweep_claims(results), width_claims(results)
-    lines = []
+    # questions of the sweep that have one answer share a line
+    questions: dict[str, list[str]] = {}
     for (design, against), question in list(QUESTIONS.items())[:BRIEF]:
         asked = [claim for claim in sweep if (claim.design, claim.against) == (design, against)]
-        lines.append(wrapped(f"- **{question}**: {say(asked)}."))
+        several = questions.setdefault(say(asked), [])
+        several.append(f"{question[0].lower()}{question[1:]}" if several else question)
+    lines = [wrapped(f"- **{'; '.join(several)}**: {words}.") for words, several in questions.items()]
     for task in dict.fromkeys(claim.task for claim in width):
         mine = [claim for claim in width if claim.task == task and claim.design == "lean"]
         parts = []
@@ -177,17 +180,12 @@ def answer(results: Path) -> str:
         lines.append(wrapped(f"- **Lean on {TITLES[task]}, best of three rates** ({WIDTH_DESIGNS[task]}; "
                              f"{WIDTH_UNITS[task]}): {'; '.join(parts)}."))  # fmt: skip
     seeds = ", ".join(
-        f"{number} on {listed([TITLES[task] for task in tasks])}" for number, tasks in seeds_of(sweep).items()
+        f"{number} seeds on {listed([TITLES[task] for task in tasks])}" for number, tasks in seeds_of(sweep).items()
     )
-    unlearnt = [TITLES[row["task"]] for row in read_rows(results, "ranking-references.csv")
-                if row["task"] not in {claim.task for claim in sweep}]  # fmt: skip
     last = (
-        "In brackets the difference and its 95% interval. *Shown* is what Holm's correction over all "
-        f"{len(sweep)} questions of the sweep leaves. All of this is small (32–96 wide) and brief. "
-        f"Seeds: {seeds}; one rate a task there."
+        "In brackets the difference and its 95% interval; *shown* is what Holm's correction over the sweep's "
+        f"{len(sweep)} questions leaves. All of it is small (32–96 wide) and brief: {seeds}, one rate a task."
     )
-    if unlearnt:
-        last += f" Left out: {listed(unlearnt)}, where the baseline does not beat a trivial model."
     return "\n".join([*lines, "", wrapped(last), "[Every claim with its interval](LIST)."])
 
 
