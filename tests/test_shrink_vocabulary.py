@@ -125,10 +125,14 @@ def test_language_model_with_fewer_tokens(tmp_path: Path) -> None:
     assert facts["quality"] == pytest.approx(facts["original"]["quality"], rel=0.2)
 
 
-def test_dry_run_trains_fewer_tokens(encoder: Path, sentences: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"minutes": 2, "dry_run": True, "output": tmp_path / "out"}
-    report = leanify.shrink(encoder, sentences, vocabulary=250, designs=["vocabulary"], **options).to_json()
-    assert report["candidates"][0]["tokens"] == 250
+@pytest.mark.parametrize(("vocabulary", "budget", "designs"), [("250", 0.6, ["vocabulary"]), ("auto", 0.4, [])])
+def test_dry_run_trains_fewer_tokens(
+    vocabulary: str, budget: float, designs: list[str], encoder: Path, sentences: Path, tmp_path: Path
+) -> None:
+    """Also of a model that was a teacher when its tokens were chosen, so that its parameters are frozen."""
+    options: dict[str, Any] = {"minutes": 2, "dry_run": True, "output": tmp_path / "out", "designs": designs}
+    report = leanify.shrink(encoder, sentences, budget, vocabulary=vocabulary, **options).to_json()
+    assert report["candidates"][0]["tokens"] == report["vocabulary"]["tokens"] < 421
     assert report["steps_predicted"] > 0
     assert not (tmp_path / "out").exists()
 

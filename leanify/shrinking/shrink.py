@@ -278,8 +278,8 @@ def _explain_memory(original: Original) -> Iterator[None]:
 def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes: float) -> dict[str, Any]:
     """Return the report of a dry run, from the prices of the candidates and a few training steps."""
     with progress("timing a few steps", None):
-        # with fewer tokens, the recipe's model is not the one that is trained
-        student = None if original.fewer is None else copy.deepcopy(original.module)
+        # with fewer tokens, the recipe's model is not the one that is trained; as a teacher it is frozen
+        student = None if original.fewer is None else copy.deepcopy(original.module).requires_grad_(True)
         splits, teacher = original.evaluator.splits, original.teacher
         facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
