@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = {  # with the line that `leanify --help` shows for each
-    "redesign": "Trade layers for heads under a budget.",
+    "redesign": "Plan a smaller model under a budget: layers, heads, MLPs, width.",
     "train": "Train a recipe or a model, on your own data or a built-in set.",
     "compare": "Train baseline, lean, control, narrow; say whether lean pays.",
-    "shrink": "Make a checkpoint smaller so that it keeps what it knew.",
+    "shrink": "Make a checkpoint smaller on your data, and heal it.",
     "profile": "Parameters, MACs, latency and memory of models.",
     "condition": "Singular values and condition numbers of the heads.",
     "export": "Write a model for another loader: transformers, timm, ONNX.",
@@ -40,7 +40,7 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "zoo": "List what can be done with each model of timm and transformers.",
 }
 COMMANDS_WITHOUT_TRAINING = COMMANDS.keys() - {"train", "compare", "shrink", "runs"}
-ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
+ABOUT = "Make transformers smaller, and know what it costs: plan, shrink, compare."
 EVERYWHERE = (
     "Every command takes -h, --quiet (no progress, no warnings) and --no-color; "
     "a hub id takes --revision REV, as ID@REV."

@@ -28,7 +28,7 @@ def redesign(
     json: option.Json = False,
     **typed: Any,
 ) -> None:
-    """Trade layers for heads under a budget: baseline, lean, control, narrow, balanced and plain side by side.
+    """Plan a smaller model under a budget: baseline, lean, control, narrow, balanced and plain side by side.
 
     Grow adds heads of the same size; split divides the same width into more heads. The control has lean's depth and
     parameters but the old heads: only training lean and the control shows what the extra heads are worth. Narrow
