@@ -24,7 +24,6 @@ from leanify.data.recognition import recognise
 
 TEXTS = ("a fine and sunny day in may", "a dull, wet and rainy night", "the train to town was late again")
 ROWS = 40
-IMAGES = (".jpg", ".png", ".JPEG")
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,7 @@ def make(folder: Path, layout: Layout) -> None:
     for number, (name, content) in enumerate(layout.files.items()):
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        if place.suffix in IMAGES:
+        if place.suffix in (".jpg", ".png", ".JPEG"):
             Image.new("RGB", (8, 8), (number % 250, 0, 90)).save(place, "JPEG")
         else:
             place.write_text(content)
@@ -348,22 +347,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layouts", nargs="*", help="names of layouts (default: all)")
     only = parser.parse_args().layouts
-    rows, right = [], 0
-    for name, layout in LAYOUTS.items():
-        if only and name not in only:
-            continue
+    rows = []
+    for name in only or LAYOUTS:
+        layout = LAYOUTS[name]
         with tempfile.TemporaryDirectory() as place:
             make(Path(place), layout)
             found = recognise(place)
             says = f"**{found.fault}**" if found.fault else found.description
             beside = "" if only else by_datasets(Path(place))
-        right += is_right(layout, found)
         what = "right" if is_right(layout, found) else "WRONG"
         row = f"| {name} | {layout.source} | {says} | {beside} | {what} |".replace("\n", " ")
         rows.append(row.replace(f"{place}/", "").replace(place, "it"))
     print("# Layouts of data\n\nWhat leanify says to data as public sets, guides and courses lay them out, with")
     print("placeholder files, and what `datasets` reads of the same folder. Made by\n")
     print("    python -m recipes.research.layouts > recipes/results/layouts.md\n")
+    right = sum(row.endswith(" right |") for row in rows)
     print(f"{right} of {len(rows)} layouts right. Bold: not trained on, for this reason.\n")
     print("| layout | source | leanify | `datasets` (load_dataset of the folder) | verdict |\n|---|---|---|---|---|")
     print("\n".join(rows))

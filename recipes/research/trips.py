@@ -1,6 +1,6 @@
 """How often one command finds, reads, builds, locates and loads a model: calls counted in one process.
 
-    python -m recipes.research.trips [--designs narrow,free] [--train]
+    python -m recipes.research.trips [--designs narrow free] [--train]
 
 A run of the digits is trained for some steps, then shrunk with nothing healed; the table has the calls of the second
 command, and its processor seconds. ``--train`` counts the first command.
@@ -62,10 +62,9 @@ def _counted(function: Callable[..., Any], name: str, counts: Counter[str]) -> C
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--designs", default="")
+    parser.add_argument("--designs", nargs="*", default=[])
     parser.add_argument("--train", action="store_true")
     arguments = parser.parse_args()
-    designs = [name for name in arguments.designs.split(",") if name]
     for module in MODULES:
         importlib.import_module(module)
     counts: Counter[str] = Counter()
@@ -78,7 +77,7 @@ def main() -> None:
         if not arguments.train:
             counts.clear()
             began = time.process_time()
-            leanify.shrink(run, target_params=0.7, minutes=0, output=Path(folder) / "small", designs=designs)
+            leanify.shrink(run, target_params=0.7, minutes=0, output=Path(folder) / "small", designs=arguments.designs)
     for name in COUNTED:
         path = name.partition(":")[2]
         print(f"{path:22} {counts[path]:6,}")
