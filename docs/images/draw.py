@@ -38,7 +38,7 @@ def arrow(axes, x: float, y: float, to_x: float, to_y: float, text: str = "") ->
 
 def lens() -> None:
     figure, axes = canvas(6.2, 2.2)
-    for x, layers, heads, colour in ((0.1, 12, 12, BLUE), (4.05, 6, 23, ORANGE)):
+    for x, layers, heads, colour in ((0.1, 12, 12, BLUE), (4.05, 7, 18, ORANGE)):
         for layer in range(layers):
             for head in range(heads):
                 spot = (x + head * 0.09, 0.15 + layer * 0.13)

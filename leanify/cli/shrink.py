@@ -57,7 +57,7 @@ def shrink(
         Words,
         candidate_option(
             metavar="NAME,…",
-            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: all but rotated)",
+            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: free and narrow)",
         ),
     ] = None,
     rates: Annotated[

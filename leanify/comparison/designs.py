@@ -144,9 +144,7 @@ class Designer:
         for bounds in BEYOND_BOUNDS:
             beyond = self.make_redesign(target_params=self.budget, **bounds)
             if beyond.lean is not None:
-                note(
-                    f"no lean is within the published bounds ({plan.needs}); this study's: {'; '.join(beyond.warnings)}"
-                )
+                note(f"no lean: {plan.needs}. This study trains one beyond the bounds: {'; '.join(beyond.warnings)}")
                 return beyond
         raise BudgetError(f"no lean design: {plan.needs}. {self._other_ways()}")
 
