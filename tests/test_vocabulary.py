@@ -74,7 +74,7 @@ def choose(words: Any, folder: Path, model: nn.Module | None = None, size: int =
     counts = Counter(number for ids in split(words, COUNTED) for number in ids)
     others = set() if model is None else named_ids(model)
     ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), others)
-    size = size or (len(ranked.required) + ranked.total) // 2
+    size = size or (len(ranked.required_ids) + ranked.total) // 2
     return vocabulary, ranked.keep(size)
 
 
@@ -157,7 +157,7 @@ def test_splits_by_tokenizers_alone(saved: tuple[Any, Path]) -> None:
     from tokenizers import Tokenizer
 
     words, folder = saved
-    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required)
+    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required_ids)
     for size in (fewest + 30, 0):
         vocabulary, kept = choose(words, folder, size=size)
         new = Tokenizer.from_str(json.dumps(cut_state(vocabulary, kept)))
@@ -189,7 +189,7 @@ def test_special_tokens_stay(saved: tuple[Any, Path]) -> None:
 
 def test_too_few_tokens_are_refused(saved: tuple[Any, Path]) -> None:
     words, folder = saved
-    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required)
+    fewest = len(RankedTokens.of(read_vocabulary(folder), rank_tokens(read_vocabulary(folder), {})).required_ids)
     with pytest.raises(BudgetError, match=f"the smallest vocabulary has {fewest:,}"):
         choose(words, folder, size=fewest - 1)
     assert len(choose(words, folder, size=fewest)[1].ids) == fewest

@@ -112,7 +112,7 @@ def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple
     all_params = parameters(original.shell)
     a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
-    most = min(ranked.total - len(ranked.required), int(-(-saving // a_token)) + multiple)
+    most = min(ranked.total - len(ranked.required_ids), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
         return ranked.total - most
     # what a few samples say of the blocks, and of each size

@@ -46,24 +46,24 @@ class KeptTokens:
 class RankedTokens:
     """The tokens that must stay, and the others, the most useful first and each behind the pieces it needs."""
 
-    required: frozenset[int]
+    required_ids: frozenset[int]
     others: tuple[int, ...]
 
     @staticmethod
-    def of(vocabulary: Vocabulary, ranking: Iterable[int], named: Collection[int] = ()) -> RankedTokens:
-        """Close a ranking; ``named`` are ids that the model names, which must stay.
+    def of(vocabulary: Vocabulary, ranking: Iterable[int], model_ids: Collection[int] = ()) -> RankedTokens:
+        """Close a ranking; ``model_ids`` are ids that the model names, which must stay.
 
         Raises UnsupportedModel where all tokens must stay.
         """
-        required = set(_closed(vocabulary, required_tokens(vocabulary, named), set()))
-        others = tuple(_closed(vocabulary, ranking, set(required)))
+        required_ids = set(_close(vocabulary, required_tokens(vocabulary, model_ids), set()))
+        others = tuple(_close(vocabulary, ranking, set(required_ids)))
         if not others:
             raise UnsupportedModel("every token of the vocabulary is a special one, a character or a byte: none can go")
-        return RankedTokens(frozenset(required), others)
+        return RankedTokens(frozenset(required_ids), others)
 
     @property
     def total(self) -> int:
-        return len(self.required) + len(self.others)
+        return len(self.required_ids) + len(self.others)
 
     def keep(self, count: int, multiple: int = 1) -> KeptTokens:
         """Return ``count`` tokens, rounded to a multiple: a table has as many rows, and none without a token.
@@ -73,39 +73,39 @@ class RankedTokens:
         limit = min(count, self.total)
         if limit < self.total:
             limit = limit // multiple * multiple
-        if limit < len(self.required):
-            smallest = min(self.total, -(-len(self.required) // multiple) * multiple)
+        if limit < len(self.required_ids):
+            smallest = min(self.total, -(-len(self.required_ids) // multiple) * multiple)
             raise BudgetError(
                 f"{count:,} tokens are too few: special tokens, characters and bytes alone are "
-                f"{len(self.required):,}; the smallest vocabulary has {smallest:,}"
+                f"{len(self.required_ids):,}; the smallest vocabulary has {smallest:,}"
             )
-        kept = self.required.union(self.others[: limit - len(self.required)])
-        return KeptTokens(tuple(sorted(kept)), self.total)
+        ids_to_keep = self.required_ids.union(self.others[: limit - len(self.required_ids)])
+        return KeptTokens(tuple(sorted(ids_to_keep)), self.total)
 
 
-def required_tokens(vocabulary: Vocabulary, named: Collection[int] = ()) -> set[int]:
-    """Return the ids that always stay, without the pieces of a BPE; ``named`` are those that the model names."""
+def required_tokens(vocabulary: Vocabulary, model_ids: Collection[int] = ()) -> set[int]:
+    """Return the ids that always stay, without the pieces of a BPE; ``model_ids`` are those that the model names."""
     ids, by_id = vocabulary.ids, vocabulary.tokens
-    # special and added tokens, and what the configuration names
-    kept = vocabulary.added | (set(named) & by_id.keys())
+    # special tokens, added tokens, and the tokens that the configuration names
+    ids_to_keep = vocabulary.added | (set(model_ids) & by_id.keys())
     names = {*vocabulary.special, str(vocabulary.model.get("unk_token"))}
-    kept |= {ids[name] for name in names if name in ids}
+    ids_to_keep |= {ids[name] for name in names if name in ids}
     if vocabulary.kind == "Unigram":
-        kept |= {number for number in (vocabulary.model.get("unk_id"),) if number is not None}
-        kept |= {number for number, score in vocabulary.scores.items() if score >= 0}
-        kept.add(min(vocabulary.scores, key=lambda number: vocabulary.scores[number]))
+        ids_to_keep |= {number for number in (vocabulary.model.get("unk_id"),) if number is not None}
+        ids_to_keep |= {number for number, score in vocabulary.scores.items() if score >= 0}
+        ids_to_keep.add(min(vocabulary.scores, key=lambda number: vocabulary.scores[number]))
     # what spells every other token
     if vocabulary.has_byte_fallback:
-        return kept | {number for word, number in ids.items() if BYTE.fullmatch(word)}
+        return ids_to_keep | {number for word, number in ids.items() if BYTE.fullmatch(word)}
     for word, number in ids.items():
         symbols = spell(vocabulary, word)
         if len(symbols) == 1 or any(symbol not in ids for symbol in symbols):
-            kept.add(number)
-    return kept
+            ids_to_keep.add(number)
+    return ids_to_keep
 
 
-def _closed(vocabulary: Vocabulary, numbers: Iterable[int], seen: set[int]) -> Iterator[int]:
-    """Yield ids that are not seen yet, each behind those of the pieces through which its merges pass."""
+def _close(vocabulary: Vocabulary, numbers: Iterable[int], yielded_ids: set[int]) -> Iterator[int]:
+    """Yield the ids that are not in ``yielded_ids``, each after the pieces through which its merges pass."""
     by_id, ids = vocabulary.tokens, vocabulary.ids
     for number in numbers:
         pending = [number]
@@ -114,14 +114,14 @@ def _closed(vocabulary: Vocabulary, numbers: Iterable[int], seen: set[int]) -> I
             # an added token and a byte are never merged
             is_merged = last not in vocabulary.added and not BYTE.fullmatch(by_id[last])
             missing = []
-            for piece in pieces(vocabulary, by_id[last]) if is_merged and last not in seen else ():
-                if ids.get(piece, last) not in seen and ids.get(piece, last) != last:
+            for piece in pieces(vocabulary, by_id[last]) if is_merged and last not in yielded_ids else ():
+                if ids.get(piece, last) not in yielded_ids and ids.get(piece, last) != last:
                     missing.append(ids[piece])
             pending += missing
             if not missing:
                 pending.pop()
-                if last not in seen:
-                    seen.add(last)
+                if last not in yielded_ids:
+                    yielded_ids.add(last)
                     yield last
 
 

@@ -24,13 +24,13 @@ def checkpoint_vocabulary(model: Any) -> Vocabulary:
     return read_vocabulary(folder)
 
 
-def save_cut(model: Any, vocabulary: Vocabulary, kept: KeptTokens, directory: Path, **texts: Any) -> Path:
+def save_cut(model: Any, vocabulary: Vocabulary, tokens: KeptTokens, directory: Path, **texts: Any) -> Path:
     """Cut a model and its tokenizer, and write both as a lean directory; ``texts`` head its README, as in `save`."""
-    new: Any = cut_model(model, kept)
+    new: Any = cut_model(model, tokens)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         side_files.copy_side_files(model, folder)
-        left_out = cut_tokenizer(folder, vocabulary, kept)
+        left_out = cut_tokenizer(folder, vocabulary, tokens)
         new.config._name_or_path = place
         lean_directory.save(new, directory, **texts)
     if left_out:

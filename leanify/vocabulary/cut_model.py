@@ -20,7 +20,7 @@ from leanify.vocabulary.token_ids import cut_configurations
 
 
 @torch.no_grad()
-def cut_model(model: nn.Module, kept: KeptTokens) -> nn.Module:
+def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
     """Return a model with the rows of the kept tokens; it shares the other tensors with ``model``, which is unchanged.
 
     Raises UnsupportedModel for a model that is not one of transformers', ShapeError for a table that does not follow.
@@ -28,8 +28,8 @@ def cut_model(model: nn.Module, kept: KeptTokens) -> nn.Module:
     check_cuttable(model)
     # what upstream builds with either vocabulary
     result = deep_copy(model, {id(tensor): tensor for _, tensor in _tensors(model)})
-    cut_configurations(result, kept)
-    if kept.is_all:
+    cut_configurations(result, tokens)
+    if tokens.is_all:
         return result
     before, after = _build(model), _build(result)
 
@@ -42,7 +42,7 @@ def cut_model(model: nn.Module, kept: KeptTokens) -> nn.Module:
         axes = [axis for axis, size in enumerate(shape) if new_shapes.get(name, shape)[axis] != size]
         if axes:
             if id(tensor) not in cut:
-                cut[id(tensor)] = _cut_tensor(name, tensor, axes, shape, kept)
+                cut[id(tensor)] = _cut_tensor(name, tensor, axes, shape, tokens)
             path, _, leaf = name.rpartition(".")
             setattr(result.get_submodule(path), leaf, cut[id(tensor)])
     _renumber_modules(result, before, after)
@@ -59,10 +59,10 @@ def check_cuttable(model: Any) -> None:
         raise UnsupportedModel(f"{type(model).__name__} has no vocabulary of tokens")
 
 
-def _cut_tensor(name: str, tensor: Tensor, axes: list[int], built: torch.Size, kept: KeptTokens) -> Tensor:
+def _cut_tensor(name: str, tensor: Tensor, axes: list[int], built: torch.Size, tokens: KeptTokens) -> Tensor:
     if len(axes) != 1 or tensor.shape != built:
         raise ShapeError(f"the vocabulary's axis of {name} {tuple(tensor.shape)} is not known")
-    rows = torch.tensor(kept.rows(tensor.shape[axes[0]]), device=tensor.device)
+    rows = torch.tensor(tokens.rows(tensor.shape[axes[0]]), device=tensor.device)
     new = place(tensor.detach().index_select(axes[0], rows))
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 

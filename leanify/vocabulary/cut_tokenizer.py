@@ -1,4 +1,4 @@
-"""Write a tokenizer of fewer tokens: tokenizer.json and the files beside it that list tokens or ids.
+"""Write a tokenizer of fewer tokens: tokenizer.json and the other files that list tokens or ids.
 
 The rules that split a text stay as they are. A SentencePiece model (``spiece.model``, ``tokenizer.model``) is left out:
 tokenizer.json holds all of it, and transformers and tokenizers read that.
@@ -22,31 +22,31 @@ from leanify.vocabulary.kinds import FILE, Vocabulary
 LEFT_OUT = ("*.model", "*.spm", "*.tiktoken", "*.bpe", "bpe.codes", "dict.txt")  # sources of a tokenizer.json
 
 
-def cut_tokenizer(folder: Path, vocabulary: Vocabulary, kept: KeptTokens) -> list[str]:
+def cut_tokenizer(folder: Path, vocabulary: Vocabulary, tokens: KeptTokens) -> list[str]:
     """Cut the tokenizer's files in a folder, in place, and return the names of files that were left out.
 
     Raises DataError if the tokenizers library does not give the kept tokens their new ids.
     """
-    if kept.is_all:
+    if tokens.is_all:
         return []
-    state = cut_state(vocabulary, kept)
+    state = cut_state(vocabulary, tokens)
     text = json.dumps(state, ensure_ascii=False)
-    _check_ids(text, vocabulary, kept)
+    _check_ids(text, vocabulary, tokens)
     writing.write(folder / FILE, text)
-    # lists of tokens and ids beside it
+    # other files with lists of tokens and ids
     left_out = []
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
             path.unlink()
             left_out.append(path.name)
-        elif path.name in BESIDE:
-            BESIDE[path.name](path, state, kept)
+        elif path.name in CUTTERS:
+            CUTTERS[path.name](path, state, tokens)
     return left_out
 
 
-def cut_state(vocabulary: Vocabulary, kept: KeptTokens) -> dict[str, Any]:
+def cut_state(vocabulary: Vocabulary, tokens: KeptTokens) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the kept tokens alone."""
-    new_ids = kept.new_ids
+    new_ids = tokens.new_ids
     model = dict(vocabulary.model)
     if vocabulary.kind == "Unigram":
         model["vocab"] = [entry for number, entry in enumerate(vocabulary.model["vocab"]) if number in new_ids]
@@ -66,7 +66,7 @@ def cut_state(vocabulary: Vocabulary, kept: KeptTokens) -> dict[str, Any]:
     # ids in the rest of the file
     state = {**vocabulary.state, "model": model}
     added_tokens = state.get("added_tokens") or ()
-    state["added_tokens"] = [{**added, "id": new_ids[added["id"]]} for added in added_tokens]
+    state["added_tokens"] = [{**entry, "id": new_ids[entry["id"]]} for entry in added_tokens]
     state["post_processor"] = _cut_processor(state.get("post_processor"), new_ids)
     padding = state.get("padding")
     if isinstance(padding, dict) and padding.get("pad_id") in new_ids:
@@ -93,7 +93,7 @@ def _cut_processor(processor: Any, new_ids: Mapping[int, int]) -> Any:
     return result
 
 
-def _check_ids(text: str, vocabulary: Vocabulary, kept: KeptTokens) -> None:
+def _check_ids(text: str, vocabulary: Vocabulary, tokens: KeptTokens) -> None:
     """Raise DataError if the tokenizers library numbers the tokens of the cut file otherwise."""
     from tokenizers import Tokenizer
 
@@ -102,7 +102,7 @@ def _check_ids(text: str, vocabulary: Vocabulary, kept: KeptTokens) -> None:
         return numbers
 
     numbers = bounds.call(read, "the cut tokenizer")
-    for old, new in kept.new_ids.items():
+    for old, new in tokens.new_ids.items():
         word = vocabulary.tokens[old]
         if numbers.get(word) != new:
             raise DataError(
@@ -111,48 +111,48 @@ def _check_ids(text: str, vocabulary: Vocabulary, kept: KeptTokens) -> None:
             )
 
 
-# -- files beside tokenizer.json ---------------------------------------------------------------------------------------
+# -- the other files of a tokenizer ------------------------------------------------------------------------------------
 
 
 def _write_json(path: Path, value: Any) -> None:
     writing.write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _cut_config(path: Path, state: Mapping[str, Any], kept: KeptTokens) -> None:
+def _cut_config(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     config = read_object(path, DataError)
     config.pop("fast_tokenizer_files", None)  # names of other versions of tokenizer.json, read in its place
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict):
-        new_ids = kept.new_ids
-        left = {int(number): token for number, token in decoder.items() if int(number) in new_ids}
-        config["added_tokens_decoder"] = {str(new_ids[number]): token for number, token in left.items()}
+        new_ids = tokens.new_ids
+        remaining = {int(number): token for number, token in decoder.items() if int(number) in new_ids}
+        config["added_tokens_decoder"] = {str(new_ids[number]): token for number, token in remaining.items()}
     _write_json(path, config)
 
 
-def _cut_added(path: Path, state: Mapping[str, Any], kept: KeptTokens) -> None:
+def _cut_added(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     numbers = read_object(path, DataError)
-    _write_json(path, {word: kept.new_ids[old] for word, old in numbers.items() if old in kept.new_ids})
+    _write_json(path, {word: tokens.new_ids[old] for word, old in numbers.items() if old in tokens.new_ids})
 
 
-def _cut_words(path: Path, state: Mapping[str, Any], kept: KeptTokens) -> None:
+def _cut_words(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     """A line a token, and added tokens at their places."""
     words = {number: word for word, number in state["model"]["vocab"].items()}
-    words |= {added["id"]: added["content"] for added in state["added_tokens"]}
+    words |= {entry["id"]: entry["content"] for entry in state["added_tokens"]}
     writing.write(path, "".join(f"{words[number]}\n" for number in sorted(words)))
 
 
-def _cut_vocabulary(path: Path, state: Mapping[str, Any], kept: KeptTokens) -> None:
+def _cut_vocabulary(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     _write_json(path, state["model"]["vocab"])
 
 
-def _cut_merges(path: Path, state: Mapping[str, Any], kept: KeptTokens) -> None:
+def _cut_merges(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     head = next(iter(read_lines(path, DataError)), "")
     lines = [head.rstrip("\n")] if head.startswith("#version") else []
     lines += [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
     writing.write(path, "\n".join(lines) + "\n")
 
 
-BESIDE: Mapping[str, Callable[[Path, Mapping[str, Any], KeptTokens], None]] = {
+CUTTERS: Mapping[str, Callable[[Path, Mapping[str, Any], KeptTokens], None]] = {
     "tokenizer_config.json": _cut_config,
     "added_tokens.json": _cut_added,
     "vocab.txt": _cut_words,

@@ -1,4 +1,4 @@
-"""What is said of a smaller vocabulary. Imports no torch."""
+"""Sentences about a smaller vocabulary. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from leanify.core.units import format_share
 
-NAMED = 8  # tokens that a sentence lists
+MAX_LISTED = 8  # tokens that a sentence lists
 
 
 def describe_vocabulary(facts: Mapping[str, Any]) -> str:
-    """Say which share of the user's texts is split as before, how much longer the others are, and what went.
+    """Describe the share of texts that is split as before, how much longer the others are, and the lost tokens.
 
     ``facts`` are the ``vocabulary`` of shrink's report.
     """
@@ -23,5 +23,5 @@ def describe_vocabulary(facts: Mapping[str, Any]) -> str:
     elif longer is not None:
         words += f": texts are {longer} longer"
     if facts["dropped"]:
-        words += f"; the most frequent that went: {', '.join(facts['dropped'][:NAMED])}"
+        words += f"; the most frequent that went: {', '.join(facts['dropped'][:MAX_LISTED])}"
     return words

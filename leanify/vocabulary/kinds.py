@@ -1,4 +1,4 @@
-"""What a tokenizer.json holds: WordPiece, byte-level BPE, BPE with byte fallback, or Unigram.
+"""The contents of a tokenizer.json: WordPiece, byte-level BPE, BPE with byte fallback, or Unigram.
 
 A vocabulary can be cut if each token that goes can be spelled by tokens that stay. Characters and bytes as a vocabulary
 (CANINE, ByT5) and lists of whole words have no such tokens, and are refused with the reason.
@@ -24,7 +24,7 @@ CHARACTERS = {"CanineTokenizer": "characters", "ByT5Tokenizer": "bytes", "Percei
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of a tokenizer.json, and the names of special tokens in the files beside it."""
+    """The content of a tokenizer.json, and the names of the special tokens in its other files."""
 
     state: Mapping[str, Any]
     special: frozenset[str] = frozenset()
@@ -55,13 +55,13 @@ class Vocabulary:
     @cached_property
     def added(self) -> set[int]:
         """The ids of special and other added tokens, which are found in a text before it is split."""
-        return {added["id"] for added in self.state.get("added_tokens") or ()}
+        return {entry["id"] for entry in self.state.get("added_tokens") or ()}
 
     @cached_property
     def tokens(self) -> dict[int, str]:
         """Every token by its id, in the order of ids, those that are only added among them."""
         words = {number: word for word, number in self.ids.items()}
-        words |= {added["id"]: added["content"] for added in self.state.get("added_tokens") or ()}
+        words |= {entry["id"]: entry["content"] for entry in self.state.get("added_tokens") or ()}
         return dict(sorted(words.items()))
 
     @cached_property
@@ -95,12 +95,12 @@ class Vocabulary:
 
     @cached_property
     def prefix(self) -> str:
-        """What a token inside a word begins with: ``##`` in BERT."""
+        """The prefix of a token inside a word: ``##`` in BERT."""
         return self.model.get("continuing_subword_prefix") or ""
 
     @cached_property
     def suffix(self) -> str:
-        """What a token at the end of a word ends with: ``</w>`` in CLIP."""
+        """The suffix of a token at the end of a word: ``</w>`` in CLIP."""
         return self.model.get("end_of_word_suffix") or ""
 
     def join(self, left: str, right: str) -> str:
@@ -114,11 +114,11 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises UnsupportedModel for a vocabulary that cannot be cut, and DataError for a damaged file.
     """
     # names of special tokens, and tokenizers without a vocabulary of pieces
-    beside: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
-            beside |= read_object(folder / name, DataError)
-    tokenizer_class = str(beside.get("tokenizer_class", ""))
+            settings |= read_object(folder / name, DataError)
+    tokenizer_class = str(settings.get("tokenizer_class", ""))
     if tokenizer_class in CHARACTERS:
         raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
     if not (folder / FILE).is_file():
@@ -138,7 +138,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             f"the vocabulary of {folder} is a {kind}: a token that goes must be spelled by others, which WordPiece, "
             "BPE and Unigram do"
         )
-    return Vocabulary({**state, "model": {**model, "type": kind}}, frozenset(_special_names(beside)))
+    return Vocabulary({**state, "model": {**model, "type": kind}}, frozenset(_special_names(settings)))
 
 
 def spell(vocabulary: Vocabulary, word: str) -> list[str]:
@@ -169,10 +169,10 @@ def _guess_kind(model: Mapping[str, Any]) -> str | None:
     return "WordPiece" if "continuing_subword_prefix" in model else None
 
 
-def _special_names(beside: Mapping[str, Any]) -> list[str]:
+def _special_names(settings: Mapping[str, Any]) -> list[str]:
     """The special tokens that tokenizer_config.json and special_tokens_map.json name."""
     names: list[str] = []
-    for key, value in beside.items():
+    for key, value in settings.items():
         values = value if isinstance(value, list) else [value]
         if isinstance(value, dict) and "content" not in value:
             values = list(value.values())

@@ -1,4 +1,4 @@
-"""Rank the tokens of a vocabulary: counts on texts, smoothed by what the tokenizer itself knows.
+"""Rank the tokens of a vocabulary: counts on texts, smoothed by the tokenizer's scores or order.
 
 A tokenizer was trained on far more text than a user has. Its Unigram scores are log probabilities; the merges of a BPE
 and the ids of BERT's WordPiece lie in the order of frequency, to which Zipf's law gives a probability (1 / rank). The

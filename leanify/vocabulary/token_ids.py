@@ -14,8 +14,8 @@ from leanify.vocabulary.closure import KeptTokens
 if TYPE_CHECKING:
     from torch import nn
 
-NEEDED = ("token_id", "token_ids", "token_index", "_to_id")  # ends of keys: a number, a list, or a dict
-AVOIDED = ("suppress_tokens", "begin_suppress_tokens")  # lists of ids
+ID_KEYS = ("token_id", "token_ids", "token_index", "_to_id")  # ends of keys: a number, a list, or a dict
+SUPPRESSED_KEYS = ("suppress_tokens", "begin_suppress_tokens")  # lists of ids
 PHRASES = ("bad_words_ids", "force_words_ids")  # lists of lists of ids
 SIZES = ("vocab_size", "vocab_size_per_layer_input")
 
@@ -27,7 +27,7 @@ def vocabulary_rows(model: Any) -> int:
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Every configuration in a model once: its modules', those nested in them, and that of generation."""
+    """Every configuration of a model once: those of its modules, nested ones, and the generation config."""
     pending: list[Any] = []
     for module in model.modules():
         for key in ("config", "generation_config"):
@@ -45,34 +45,34 @@ def configurations(model: nn.Module) -> list[Any]:
 def named_ids(model: nn.Module) -> set[int]:
     """The ids that a model's configurations need. Those outside its table name no token."""
     rows = vocabulary_rows(model)
-    named: set[int] = set()
+    model_ids: set[int] = set()
     for config in _of_this_vocabulary(model, rows):
         for key, value in vars(config).items():
-            if key.endswith(NEEDED):
-                named |= {number for number in _numbers(value) if 0 <= number < rows}
+            if key.endswith(ID_KEYS):
+                model_ids |= {number for number in _numbers(value) if 0 <= number < rows}
     # tables of positions that begin behind the padding's id: it must not change
     for module in model.modules():
         padding = vars(module).get("padding_idx")
         if padding is not None and len(getattr(module, "weight", ())) not in (0, rows):
-            named |= set(range(padding + 1))
-    return named
+            model_ids |= set(range(padding + 1))
+    return model_ids
 
 
-def cut_configurations(model: nn.Module, kept: KeptTokens) -> None:
+def cut_configurations(model: nn.Module, tokens: KeptTokens) -> None:
     """Write new sizes and ids into all configurations of a model, in place."""
-    rows, new_ids = vocabulary_rows(model), kept.new_ids
+    rows, new_ids = vocabulary_rows(model), tokens.new_ids
     for config in _of_this_vocabulary(model, rows):
         for key, value in list(vars(config).items()):
             if key in SIZES and type(value) is int:
-                setattr(config, key, len(kept.rows(value)))
-            elif key in AVOIDED and isinstance(value, list):
+                setattr(config, key, len(tokens.rows(value)))
+            elif key in SUPPRESSED_KEYS and isinstance(value, list):
                 setattr(config, key, [new_ids[number] for number in value if number in new_ids])
             elif key in PHRASES and isinstance(value, list):
                 phrases = [phrase for phrase in value if set(_numbers(phrase)) <= new_ids.keys()]
                 setattr(config, key, [_renumber(phrase, new_ids) for phrase in phrases])
             elif key == "forced_decoder_ids" and isinstance(value, list):  # pairs of a position and an id
                 setattr(config, key, [[place, _renumber(number, new_ids)] for place, number in value])
-            elif key.endswith(NEEDED):
+            elif key.endswith(ID_KEYS):
                 setattr(config, key, _renumber(value, new_ids))
 
 
@@ -95,7 +95,7 @@ def _numbers(value: Any) -> Iterable[int]:
 
 
 def _renumber(value: Any, new_ids: Mapping[int, int]) -> Any:
-    """Return the value with new ids; a number that is no token's stays."""
+    """Return the value with new ids; a number without a token stays."""
     if type(value) is int:
         return new_ids.get(value, value)
     if isinstance(value, Mapping):
