@@ -11,6 +11,8 @@ import torch
 
 import leanify
 from leanify.core.architecture import Architecture
+from leanify.core.errors import SourceError
+from leanify.sources import overrides
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
 
@@ -91,3 +93,14 @@ def test_measured_positions_keep_their_head_dim(kind: str, tmp_path: Path) -> No
 def test_pictures_of_documents_are_counted() -> None:
     model = leanify.load("layoutlmv3", device="meta")
     assert example_inputs(model, 1, 16, "meta")["pixel_values"].shape == (1, 3, 224, 224)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"), [("depth_anything", "AutoModelForDepthEstimation"), ("trocr", "AutoModelForCausalLM")]
+)
+def test_types_without_a_bare_model_have_a_class(kind: str, auto: str) -> None:
+    library = import_transformers()
+    config = library.AutoConfig.for_model(kind)
+    with pytest.raises(SourceError, match="no AutoModel"):
+        overrides.class_name("AutoModel", config)
+    assert overrides.hf_origin(kind, {}).cls == overrides.class_name(auto, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidd
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     """Return the origin of a model type with a configuration.
 
-    The class is the first of the configuration's ``architectures`` that transformers has, or AutoModel's.
+    The class is the first of the configuration's ``architectures`` that transformers has, or AutoModel's, or for a
+    type without a bare model (depth_anything, trocr) the first that another Auto class has for it.
     Warns in two cases: a quantised checkpoint is described by its shapes before quantisation, and a type
     whose default configuration does not build gets its published checkpoint's. Raises SourceError.
     """
@@ -65,7 +67,7 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     full = full_config(model_type, keys)
     architectures = keys.get("architectures")
     classes = filter(is_model_class, architectures if isinstance(architectures, list) else [])
-    cls = next(classes, None) or class_name("AutoModel", full)
+    cls = next(classes, None) or _default_class(full)
     return Origin("hf", full.model_type, full.to_dict(), cls)
 
 
@@ -124,6 +126,18 @@ def class_name(auto: str, config: PretrainedConfig) -> str:
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     return str(model_class.__name__)
+
+
+def _default_class(config: PretrainedConfig) -> str:
+    """AutoModel's class for a configuration; of a type without a bare model, that of another Auto class."""
+    from transformers.models.auto import modeling_auto
+
+    names = [name for name in sorted(vars(modeling_auto)) if re.fullmatch("MODEL_.*MAPPING_NAMES", name)]
+    tables = [getattr(modeling_auto, name) for name in names]
+    classes = [table[config.model_type] for table in tables if config.model_type in table]
+    bare = config.model_type in modeling_auto.MODEL_MAPPING_NAMES
+    first = next((name for name in classes if isinstance(name, str)), None)
+    return first if first is not None and not bare else class_name("AutoModel", config)
 
 
 def type_of_class(name: str) -> str | None:
