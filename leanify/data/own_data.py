@@ -1,4 +1,4 @@
-"""The user's own data at a path, as a value: what they are, or why they cannot be trained on. Does not import torch."""
+"""The user's own data at a path, as a value: their kind, or why they cannot be trained on. Does not import torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class NamedColumns:
         fits = [name for name in row if isinstance(name, str) and _is_picture(row[name])]
         if fits:
             return fits[0] if len(fits) == 1 else None
-        # cells that are names of pictures beside the table, without their suffix
+        # cells that name pictures next to the table, without their suffix
         if not columns.guess_texts(list(row)):
             for name in ([column] if column else []) + list(row)[:MAX_IDS]:
                 folder = find_picture_folder(file, [each.get(name) for each in rows])

@@ -1,4 +1,4 @@
-"""Recognise the user's data at a path, or say what is wrong with it: one walk over its folders and files. No torch."""
+"""Recognise the user's data at a path, or its fault: one walk over its folders and files. No torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".md": "call it .txt to train on it as plain text",
     **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), LISTS),
 }
-BOXES = {  # what lies beside pictures of detection → who lays it out so
+BOXES = {  # file next to pictures of detection → the format that has it
     "annotations/instances_*.json": "COCO",
     "*/_annotations.coco.json": "COCO",
     "labels/*/*.txt": "YOLO",
@@ -63,7 +63,7 @@ def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData
 
 
 def find_own_data(path: str, selection: NamedColumns = NO_COLUMNS) -> OwnData | None:
-    """The user's data at a path, good to be trained on; None where it names or holds models. Raises SourceError."""
+    """The user's data at a path, which can be trained on; None for the path of a model. Raises SourceError."""
     if not Path(path).expanduser().exists() or places.path_kind(path) is not None:
         return None
     data = recognise(path, selection)
@@ -108,7 +108,7 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
         if size < MIN_TEXT:
             fault = f"a model needs a text of thousands of bytes to learn from, {MIN_TEXT:,} at the least"
         return OwnData("text", f"text in {file} ({size:,} bytes)", validation is not None, fault=fault)
-    # what is not read
+    # files that are not read
     if suffix in ARCHIVES:
         return nothing(f"{file} is packed: unpack it, and name what was in it")
     if suffix in OTHERWISE:
@@ -269,7 +269,7 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
 
 
 def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
-    """What was found instead of data, and what to do."""
+    """The thing that was found instead of data, and what to do."""
     entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
     files = [entry for entry in entries if entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir()]

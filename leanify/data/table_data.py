@@ -76,7 +76,7 @@ def _describe_rows(
     """
     # columns by their names: texts, label, pictures
     names, all_rows = list(rows[0]), [*rows, *further_rows]
-    said = [name for name in names if not isinstance(rows[0][name], bool)]  # an answer of yes or no is no text
+    said = [name for name in names if not isinstance(rows[0][name], bool)]  # yes and no are labels, not texts
     texts, label = selection.text_columns(said), selection.label_column(names)
     needs_labels = selection.task not in columns.WITHOUT_LABELS
     if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
@@ -112,7 +112,7 @@ def _describe_rows(
             data = replace(data, fault=None)
         data = _add_validation(data, validation, label, all_rows)
         return data if by_name == (texts, label) else replace(data, columns=(texts, label))
-    # texts without a label train a language model, unless labels stand beside them
+    # texts without a label train a language model, unless another column has labels
     few_values = list(guessing.label_candidates(all_rows, texts)) if texts and needs_labels else []
     if not by_name[0] or few_values:
         return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
@@ -203,7 +203,7 @@ def _describe_labels(
     return replace(data, words=long, vocabulary=len(vocabulary))
 
 
-# -- what is not trained on, and why ----------------------------------------------------------------------------------
+# -- data that cannot be trained on, and why --------------------------------------------------------------------------
 
 
 def _describe_unlabelled(file: Path, row: Row) -> str | None:

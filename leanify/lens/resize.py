@@ -59,7 +59,7 @@ def get_attribute(value: Any, path: str) -> Any:
 
 
 def get_fields(value: Any) -> Mapping[str, Any]:
-    """Return what an object holds by name: a mapping, a named tuple, an object with a dictionary or with slots."""
+    """Return the named values of an object: a mapping, a named tuple, an object with a dictionary or with slots."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, tuple):
@@ -194,7 +194,7 @@ def resize(
 
 
 def clear_caches(module: nn.Module, reading: Row) -> None:
-    """Clear what a forward stored of tensors that have changed."""
+    """Clear the values that a forward cached from tensors that have changed."""
     for part in reading.clear:
         cache = get_attribute(module, part)
         if cache:

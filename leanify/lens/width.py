@@ -29,7 +29,7 @@ OWN_ORDER = (  # modules whose channels follow the width interleaved, or in part
     "ZambaMambaMixer", "RecurrentGemmaRglru", "SplitTransposeBlock",
 )  # fmt: skip
 NOT_KEPT = "so its weights cannot be kept; weights='fresh' writes this width"
-_bases: dict[str, Base] = {}  # the last origin → what it builds
+_bases: dict[str, Base] = {}  # the last origin → the model that it builds
 _known: dict[str, int] = {}  # origin → index of the candidate that built its last width
 # model on meta → the sizes that were last built from it, and what built them: a search counts many MLPs at one width
 _last_built: WeakKeyDictionary[nn.Module, tuple[object, Candidate, LocatedModel]] = WeakKeyDictionary()

@@ -54,13 +54,13 @@ def families() -> tuple[Family, ...]:
 
 
 def families_like(prices: PriceList) -> Sequence[Family]:
-    """Return the families of a model's kind: by what it reads, and whether it is causal."""
+    """Return the families of a model's kind: by its inputs, and whether it is causal."""
     kind = model_kind(prices)
     return [family for family in families() if family.kind == kind]
 
 
 def model_kind(prices: PriceList) -> str:
-    """Return decoder, encoder, encoder-decoder, vision or audio: what a model reads, and whether it is causal."""
+    """Return decoder, encoder, encoder-decoder, vision or audio, by a model's inputs and whether it is causal."""
     facts = prices.facts
     causal = {facts.causal[tower.lead] for tower in towers(prices.architecture, prices.stage_indices)}
     reads_text = "token ids" in facts.inputs

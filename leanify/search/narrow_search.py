@@ -67,7 +67,7 @@ class NarrowSearch:
         for unit in self.scale.units_below():
             widths = self.scale.widths(unit)
             narrow = {layer: narrow_layer(layer, widths[layer.width], self.scale.adapts) for layer in primaries}
-            # an even number of heads where there are many, as many as the devices divide
+            # an even number of heads if there are many, divisible by the devices
             lead = narrow[self.lead]
             step = math.lcm(
                 self.request.options.tensor_parallel or 1, EVEN_HEADS if self.lead.heads >= MANY_HEADS else 1
@@ -278,7 +278,7 @@ class NarrowSearch:
         ratio = self.lead.mlp * scale.width(unit) / self.lead.width
         if not self._least_share() <= exact / ratio <= RATIO:
             return in_proportion, at_ratio
-        # coarse steps if one comes close to the target, else finer ones
+        # coarse steps if one is close to the target, otherwise finer ones
         step = 1
         for step in self._mlp_steps():
             if (exact % math.gcd(step, self.lead.mlp)) * per_unit <= CLOSE * target:

@@ -134,7 +134,7 @@ class Plan(Tabular):
 
     @property
     def named_designs(self) -> dict[str, Design | None]:
-        """The designs that have names of their own, beside the baseline; None for those that do not exist."""
+        """The named designs except the baseline; None if a design does not exist."""
         return {name: getattr(self, name) for name in ("lean", "control", "balanced", "narrow", "plain")}
 
     def designs(self) -> list[tuple[str, Design]]:

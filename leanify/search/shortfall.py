@@ -1,4 +1,4 @@
-"""Say what a budget is short of: what lean would need, and what alone exceeds a budget that nothing reaches."""
+"""Explain why a budget is too small: the needs of lean, or the part that alone exceeds the budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 def lean_needs(prices: PriceList, request: Request) -> str:
-    """Describe what a design with fewer layers and more heads would need, where none is within the bounds and limits.
+    """Describe the needs of a design with fewer layers and more heads, if none is within the bounds and limits.
 
     The smallest such design of every tower is in the grids already; no further search is made.
     """

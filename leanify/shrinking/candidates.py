@@ -118,7 +118,7 @@ class Prices:
 
     @cached_property
     def grown(self) -> tuple[Design | None, Design | None]:
-        """The best design with more heads, and its control; None where there is none."""
+        """The best design with more heads, and its control; None if it does not exist."""
         lean = search.search(self.list, self.request, self.options.top).lean
         if lean is None:
             return None, None

@@ -1,4 +1,4 @@
-"""Carry the original's weights into a candidate's shape, by calibration data, and measure what is kept."""
+"""Carry the original's weights into a candidate's shape, by calibration data, and measure the quality that is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MEASURING = 4  # every fourth batch measures the damage
 class Carried:
     """A candidate with the original's weights.
 
-    model    in memory, in 32 bits; None if it lies in its directory alone
+    model    in memory, in 32 bits; None if only its directory holds it
     place    its lean directory, from which a shrink continues after a kill
     damage   how far its outputs are from the original's, in ``unit``, after the ``steps``
     params   its parameters, and ``macs`` its multiplications for one sample
@@ -61,7 +61,7 @@ class Carried:
         return self.candidate.name
 
     def load(self) -> nn.Module:
-        """Return the model, in 32 bits and in eval mode; nobody changes it."""
+        """Return the model, in 32 bits and in eval mode; it must not be changed."""
         if self.model is not None:
             return self.model
         model = find.load(self.place)

@@ -41,7 +41,7 @@ FIRST = 3  # candidates are compared after 1 / FIRST of the schedule
 EVALUATIONS = (9, 6, 3)  # evaluations per run, including the one at a third; fewer if they would take too long
 EVALUATION_SHARE = 0.15  # share of a run's time for evaluations
 RATE_TEST_SHARE = 0.25  # maximum share of healing for a test of learning rates; otherwise the usual rate is used
-MIN_STEPS = 60  # for which minutes are proposed where there are too few
+MIN_STEPS = 60  # for which minutes are proposed if there are too few
 MIN_STEPS_OF_TWO = 120  # with fewer steps in the schedule, only one candidate is healed
 WARM_UP, SHORT_WARM_UP, SHORT_RUN = 0.05, 0.2, 100  # shares of a run: of long runs, and of runs below 100 steps
 EPOCHS = 20.0  # maximum, even if there is more time
@@ -79,7 +79,7 @@ class Healed:
     """A carried candidate after training: the best checkpoint of its run.
 
     stopped    whether another candidate was better after a third of the schedule
-    qualities  of all seeds, where there are several
+    qualities  of all seeds, if there are several
     """
 
     carried: Carried

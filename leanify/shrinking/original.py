@@ -47,7 +47,7 @@ LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples p
 
 @dataclass(frozen=True)
 class FewerTokens:
-    """What is known of an original whose vocabulary was cut: the one before, the new tokenizer, and the report."""
+    """An original whose vocabulary was cut: the one before, the new tokenizer, and the report."""
 
     before: Original
     tokenizer: Path
@@ -114,7 +114,7 @@ class Original:
 
     @property
     def module(self) -> nn.Module:
-        """The model with its weights, in 32 bits and in eval mode: nobody changes it."""
+        """The model with its weights, in 32 bits and in eval mode; it must not be changed."""
         return self.load()[0]
 
     @property

@@ -6,8 +6,8 @@ components with little energy are left out; gains of √(d / k) keep the norms' 
 upstream's class. A LayerNorm subtracts a mean: the k new channels sum to zero, which takes one of them.
 
 Which axes of which tensors hold the stream is read: they differ in a model that upstream builds at the new width. Two
-checks on data show whether nothing was forgotten: the model at its own width with all components computes what it did,
-and with the left out components at zero it computes what the narrow one does.
+checks on data show whether nothing was forgotten: the model at its own width with all components computes the same,
+and with the removed components at zero it computes the same as the narrow model.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class _Rotation:
 
     located_model: LocatedModel
     axes: Mapping[str, list[int]]
-    gains: dict[str, float] = field(default_factory=dict)  # norm weight → what the norm adds to it
-    constants: dict[str, float] = field(default_factory=dict)  # folded biases and LayerScales → what they are now
+    gains: dict[str, float] = field(default_factory=dict)  # norm weight → the constant that the norm adds to it
+    constants: dict[str, float] = field(default_factory=dict)  # folded biases and LayerScales → their new values
     readers: set[str] = field(default_factory=set)  # the weights that read a norm
     is_centred: bool = False
 

@@ -470,7 +470,7 @@ def _latencies(original: Original, carried: Sequence[Carried]) -> dict[str, Any]
 
 
 def save(folder: ShrinkFolder, original: Original, best: Carried | Healed, report: Mapping[str, Any]) -> Shrunk:
-    """Write the best model and the report into the folder, and remove what it was made of."""
+    """Write the best model and the report into the folder, and remove the work files."""
     place = folder.place(best.name)
     if isinstance(best, Healed):
         place = folder.place(f"{best.name}-best")

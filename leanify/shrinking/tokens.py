@@ -108,14 +108,14 @@ def count_tokens(samples: Any) -> Counter[int]:
 
 
 def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
-    """Return the number of tokens whose loss, with what the blocks must save beside it, does least damage."""
+    """Return the number of tokens with the least damage, that of the blocks' saving included."""
     all_params = parameters(original.shell)
     a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
     most = min(ranked.total - len(ranked.required_ids), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
         return ranked.total - most
-    # what a few samples say of the blocks, and of each size
+    # the score on a few samples: of blocks, and of each size
     few, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
         block_params, block_damage = price_blocks(few)
@@ -271,7 +271,7 @@ def _split_anew(splits: Splits, folder: Path) -> Splits | None:
 def _facts(
     before: Splits, after: Splits, vocabulary: Vocabulary, kept: KeptTokens, counts: Mapping[int, int]
 ) -> dict[str, Any]:
-    """Return what the report says of the vocabulary: judged on the samples that choose."""
+    """Return the vocabulary's part of the report, judged on the samples that choose."""
     gone = sorted((number for number in counts if number not in kept.new_ids), key=lambda number: -counts[number])
     facts: dict[str, Any] = {"tokens": len(kept.ids), "kept": len(kept.ids) / kept.old_count}
     facts["texts_split_as_before"] = facts["length_ratio"] = None

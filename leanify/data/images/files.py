@@ -139,7 +139,7 @@ class PictureFolder:
 
 
 def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | None:
-    """The folder of the pictures that a table's cells name: its own, or one beside it; None if they are no files.
+    """The folder of the pictures that a table's cells name: its own or a neighbour; None if the files do not exist.
 
     ``cells`` may lack the suffix (Kaggle's ids).
     """
@@ -211,7 +211,7 @@ def _is_class(place: Path, folders: Sequence[Path]) -> bool:
 
 
 def _has_picture(folder: Path) -> bool:
-    """Whether a picture lies in a folder itself."""
+    """Whether a folder contains a picture, not counting its subfolders."""
     return any(path.name.lower().endswith(IMAGES) for path in folder.iterdir())
 
 

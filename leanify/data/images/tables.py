@@ -168,7 +168,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
         if not image:
             image, label = _columns(file, list(row), data)
         cells.append((place, row.get(image), row.get(label)))
-    # cells are paths from the table on, or from a folder beside it
+    # cells are paths relative to the table, or to a folder next to it
     folder = find_picture_folder(file, [cell for _, cell, _ in cells[:SOME]]) or PictureFolder(file.parent)
     pictures, labels = [], []
     for place, cell, answer in cells:

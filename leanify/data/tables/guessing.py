@@ -14,7 +14,7 @@ INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the ro
 LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "annotation", "grade"}
 BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
 NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
-MIN_PRESENT = 2  # of so many cells one is there, in a column of labels
+MIN_PRESENT = 2  # a column of labels has a value in at least one of so many rows
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
 Row = Mapping[str, Any]

@@ -50,7 +50,7 @@ class LabelledTable:
                 faults.record(f"{file}, {place}: {label} is {row.get(label)!r:.40}, not {what}")
             else:
                 rows.append((tuple(cell for cell in cells if cell is not None), answer))
-        # a label that says that there is none is no class
+        # a label that means "no label" is not a class
         missing = columns.missing_label((answer for _, answer in rows), order)
         kept = [row for row in rows if row[1] != missing]
         if not kept:
