@@ -30,8 +30,10 @@ def main() -> None:
     done = subprocess.run(run, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     screen = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     screen.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
-    # without the frames of the spinner, which a terminal has erased at the end
+    # without the frames of the spinner and the lines that it leaves, which a terminal has erased at the end
     lines = [line for line in done.stdout.rstrip().splitlines() if not re.search("[\u2800-\u28ff]", line)]
+    while not Text.from_ansi(lines[0]).plain.strip():
+        del lines[0]
     screen.print(Text.from_ansi("\n".join(lines)), end="\n\n")
     picture = screen.export_svg(title="leanify", theme=THEME, unique_id="leanify")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # nothing is fetched from elsewhere
