@@ -76,8 +76,8 @@ def _describe_rows(
     """
     # columns by their names: texts, label, pictures
     names, all_rows = list(rows[0]), [*rows, *further_rows]
-    said = [name for name in names if not isinstance(rows[0][name], bool)]  # yes and no are labels, not texts
-    texts, label = selection.text_columns(said), selection.label_column(names)
+    text_names = [name for name in names if not isinstance(rows[0][name], bool)]  # yes and no are labels, not texts
+    texts, label = selection.text_columns(text_names), selection.label_column(names)
     needs_labels = selection.task not in columns.WITHOUT_LABELS
     if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)

@@ -52,8 +52,8 @@ def compare_embeddings(
     # neighbours in the crowd that are near in both
     if crowd is None or len(crowd) < MIN_SENTENCES:
         return cosine, None
-    kept = _nearest(student, crowd.to(device)) & _nearest(teacher, crowd.to(device))
-    return cosine, float(kept.sum()) / (len(samples) * NEAREST)
+    common = _nearest(student, crowd.to(device)) & _nearest(teacher, crowd.to(device))
+    return cosine, float(common.sum()) / (len(samples) * NEAREST)
 
 
 def take_crowd(samples: Any) -> Tensor:

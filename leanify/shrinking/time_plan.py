@@ -186,14 +186,14 @@ def plan_time(
     calibrated, tokens = calibration_samples(original), mean_tokens(original)
     # the time used so far (reading, building, timing) counts too
     moments = CALIBRATION_PASSES * calibrated * forward
-    fixed = {"start": clock.seconds, "teacher": embedded * forward, "moments": moments}
+    fixed_seconds = {"start": clock.seconds, "teacher": embedded * forward, "moments": moments}
 
     chosen = sorted(candidates, key=lambda candidate: PRIORITY.index(candidate.name))
     left_out: list[str] = []
     while True:
         carrying = sum(carrying_passes(one, baseline, calibrated, tokens) for one in chosen) * forward
         evaluations = (1 + len(chosen)) * evaluated * forward
-        total = sum(fixed.values()) + carrying + evaluations
+        total = sum(fixed_seconds.values()) + carrying + evaluations
         droppable = [candidate for candidate in chosen if candidate.name not in named]
         is_over = clock.minutes > 0 and total > (1 - HEALING_SHARE) * 60 * clock.minutes
         if not is_over or len(chosen) == 1 or not droppable:
@@ -201,7 +201,7 @@ def plan_time(
         left_out.append(droppable[-1].name)
         chosen.remove(droppable[-1])
     healing = max(0.0, 60 * clock.minutes - total)
-    seconds = {**fixed, "carrying": carrying, "evaluations": evaluations, "rates and healing": healing}
+    seconds = {**fixed_seconds, "carrying": carrying, "evaluations": evaluations, "rates and healing": healing}
     return TimePlan([one for one in candidates if one in chosen], left_out, seconds, memory_bytes)
 
 

@@ -72,28 +72,28 @@ def fewer_tokens(
     try:
         vocabulary = checkpoint_vocabulary(original.module)
         counts = count_tokens(original.splits.train)
-        ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(original.shell))
+        ranking = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(original.shell))
     except (UnsupportedModel, DataError) as error:
         if requested != "auto":
             raise
         note(f"the vocabulary stays as it is: {error}")
         return original
     if "tokens" not in findings:
-        count = int(requested) if requested != "auto" else _choose_count(original, ranked, limit, multiple, is_alone)
+        count = int(requested) if requested != "auto" else _choose_count(original, ranking, limit, multiple, is_alone)
         findings["tokens"] = {"count": count}
-    kept = ranked.keep(findings["tokens"]["count"], multiple)
-    if kept.is_all:
+    kept_tokens = ranking.keep(findings["tokens"]["count"], multiple)
+    if kept_tokens.is_all:
         return original
-    with progress(f"splitting texts into {len(kept.ids):,} tokens", None):
-        return cut_original(original, vocabulary, kept, counts)
+    with progress(f"splitting texts into {len(kept_tokens.ids):,} tokens", None):
+        return cut_original(original, vocabulary, kept_tokens, counts)
 
 
 def count_tokens(samples: Any) -> Counter[int]:
     """Count the tokens of samples, at most `COUNTED`."""
     counts: Counter[int] = Counter()
-    few = choose_indices(samples, COUNTED, "random")
-    for start in range(0, len(few), 256):
-        indices = few[start : start + 256]
+    chosen = choose_indices(samples, COUNTED, "random")
+    for start in range(0, len(chosen), 256):
+        indices = chosen[start : start + 256]
         if hasattr(samples, "batch"):
             inputs = samples.batch(indices)[0]
             ids, mask = inputs["input_ids"], inputs.get("attention_mask")
@@ -107,37 +107,37 @@ def count_tokens(samples: Any) -> Counter[int]:
     return counts
 
 
-def _choose_count(original: Original, ranked: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
+def _choose_count(original: Original, ranking: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
     """Return the number of tokens with the least damage, that of the blocks' saving included."""
     all_params = parameters(original.shell)
     a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
-    most = min(ranked.total - len(ranked.required_ids), int(-(-saving // a_token)) + multiple)
+    most = min(ranking.total - len(ranking.required_ids), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
-        return ranked.total - most
+        return ranking.total - most
     # the score on a few samples: of blocks, and of each size
-    few, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
+    few_samples, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
-        block_params, block_damage = price_blocks(few)
-        before = _score(few)
+        block_params, block_damage = price_blocks(few_samples)
+        before = _score(few_samples)
     best: tuple[float, int] | None = None
     with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
         for number, share in enumerate((*SHARES, 0.0)):
             advance(number)
-            count = ranked.total - int(share * most)
-            of_blocks = max(0.0, saving - (ranked.total - count) * a_token)
+            count = ranking.total - int(share * most)
+            of_blocks = max(0.0, saving - (ranking.total - count) * a_token)
             if of_blocks > (1 - MIN_BLOCKS) * blocks:
                 continue
             damage = 0.0
             if share:
                 with suppress(BudgetError):
-                    kept = ranked.keep(count, multiple)
-                    damage = max(0.0, before - _score(cut_original(few, vocabulary, kept, {})))
+                    kept_tokens = ranking.keep(count, multiple)
+                    damage = max(0.0, before - _score(cut_original(few_samples, vocabulary, kept_tokens, {})))
             total = damage + block_damage * (of_blocks / block_params) ** 2
             if best is None or total < best[0]:
                 best = total, count
     if best is None:
-        return ranked.total - most
+        return ranking.total - most
     return best[1]
 
 
@@ -203,16 +203,18 @@ def _score(original: Original, model: nn.Module | None = None) -> float:
 # -- the original with fewer tokens ------------------------------------------------------------------------------------
 
 
-def cut_original(original: Original, vocabulary: Vocabulary, kept: KeptTokens, counts: Mapping[int, int]) -> Original:
+def cut_original(
+    original: Original, vocabulary: Vocabulary, kept_tokens: KeptTokens, counts: Mapping[int, int]
+) -> Original:
     """Return the original with these tokens alone, its samples split into them; embeddings stay the original's."""
-    folder = _tokenizer_folder(original, vocabulary, kept)
+    folder = _tokenizer_folder(original, vocabulary, kept_tokens)
 
     def load() -> tuple[nn.Module, torch.dtype]:
-        module: Any = cut_model(original.module, kept)
+        module: Any = cut_model(original.module, kept_tokens)
         module.config._name_or_path = str(folder)
         return module.eval(), original.dtype
 
-    shell: Any = cut_model(original.shell, kept)
+    shell: Any = cut_model(original.shell, kept_tokens)
     shell.config._name_or_path = str(folder)
     # the same samples of the same splits, read by the new tokenizer
     data = replace(original.recipe.data, tokenizer=str(folder))
@@ -221,7 +223,7 @@ def cut_original(original: Original, vocabulary: Vocabulary, kept: KeptTokens, c
         distill = replace(distill, teacher=str(folder))
     recipe = replace(original.recipe, data=data, distill=distill)
     splits = _split_anew(original.splits, folder) or load_splits(data_section(recipe), shell)
-    facts = _facts(original.splits, splits, vocabulary, kept, counts)
+    facts = _facts(original.splits, splits, vocabulary, kept_tokens, counts)
     fewer = FewerTokens(original, folder, facts)
     return replace(
         original,
@@ -235,10 +237,10 @@ def cut_original(original: Original, vocabulary: Vocabulary, kept: KeptTokens, c
     )
 
 
-def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept: KeptTokens) -> Path:
+def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept_tokens: KeptTokens) -> Path:
     """Return a folder of the user's cache with the smaller tokenizer and the files that accompany the weights."""
     source = side_files.side_file_folder(original.module)
-    digest = hashlib.sha256(f"{source} {kept.ids}".encode())
+    digest = hashlib.sha256(f"{source} {kept_tokens.ids}".encode())
     for path in sorted(source.iterdir()) if source is not None else ():
         if path.is_file() and path.suffix in (".json", ".txt", ".jinja"):
             digest.update(read_bytes(path))
@@ -246,7 +248,7 @@ def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept: KeptToke
     if not place.is_dir():
         with cache_files.new_entry(place, "the tokenizer") as folder:
             side_files.copy_side_files(original.module, folder)
-            cut_tokenizer(folder, vocabulary, kept)
+            cut_tokenizer(folder, vocabulary, kept_tokens)
     return place
 
 
@@ -269,27 +271,29 @@ def _split_anew(splits: Splits, folder: Path) -> Splits | None:
 
 
 def _facts(
-    before: Splits, after: Splits, vocabulary: Vocabulary, kept: KeptTokens, counts: Mapping[int, int]
+    before: Splits, after: Splits, vocabulary: Vocabulary, kept_tokens: KeptTokens, counts: Mapping[int, int]
 ) -> dict[str, Any]:
     """Return the vocabulary's part of the report, judged on the samples that choose."""
-    gone = sorted((number for number in counts if number not in kept.new_ids), key=lambda number: -counts[number])
-    facts: dict[str, Any] = {"tokens": len(kept.ids), "kept": len(kept.ids) / kept.old_count}
+    gone = sorted(
+        (number for number in counts if number not in kept_tokens.new_ids), key=lambda number: -counts[number]
+    )
+    facts: dict[str, Any] = {"tokens": len(kept_tokens.ids), "kept": len(kept_tokens.ids) / kept_tokens.old_count}
     facts["texts_split_as_before"] = facts["length_ratio"] = None
     old: Any = before.validation
     new: Any = after.validation
     if isinstance(base_of(old), Sentences):
-        few = choose_indices(old, 2000, "random")
+        chosen = choose_indices(old, 2000, "random")
         known = torch.zeros(1 + max(vocabulary.tokens), dtype=torch.bool)
-        known[list(kept.ids)] = True
+        known[list(kept_tokens.ids)] = True
         same = old_count = new_count = 0
-        for index in few:
+        for index in chosen:
             ids = old.batch(np.array([index]))[0]["input_ids"][0]
             is_same = bool(known[ids].all())
             same += is_same
             if not is_same:
                 old_count += len(ids)
                 new_count += int(new.lengths[index])
-        facts["texts_split_as_before"] = same / max(1, len(few))
+        facts["texts_split_as_before"] = same / max(1, len(chosen))
         facts["length_ratio"] = new_count / old_count if old_count else 1.0
     elif before.bytes_per_target and after.bytes_per_target:
         facts["length_ratio"] = before.bytes_per_target / after.bytes_per_target
