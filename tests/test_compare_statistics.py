@@ -335,6 +335,16 @@ def test_samples_are_named_over_seeds() -> None:
 SKEWED = Estimate(6.0, 4, 500, Part(2.0, 3), Part(0.1, 499), Part(0.05, 1497), Shares(0.92, 0.86, 0.7, 100.0))
 
 
+def test_interval_of_few_seeds_stays_within_what_is_possible() -> None:
+    """Its ends are at most twice as far away as a t interval's, and shares differ by at most 1."""
+    one_bad_run = Estimate(-1.1, 3, 120, Part(4.0, 2), Part(2.0, 119), Part(1.0, 238), Shares(0.93, 0.94, 0.5, 100.0))
+    low, high = one_bad_run.interval()
+    plain = replace(one_bad_run, shares=None).half()
+    assert plain < one_bad_run.mean - low < 2 * plain
+    assert plain < high - one_bad_run.mean < 2 * plain
+    assert replace(one_bad_run, run_part=Part(4000.0, 2)).interval() == (-100.0, 100.0)
+
+
 def test_variance_is_that_of_the_bound() -> None:
     """It grows as the designs move towards each other, each by its part of the variance, up to one half."""
     assert SKEWED.shares.growth(0.0) == 1.0
@@ -342,7 +352,7 @@ def test_variance_is_that_of_the_bound() -> None:
     first = (moved * (1 - moved) / (0.92 * 0.08)) ** 3
     assert other * (1 - other) < 0.86 * 0.14  # a spread is never below the observed one
     assert SKEWED.shares.growth(6.0) == pytest.approx(0.7 * first + 0.3)
-    assert SKEWED.shares.growth(1e9) == pytest.approx(0.7 * (0.25 / (0.92 * 0.08)) ** 3 + 0.3)
+    assert SKEWED.shares.growth(1e9) == pytest.approx(0.7 * statistics.MOST_GROWTH + 0.3)
     below = Shares(0.14, 0.08, 0.3, 100.0)  # wrong answers instead of right ones
     assert below.growth(6.0) == pytest.approx(SKEWED.shares.growth(6.0))
     distances = [SKEWED.shares.growth(distance) for distance in range(60)]
