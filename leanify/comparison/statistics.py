@@ -112,7 +112,7 @@ def _growth(share: float, shift: float) -> float:
     moved = min(max(share + shift, low), high)
     if moved == share:
         return 1.0
-    growth = (moved * (1 - moved) / max(share * (1 - share), LEAST_SPREAD)) ** (2 * SKEW)
+    growth: float = (moved * (1 - moved) / max(share * (1 - share), LEAST_SPREAD)) ** (2 * SKEW)
     return min(growth, MOST_GROWTH)
 
 
