@@ -67,6 +67,7 @@ class Cost:
     kv           bytes of the key/value cache at the given context, two bytes a number
     prefill      multiply-adds of an encoder-decoder's prompt at that context (`counting.generation`), or 0
     decode       multiply-adds of one decoded token after it
+    embeddings   parameters of tables with a row for each token; 0 without any
     """
 
     params: Any
@@ -76,6 +77,7 @@ class Cost:
     kv: Any = 0
     prefill: Any = 0
     decode: Any = 0
+    embeddings: Any = 0
 
     @property
     def numbers(self) -> tuple[Any, ...]:

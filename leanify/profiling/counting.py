@@ -332,7 +332,8 @@ def count_located(located_model: LocatedModel, tokens: int | None = None, contex
     forward = observe_forward(located_model.model, tokens, macs)
     prefill, decode = generation(located_model, context)
     kv, active = cache_bytes(located_model, context), params - idle_parameters(located_model)
-    return Cost(params, body_parameters(located_model), forward, active, kv, prefill=prefill, decode=decode)
+    embeddings = embedding_parameters(located_model.model) or 0
+    return Cost(params, body_parameters(located_model), forward, active, kv, prefill, decode, embeddings)
 
 
 def idle_parameters(located_model: LocatedModel) -> int:

@@ -100,6 +100,11 @@ class Design:
         return int(self.cost.params_body)
 
     @property
+    def params_embeddings(self) -> int | None:
+        """Parameters of tables with a row for each token; None without any."""
+        return int(self.cost.embeddings) or None
+
+    @property
     def params_active(self) -> int:
         return int(self.cost.active)
 
@@ -115,6 +120,7 @@ class Design:
             **self.sizes,
             "params": self.params,
             "params_body": self.params_body,
+            "params_embeddings": self.params_embeddings,
             "params_active": self.params_active,
             "macs": self.macs,
             "kappa_predicted": kappa,
