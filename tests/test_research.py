@@ -65,6 +65,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "statistics_simulated": ("--studies 1",),
     "trips": ("--designs narrow",),
     "vocabulary": ("minilm imdb/train.csv imdb/test.csv --size 27",),
+    "vocabulary_law": ("minilm imdb/train.csv imdb/test.csv --size 27 --texts 4",),
 }
 
 
