@@ -172,7 +172,7 @@ def _plan_healing(
     folder: ShrinkFolder, original: Original, finalists: Sequence[Carried], rates: Sequence[float], seeds: int
 ) -> HealingPlan:
     """Plan the steps that fit into the remaining time, or the user's number; the candidates; and the learning rate."""
-    recipe, schedule, clock, splits = original.recipe, original.recipe.schedule, folder.clock, original.evaluator.splits
+    recipe, schedule, clock, splits = original.recipe, original.recipe.schedule, folder.clock, original.healing_splits
     first, began = finalists[0], clock.seconds
     parts: dict[str, Any] = {"splits": splits, "teacher": original.teacher}
     with progress(f"timing steps of {first.name}", None):
@@ -288,9 +288,7 @@ def _train(
         try:
             run = RunDirectory.open(place) if place.exists() else None
             recipe = plan.recipe(original, carried, seed) if run is None else start.recorded_recipe(run)
-            trainer = Trainer(
-                recipe, callback, model=student, splits=original.evaluator.splits, teacher=original.teacher
-            )
+            trainer = Trainer(recipe, callback, model=student, splits=original.healing_splits, teacher=original.teacher)
             run = run or trainer.new_run(place)
             newest = max((checkpoint.step for checkpoint in run.checkpoints()), default=0)
             if stop is None or newest < stop:

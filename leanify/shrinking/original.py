@@ -28,6 +28,7 @@ from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_cache import price_file
 from leanify.runs.run_directory import RunDirectory
+from leanify.shrinking.taught import TaughtSamples
 from leanify.sources import find, side_files, weights
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.weights import require_all_layers
@@ -47,11 +48,15 @@ LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples p
 
 @dataclass(frozen=True)
 class FewerTokens:
-    """An original whose vocabulary was cut: the one before, the new tokenizer, and the report."""
+    """An original whose vocabulary was cut: the one before, the new tokenizer, and the report.
+
+    ``taught`` says for each token of a training text whether the original teaches it; None for samples of other kinds.
+    """
 
     before: Original
     tokenizer: Path
     facts: Mapping[str, Any]
+    taught: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,15 @@ class Original:
         return replace(self.splits, pooling=known.pooling, **parts)
 
     @property
+    def healing_splits(self) -> Splits:
+        """The splits that heal: of a text with fewer tokens, the samples say which targets the teacher knows."""
+        splits, distill = self.evaluator.splits, self.recipe.distill
+        if self.fewer is None or self.fewer.taught is None or distill is None or not distill.weight:
+            return splits
+        train = splits.train
+        return replace(splits, train=TaughtSamples(train, base_of(train), places_of(train), self.fewer.taught))
+
+    @property
     def length_ratio(self) -> float:
         """How much longer texts are than with all tokens, by which the loss of a token is multiplied."""
         is_language = self.recipe.data.task == "causal-lm" and self.fewer is not None
@@ -148,7 +162,12 @@ def whole_samples(original: Original) -> Original:
     before, parts = original.fewer.before, {}
     for name in SPLITS:
         samples, old = getattr(original.splits, name), getattr(before.splits, name)
-        if samples is not None and len(base_of(samples)) == len(base_of(old)):
+        if samples is None:
+            continue
+        base = base_of(samples)
+        if len(base) == len(old):  # of a split that was read by the new tokenizer sample by sample
+            parts[name] = rebase(samples, old)
+        elif len(base) == len(base_of(old)):
             parts[name] = rebase(samples, base_of(old))
     return replace(before, splits=replace(before.splits, **parts))
 

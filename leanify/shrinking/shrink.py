@@ -23,6 +23,7 @@ from leanify.core import machine
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_bytes, format_damage, format_metric
+from leanify.data.samples import Splits
 from leanify.lens.located import LocatedModel
 from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
@@ -127,9 +128,10 @@ def shrink(
     named = list(designs)
     budget = Budget(target_params, count)
     if dry_run:
+        findings: dict[str, Any] = {}
         with _explain_memory(original):
-            prices, several = _candidates(original, budget, tokens, multiple, designs, shape, {})
-            prepared, time_plan = _prepare(prices.original, several, named, clock, {})
+            prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, findings)
+            prepared, time_plan = _prepare(prices.original, several, named, clock, findings)
             return Shrunk(_rehearse(prepared, _baseline(original, budget), time_plan, minutes), None)
 
     request = {
@@ -154,7 +156,7 @@ def shrink(
         return Shrunk(folder.report, place)
     with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
         # refuse models that cannot be trained before anything is written
-        prices, several = _candidates(original, budget, tokens, multiple, designs, shape, folder.findings)
+        prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, folder.findings)
         prepared, time_plan = _prepare(prices.original, several, named, folder.clock, folder.findings)
         folder.keep()
         baseline = _baseline(original, budget)
@@ -172,13 +174,16 @@ def _candidates(
     multiple: int,
     designs: Sequence[str],
     shape: str,
+    minutes: float,
     findings: dict[str, Any],
 ) -> tuple[Prices, list[Candidate]]:
     """Return the candidates, and the prices of the original with the tokens that the budget leaves it."""
     prices = Prices(original, budget)
     is_alone = list(designs) == ["vocabulary"]
     if tokens != "keep":
-        cut = fewer_tokens(original, prices.max_params, tokens, multiple, findings, is_alone)
+        # all samples are counted, and those that the minutes allow are split anew
+        few = replace(original, splits=_limit_samples(original, minutes, findings)[0])
+        cut = fewer_tokens(few, original.splits.train, prices.max_params, tokens, multiple, findings, is_alone)
         if cut.fewer is not None:
             note(describe_vocabulary(cut.fewer.facts))
             if is_alone and tokens != "auto":  # its budget is what these tokens leave
@@ -190,6 +195,15 @@ def _candidates(
         return prices, candidates(prices, designs, shape)
 
 
+def _limit_samples(original: Original, minutes: float, findings: dict[str, Any]) -> tuple[Splits, float]:
+    """Return the samples that the minutes allow on this machine, and the seconds of a forward pass of one."""
+    if "speed" not in findings:
+        with progress(f"timing {original.name}", None):
+            findings["speed"] = {"macs_per_second": measure_speed(original)}
+    forward = sample_macs(original) / findings["speed"]["macs_per_second"]
+    return limit_samples(original, minutes, forward), forward
+
+
 def _prepare(
     original: Original, several: Sequence[Candidate], named: Sequence[str], clock: Clock, findings: dict[str, Any]
 ) -> tuple[Original, TimePlan]:
@@ -199,11 +213,8 @@ def _prepare(
     Raises LeanifyError for a model that cannot be trained.
     """
     # limit the data to the sizes that the minutes allow
-    if "speed" not in findings:
-        with progress(f"timing {original.name}", None):
-            findings["speed"] = {"macs_per_second": measure_speed(original)}
-    forward = sample_macs(original) / findings["speed"]["macs_per_second"]
-    original = replace(original, splits=limit_samples(original, clock.minutes, forward))
+    splits, forward = _limit_samples(original, clock.minutes, findings)
+    original = replace(original, splits=splits)
 
     # predict the memory of a step; a batch that is too large goes in several passes
     memory_bytes = None
@@ -280,7 +291,7 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
     with progress("timing a few steps", None):
         # with fewer tokens, the recipe's model is not the one that is trained; as a teacher it is frozen
         student = None if original.fewer is None else copy.deepcopy(original.module).requires_grad_(True)
-        splits, teacher = original.evaluator.splits, original.teacher
+        splits, teacher = original.healing_splits, original.teacher
         facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
     whole = original if original.fewer is None else original.fewer.before

@@ -33,6 +33,7 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences
+from leanify.data.texts.masked import Masked
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
@@ -40,7 +41,8 @@ from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.neighbours import compare_embeddings
-from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, places_of, rebase
+from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, places_of
+from leanify.shrinking.taught import taught_tokens, token_stream
 from leanify.sources import side_files
 from leanify.training.preparation import data_section
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
@@ -60,9 +62,17 @@ DROPPED = 20  # tokens that the report lists
 
 
 def fewer_tokens(
-    original: Original, limit: int, requested: str, multiple: int, findings: dict[str, Any], is_alone: bool
+    original: Original,
+    counted: Any,
+    limit: int,
+    requested: str,
+    multiple: int,
+    findings: dict[str, Any],
+    is_alone: bool,
 ) -> Original:
     """Return the original with the tokens that a budget of ``limit`` parameters leaves it; itself if all stay.
+
+    Tokens are ranked by their counts in the samples ``counted``.
 
     ``requested`` is auto, keep or a number. ``is_alone``: no other part may save parameters. The number of tokens is
     kept in ``findings``. Raises LeanifyError for a vocabulary that cannot be cut if a number was asked for.
@@ -71,7 +81,7 @@ def fewer_tokens(
         return original
     try:
         vocabulary = checkpoint_vocabulary(original.module)
-        counts = count_tokens(original.splits.train)
+        counts = count_tokens(counted)
         ranking = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(original.shell))
     except (UnsupportedModel, DataError) as error:
         if requested != "auto":
@@ -94,7 +104,9 @@ def count_tokens(samples: Any) -> Counter[int]:
     chosen = choose_indices(samples, COUNTED, "random")
     for start in range(0, len(chosen), 256):
         indices = chosen[start : start + 256]
-        if hasattr(samples, "batch"):
+        if isinstance(base_of(samples), Masked):
+            some = torch.from_numpy(base_of(samples).rows[places_of(samples)[indices]].flatten().astype(np.int64))
+        elif hasattr(samples, "batch"):
             inputs = samples.batch(indices)[0]
             ids, mask = inputs["input_ids"], inputs.get("attention_mask")
             some = (ids if mask is None else ids[mask.bool()]).flatten()
@@ -224,7 +236,9 @@ def cut_original(
     recipe = replace(original.recipe, data=data, distill=distill)
     splits = _split_anew(original.splits, folder) or load_splits(data_section(recipe), shell)
     facts = _facts(original.splits, splits, vocabulary, kept_tokens, counts)
-    fewer = FewerTokens(original, folder, facts)
+    old, new = (token_stream(base_of(one.train)) for one in (original.splits, splits))
+    taught = None if old is None or new is None else taught_tokens(old, new, vocabulary, kept_tokens)
+    fewer = FewerTokens(original, folder, facts, taught)
     return replace(
         original,
         located=locate(shell),
@@ -257,16 +271,11 @@ def _split_anew(splits: Splits, folder: Path) -> Splits | None:
     if not isinstance(base_of(splits.train), Sentences):
         return None
     tokenizer = tokenizers.load(folder)
-    new: dict[int, Sentences] = {}  # several splits may select from one data set
     parts: dict[str, Any] = {"tokenizer": tokenizer}
     for name in SPLITS:
         samples = getattr(splits, name)
-        if samples is None:
-            continue
-        base = base_of(samples)
-        if id(base) not in new:
-            new[id(base)] = base.split_by(tokenizer)
-        parts[name] = rebase(samples, new[id(base)])
+        if samples is not None:
+            parts[name] = base_of(samples).split_by(tokenizer, places_of(samples).tolist())
     return replace(splits, **parts)
 
 

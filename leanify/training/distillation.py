@@ -7,6 +7,7 @@ regression, has no distribution: (student − teacher)² stands in for T² · KL
 squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a
 sample and over the pairs. If the widths differ, a linear map from the student's to the teacher's is trained too
 (TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
+Samples may say which of their targets the logits teach (``TAUGHT``): the others are learnt from the task alone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from leanify.training.teachers import Teacher
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+TAUGHT = "is_taught"  # a mask of targets (B, N) among the inputs, which no model gets
 Pair = tuple[int, int]  # (student's layer, teacher's layer), both counted from 0
 
 
@@ -74,8 +76,14 @@ class Distilled:
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """The summed loss of a batch. ``model`` is the learner, possibly wrapped (DDP, FSDP, compiled)."""
         # the task's own loss; the teacher then gets the student's inputs, which the task may have mixed
-        section = self.section
-        total = (1 - section.weight) * self.task.loss(model, inputs, targets)
+        section, taught = self.section, None
+        if isinstance(inputs, dict) and TAUGHT in inputs:
+            inputs = dict(inputs)
+            taught = inputs.pop(TAUGHT)
+        if taught is None:
+            total = (1 - section.weight) * self.task.loss(model, inputs, targets)
+        else:
+            total = self.task.loss(model, inputs, targets.masked_fill(taught, IGNORED))
         args, kwargs, output, hidden = self.learner.last_call
         with torch.no_grad(), self.place.autocast(), record_outputs(self.blocks) as teacher_hidden:
             teacher_output = self.teacher(*args, **kwargs)
@@ -84,6 +92,7 @@ class Distilled:
         if targets.ndim > 1 and targets.is_floating_point():
             targets = targets[..., 0]
         is_target = targets != IGNORED
+        is_taught = is_target if taught is None else is_target & taught
 
         # the logits' term, summed over targets: in nats
         if section.weight:
@@ -92,7 +101,11 @@ class Distilled:
                 distance = (student - teacher).square()[..., 0]
             else:
                 distance = section.temperature**2 * divergence(student, teacher, section.temperature)
-            total = total + section.weight * (distance * is_target).sum()
+            total = total + section.weight * (distance * is_taught).sum()
+            if taught is not None and section.weight < 1:
+                rest = targets.masked_fill(~taught, IGNORED).flatten()
+                loss = F.cross_entropy(student.flatten(0, -2), rest, ignore_index=IGNORED, reduction="sum")
+                total = total + (1 - section.weight) * loss
 
         # the layers' term: a mean a sample, as often as the sample has targets
         if section.hidden_weight:
