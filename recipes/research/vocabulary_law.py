@@ -40,6 +40,7 @@ def compare(folder: Path, files: list[Path], size: int, count: int) -> None:
     counts = Counter(number for encoding in counted for number in encoding.ids)
     kept = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(model)).keep(size)
     new, smaller = _tokenizer(json.dumps(cut_state(vocabulary, kept))), cut_model(model, kept)
+    length = min(LENGTH, getattr(model.config, "max_position_embeddings", LENGTH))
 
     print(f"{folder.name}, {size:,} of {kept.old_count:,} tokens\n")
     print("| texts | of kept tokens alone | split otherwise | largest difference | loss rises |\n|---|---|---|---|---|")
@@ -51,7 +52,7 @@ def compare(folder: Path, files: list[Path], size: int, count: int) -> None:
         others = sum(ids != pair[1] for ids, pair in zip(renumbered, pairs, strict=True))
         difference, rises = 0.0, 0
         for ids, new_ids in pairs:
-            one, rise = difference_of(model, smaller, ids[:LENGTH], new_ids[:LENGTH], kept)
+            one, rise = difference_of(model, smaller, ids[:length], new_ids[:length], kept)
             difference, rises = max(difference, one), rises + rise
         print(f"| {len(some):,} of {file.name} | {len(pairs):,} | {others} | {difference:g} | {rises} |", flush=True)
 
