@@ -78,7 +78,7 @@ def compare(rows: Rows, metric: str) -> tuple[str, Estimate] | None:
     return peer, RunTable(runs).difference(OURS[0], peer)
 
 
-def claims(rows: Rows) -> list[str]:
+def claims(rows: Rows, names_peer: bool = True) -> list[str]:
     """One sentence a metric: better, worse or no difference shown, by the product's rule."""
     asked = {metric: found for metric in ASKED if (found := compare(rows, metric)) is not None}
     known = {metric: found for metric, found in asked.items() if found[1].is_known and found[1].seeds >= MIN_SEEDS}
@@ -87,7 +87,8 @@ def claims(rows: Rows) -> list[str]:
     sentences = []
     for metric, (peer, estimate) in asked.items():
         name, digits = title(rows, metric), METRICS[metric][1]
-        text = f"{name} after healing: {estimate.mean:+.{digits}f} to the best peer, *{peer}*"
+        text = f"{name}{' after healing' * names_peer}: {estimate.mean:+.{digits}f}"
+        text += f" to the best peer, *{peer}*" if names_peer else ""
         interval = estimate.interval()
         if metric not in known or interval is None:
             seeds = "one seed" if estimate.seeds == 1 else f"{estimate.seeds} seeds"
@@ -141,9 +142,7 @@ def readme(rows: Rows) -> list[str]:
     for (name, budget), some in cases(rows).items():
         lines += ["", f"**{name} with {float(budget):.0%} of all its parameters**:", ""]
         lines += [*table(some, ("score", "neighbours", "STS-B", "other domain")), ""]
-        several = claims(some)
-        is_brief = all("so nothing is shown" in claim for claim in several)
-        lines += ["One seed, so no difference is shown."] if is_brief else several
+        lines += ["After healing, `leanify shrink` less the best peer:", "", *claims(some, names_peer=False)]
     return [*lines, BLOCK[1]]
 
 
