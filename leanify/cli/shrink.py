@@ -57,7 +57,7 @@ def shrink(
         Words,
         candidate_option(
             metavar="NAME,…",
-            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: free and narrow)",
+            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: vocabulary, narrow, free)",
         ),
     ] = None,
     rates: Annotated[
