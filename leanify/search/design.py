@@ -120,13 +120,13 @@ class Design:
             **self.sizes,
             "params": self.params,
             "params_body": self.params_body,
-            "params_embeddings": self.params_embeddings,
             "params_active": self.params_active,
             "macs": self.macs,
             "kappa_predicted": kappa,
             "score": self.score,
             "latency_s": self.latency_s,
             **serving_fields,
+            "params_embeddings": self.params_embeddings,  # behind the others: columns of a table keep their places
             "architecture": self.architecture.to_json(),
         }
 
