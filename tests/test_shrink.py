@@ -165,7 +165,7 @@ def test_seeds_show_what_chance_does(here: Path, tmp_path: Path, capsys: pytest.
         leanify.shrink(source, here / "reviews", 0.8, 1, tmp_path / "2", **{**options, "seeds": 3})
 
 
-STAGES = ("original", "control: narrow", "range test", "step 0")  # narrow is carried before control
+STAGES = ("original", "control: narrow", "step 0")  # narrow is carried before control
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_stopped_shrink_resumes_anywhere(stages: tuple[str, ...], here: Path, tm
     """Ctrl-C once a line of each stage stands there; the same command goes on, and what was found is not made again."""
     out = tmp_path / "small"
     words = [sys.executable, "-m", "leanify", "shrink", str(here / "old"), "--data", str(here / "reviews"),
-             "--target-params", "0.7", "--minutes", "0.3", "-o", str(out), "--designs", "control,narrow",
+             "--target-params", "0.7", "--minutes", str(0.4 * len(stages)), "-o", str(out), "--designs", "control,narrow",
              "--explain"]  # fmt: skip
     for stage in stages:
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
@@ -300,9 +300,9 @@ def test_unsupported_requests_write_nothing(
 
 @pytest.mark.slow
 @needs_root
-@pytest.mark.parametrize("kilobytes", [4, 64, 1000, 1600])
+@pytest.mark.parametrize("kilobytes", [4, 64, 1200])
 def test_full_disk_ends_with_room(kilobytes: int, here: Path, tmp_path: Path) -> None:
-    """At the first file, in a candidate, in the second one, in a checkpoint of healing."""
+    """At the first file, in a candidate, in the second one."""
     with small(tmp_path / "disk", kilobytes) as disk:
         line = ["shrink", str(here / "old"), "--data", str(here / "reviews"), "--target-params", "0.7",
                 "--minutes", "0.05", "--designs", "control,narrow", "-o", str(disk / "out")]  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from leanify.core import machine
-from leanify.core.errors import LeanifyError, ShapeError
+from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_bytes, format_damage, format_metric
 from leanify.data.samples import Splits
@@ -446,6 +446,8 @@ def _carry_one(
 
     try:
         return carry(original, teacher, candidate, folder.fresh(name), _title(original), folder.path.name, on_step)
+    except DirectoryError:  # a full disk says nothing about the candidate
+        raise
     except LeanifyError as error:
         note(f"{name}: {error}")
         return str(error)
