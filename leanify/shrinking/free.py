@@ -26,7 +26,7 @@ from leanify.shrinking.call_traces import CallTrace, record, replay_recorded
 from leanify.shrinking.narrow import shape_layer, teacher_cuts
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import Step, TransferResult
-from leanify.upstream.derived_attributes import sync_derived_attributes
+from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 
 UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a variant keeps
@@ -215,7 +215,11 @@ def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> LocatedM
         shapes = _new_shapes([variant for variant in taken if variant.stage == stage])
         cut = cut.for_model(_reshape_blocks(cut, stage, shapes))
     result = cut.located_model.locate_copy(deep_copy(cut.model))
-    sync_derived_attributes(result.model, current.architecture, result.architecture, {})
+
+    # layer counts, block numbers and the rates of drop path as the new depth asks
+    located = current.located_model
+    rates = {stage.name: drop_path_rates(stage_blocks(located, stage.name)) for stage in located.stages}
+    sync_derived_attributes(result.model, current.architecture, result.architecture, rates)
     return result
 
 
