@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,9 @@ def embedding_parameters(model: nn.Module) -> int | None:
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if type(rows) is not int:
         return None
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.shape[:1] == (rows,))
+    # a matrix of a numbered block may have as many rows by chance
+    outside = [parameter for name, parameter in model.named_parameters() if not re.search(r"\.\d+\.", name)]
+    return sum(parameter.numel() for parameter in outside if parameter.shape[:1] == (rows,))
 
 
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
