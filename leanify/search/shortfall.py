@@ -162,18 +162,19 @@ def refusal(prices: PriceList, request: Request, reasons: Sequence[str]) -> Budg
         outside = int(baseline.params) - int(baseline.params_body)
         message = f"the budget of {limit // per:,} {unit} is below every design within the published bounds"
         message += f" with {' and '.join(pins)}" if pins else ""
-        share = math.ceil(smallest / total * 1000) / 1000
-        message += f": the smallest has {math.ceil(smallest / per):,} ({option} {share:g})"
+        amount, share = math.ceil(smallest / per), math.ceil(smallest / total * 1000) / 1000
+        enough = f"{share:g}" if share <= 1 else str(amount)  # a number above 1 is an amount
+        message += f": the smallest has {amount:,} ({option} {enough})"
         if cost == "params" and outside > limit:
             message += (
                 f"; {format_count(outside)}, {format_share(outside / total)}, are outside of its blocks, in "
                 "embeddings, a backbone and the like, which alone exceed the budget"
             )
             if "token ids" in prices.facts.inputs:
-                amount = options.target_params if isinstance(options.target_params, (int, float, str)) else limit
+                asked = options.target_params if isinstance(options.target_params, (int, float, str)) else limit
                 message += (
                     ". A smaller vocabulary makes them smaller: "
-                    f"leanify shrink CHECKPOINT --data DIR --target-params {amount}"
+                    f"leanify shrink CHECKPOINT --data DIR --target-params {asked}"
                 )
         elif pins:
             message += ". The pinned values prevent it: leave them free"
