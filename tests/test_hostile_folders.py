@@ -52,7 +52,7 @@ def test_study_imports_nothing_local(study: StudyFolder, tmp_path: Path, monkeyp
         (tmp_path / f"{module}.py").write_text(f"import os\nos.mkdir({RAN!r})\n")
     monkeypatch.chdir(tmp_path)
     with runner.Local(study, 1) as engine:
-        job = engine.submit(runner.execute, str(study.path), "baseline", 0, None, None)
+        job = engine.submit(runner.execute, str(study.path), "baseline", 0, None)
         while not job.done():
             time.sleep(0.02)
     assert not (tmp_path / RAN).exists()

@@ -105,7 +105,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_folder_layouts_work_as_proposed(
     name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder is one model, and every line that is proposed works."""
+    """A folder is one model, and every line that is proposed works, once DATA is replaced."""
     make, cls, data = LAYOUTS[name]
     monkeypatch.chdir(here)
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_folder_layouts_work_as_proposed(
     lines = [line.strip().removeprefix("leanify ") for line in after.splitlines()]
     assert [line.split()[0] for line in lines] == ["train", "compare"]
     for line in lines:
-        assert typed(f"{line} --dry-run") == 0, (line, capsys.readouterr().err)
+        assert typed(f"{line.replace('DATA', data)} --dry-run") == 0, (line, capsys.readouterr().err)
     assert type(leanify.load(lean)).__name__ == cls
     said = capsys.readouterr()
     assert "unexpected" not in said.out + said.err

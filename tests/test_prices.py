@@ -35,7 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "towers": (
         "t5",
         {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 5, "num_heads": 4, "vocab_size": 100},
-        {"target_params": "encoder=0.8,decoder=0.9"},
+        {"target_params": "encoder=0.85,decoder=0.9"},
     ),
     "pins": ("vit_tiny", {"depth": 6}, {"depth": 4, "heads": 5}),
 }

@@ -57,7 +57,8 @@ def shrink(
         Words,
         candidate_option(
             metavar="NAME,…",
-            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated (default: vocabulary, narrow, free)",
+            help="vocabulary, heads, control, narrow, dropped, paired, free, rotated "
+            "(default: vocabulary, narrow, free)",
         ),
     ] = None,
     rates: Annotated[
