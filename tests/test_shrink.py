@@ -175,8 +175,8 @@ def test_stopped_shrink_resumes_anywhere(stages: tuple[str, ...], here: Path, tm
     """Ctrl-C once a line of each stage stands there; the same command goes on, and what was found is not made again."""
     out = tmp_path / "small"
     words = [sys.executable, "-m", "leanify", "shrink", str(here / "old"), "--data", str(here / "reviews"),
-             "--target-params", "0.7", "--minutes", str(0.4 * len(stages)), "-o", str(out), "--designs", "control,narrow",
-             "--explain"]  # fmt: skip
+             "--target-params", "0.7", "--minutes", str(0.4 * len(stages)), "-o", str(out),
+             "--designs", "control,narrow", "--explain"]  # fmt: skip
     for stage in stages:
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
         for line in process.stderr:
