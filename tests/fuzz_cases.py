@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import test_layouts_of_data as layouts
 from fuzz_files import damage, mutate, mutated_bytes, mutated_value, some_file
 from fuzz_intact import HF, RECIPE, SHRUNK, TIMM, InlineEngine
 
@@ -25,6 +26,7 @@ from leanify.core.errors import LeanifyError
 
 BUG_MESSAGE = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
 SHRINK = "--target-params 0.8 --count body --minutes 0 --designs narrow " + " ".join(f"--set {s}" for s in SHRUNK)
+CUT = "--data words.txt --vocabulary 250 --designs vocabulary --minutes 0 -o out --set data.length=16"
 SMALL_IMAGES = "".join(f" --set model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth"))
 OWN_IMAGES = f"train own-images --dry-run {SMALL_IMAGES} --set model.override.num_heads=2 --set data.path="
 
@@ -73,6 +75,14 @@ def read_tensors(file: str) -> None:
     from leanify.sources import tensors
 
     tensors.read_tensors(Path(file))
+
+
+def cut_vocabulary(folder: str) -> None:
+    from leanify.vocabulary import closure, cut_tokenizer, kinds, ranking
+
+    vocabulary = kinds.read_vocabulary(Path(folder))
+    ranked = closure.RankedTokens.of(vocabulary, ranking.rank_tokens(vocabulary, {}))
+    cut_tokenizer.cut_tokenizer(Path(folder), vocabulary, ranked.keep(ranked.total * 9 // 10))
 
 
 def read_text(file: str) -> None:
@@ -195,6 +205,11 @@ FOLDERS: dict[str, Kind] = {
         ),
         ("hf", *ROWS),
     ),
+    "vocabulary": Kind(
+        ("cut-WordPiece", "cut-byte-level", "cut-Unigram"),
+        (f"shrink {{}} {CUT}", f"shrink {{}} {CUT} --dry-run", *[cut_vocabulary] * 4),
+        ("words.txt",),
+    ),
     "log": Kind(
         ("run/metrics.jsonl",),
         ("show run --json", "show run --plot p.svg", "runs . --json", "train --resume run", "show run --format csv"),
@@ -280,6 +295,41 @@ def greedy_case(draw: random.Random, home: Path) -> None:
     file = sorted((home / "images").rglob("*.png"))[0]
     file.write_bytes(bounds.png(width, min(height, 40_000_000 // width), *layout))
     return command(*draw.choice([f"{OWN_IMAGES}images", "predict run-images images"]).split())
+
+
+LAYOUTS: dict[str, Callable[[Path], Any]] = {
+    **{name: row[0] for name, row in {**layouts.LABELLED_TEXTS, **layouts.PICTURE_TABLES}.items()},
+    "Roboflow": layouts.boxes_of_roboflow,
+    "YOLO": layouts.boxes_of_yolo,
+    "Pascal VOC": layouts.boxes_of_voc,
+    **{
+        name: lambda at, row=row: (at / "train.jsonl").write_text(
+            "\n".join(json.dumps(row(number)) for number in range(layouts.ROWS))
+        )
+        for name, row in layouts.UNLABELLED.items()
+    },
+    **{f"tags in {name}": lambda at, text=text: (at / "train.txt").write_text(text * 20)
+       for name, text in layouts.TAGS.items()},
+}  # fmt: skip
+
+
+def layout_case(draw: random.Random, home: Path) -> None:
+    """Data as public sets lay it out, damaged: labels, lists beside pictures, chats, tags, boxes."""
+    (home / "data").mkdir()
+    LAYOUTS[draw.choice(list(LAYOUTS))](home / "data")
+    damage(draw, home / "data", home.parent / "outside")
+    uses = (
+        "show data",
+        f"train hf --dry-run --set data.path=data {SKIP}",
+        "train hf --dry-run --set data.path=data",
+        "train own-sentences --dry-run --set model.override.num_hidden_layers=1 --set data.path=data",
+        f"{OWN_IMAGES}data {SKIP}",
+        f"train own-text --dry-run {ONE_LAYER} --set data.path=data",
+        "condition hf --samples 2 --data data",
+        "predict run-texts data --format json",
+        f"shrink hf --data data {SHRINK} -o out --dry-run",
+    )
+    command(*shlex.split(draw.choice(uses)))
 
 
 # -- values and command lines -----------------------------------------------------------------------------------------
@@ -381,6 +431,7 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
     **FOLDERS,
     "cache": cache_case,
     "greedy": greedy_case,
+    "layouts": layout_case,
     "names": names_case,
     "source": source_case,
     "recipe": recipe_case,
@@ -390,6 +441,7 @@ INPUTS = {name: tuple(dict.fromkeys((*kind.targets, *kind.companions))) for name
     "tensors": ("loose", "lean-timm"),
     "tokenizer": ("hf", *ROWS),
     "greedy": ("hf", "images", "run-images", "rows.txt"),
+    "layouts": ("hf", "run-texts"),
     "log": ("run",),
     "names": ("run", "lean-timm", "lean-hf", "images"),
     "cache": ("hf", "lean-timm", *ROWS),

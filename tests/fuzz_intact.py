@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vocabularies
 from safetensors.torch import load_file
 
 TIMM = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embed_dim": 8, "depth": 2, "num_heads": 2}
@@ -21,6 +22,11 @@ HF = {
     "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 32},
     "llama": SMALL | {"vocab_size": 300},
     "vit": SMALL | {"image_size": 8, "patch_size": 4},
+}
+CUT = {
+    "WordPiece": ("bert", "BertModel"),
+    "byte-level BPE": ("gpt2", "GPT2LMHeadModel"),
+    "Unigram": ("bert", "BertModel"),
 }
 SHRUNK = ["data.holdout=0.4", "schedule.batch_size=4"]
 RECIPE = """
@@ -82,8 +88,17 @@ def make_intact(home: Path) -> None:
     _tables(home)
     _images(home / "images")
     _upstream_folders(home)
+    _cuttable(home)
     _runs_on_own_data(home)
     _half_shrunk(home)
+
+
+def _cuttable(home: Path) -> None:
+    """Checkpoints whose vocabulary can be cut, one of each kind of tokenizer, and texts for them."""
+    for kind, (family, cls) in CUT.items():
+        words = vocabularies.tokenizer(kind)
+        vocabularies.checkpoint(home / f"cut-{kind.split()[0]}", family, cls, words)
+    (home / "words.txt").write_text("\n".join(vocabularies.texts(60)))
 
 
 def _half_shrunk(home: Path) -> None:

@@ -218,7 +218,7 @@ def test_prior_is_a_distribution(saved: tuple[Any, Path]) -> None:
         ({}, "has no tokenizer.json"),
         ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "is characters"),
         ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "is bytes"),
-        ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}}}}, "is a WordLevel"),
+        ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}}, "is a WordLevel"),
     ],
 )
 def test_refused_vocabularies(files: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ if sys.platform != "win32":
 VARIABLE = "LEANIFY_MEMORY"
 SHARE = 0.5  # of the machine's free memory
 UNLIMITED = 1 << 62  # bytes, where the system does not report its memory
-SECONDS = 30.0  # of processor time; the largest tokenizer.json in use takes 2
+SECONDS = 15.0  # of processor time; the largest tokenizer.json in use takes 2
 WAITS = 5  # times as long by the clock: the machine may be busy
 SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -91,7 +91,7 @@ def held(what: object) -> Iterator[None]:
     with _LOCK:
         _holders.append(resource.getrlimit(resource.RLIMIT_DATA) if not _holders else None)
         if len(_holders) == 1:
-            _limit_data(own_bound())
+            _limit(resource.RLIMIT_DATA, _used() + own_bound())
     try:
         yield
     except Exception as error:
@@ -114,12 +114,16 @@ def own_bound() -> int:
     return _in_process[0]
 
 
-def _limit_data(bound: int) -> None:
-    """Let this process allocate ``bound`` bytes more than it has, or less where a lower limit is set already."""
-    used = machine.status("VmData") or 0
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+def _used() -> int:
+    """Bytes that this process has allocated."""
+    return machine.status("VmData") or 0
+
+
+def _limit(kind: int, most: int) -> None:
+    """Limit this process to ``most`` bytes or seconds, or to less where a lower limit is set already."""
+    soft, hard = resource.getrlimit(kind)
     limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(used + bound, UNLIMITED, *limits), hard))
+    resource.setrlimit(kind, (min(most, UNLIMITED, *limits), hard))
 
 
 # -- in a fork -------------------------------------------------------------------------------------------------------
@@ -146,19 +150,19 @@ def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T
     if child == 0:
         _run(function, what, writer, said, bound, seconds)
     os.close(writer)
-    status = None
+    ended = False
     try:
-        answer = _receive(reader, bound // 2, time.monotonic() + WAITS * seconds)
-        if answer is not None:
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answer, status = _receive(reader, bound // 2, time.monotonic() + WAITS * seconds)
+        if not status:
+            status, ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), True
         words = os.pread(said, 1000, 0).decode(errors="replace").strip()
     finally:
-        if status is None:  # it still runs: too long, too much, or this process was interrupted
+        if not ended:  # it still runs: too long, too much, or this process was interrupted
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         os.close(reader)
         os.close(said)
-    if answer is None or status:
+    if status:
         raise DataError(_reason(what, status, words, seconds))
     succeeded, value = pickle.loads(answer)  # noqa: S301  of this program's own fork
     if not succeeded:
@@ -166,25 +170,23 @@ def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T
     return value  # type: ignore[no-any-return]
 
 
-def _receive(reader: int, most: int, deadline: float) -> bytearray | None:
-    """What the fork writes until it ends; None if that is too much, or takes too long."""
+def _receive(reader: int, most: int, deadline: float) -> tuple[bytearray, int]:
+    """What the fork writes until it ends; and the status that it is due if that is too much, or takes too long."""
     answer = bytearray()
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reader, 1 << 20)
-        if not part:
-            return answer
         answer += part
-        if len(answer) > most:
-            return None
-    return None
+        if not part or len(answer) > most:
+            return answer, -signal.SIGKILL if part else 0
+    return answer, -signal.SIGXCPU
 
 
-def _reason(what: object, status: int | None, words: str, seconds: float) -> str:
+def _reason(what: object, status: int, words: str, seconds: float) -> str:
     """Why a fork ended without an answer; ``status`` is its exit code, or the negative number of a signal."""
-    if status == -signal.SIGXCPU or (status is None and not words):
-        return f"{what} takes over {seconds:,.0f} s of processor time, or too much memory"
-    if status is None or status == -signal.SIGKILL or "memory allocation" in words:
+    if "memory allocation" in words or status == -signal.SIGKILL:
         return f"{what} goes {_beyond()}"
+    if status == -signal.SIGXCPU:
+        return f"{what} takes over {seconds:,.0f} s of processor time, or {WAITS} times as long by the clock"
     end = signal.Signals(-status).name if status < 0 else f"code {status}"
     reason = f": {words.splitlines()[-1][:300]}" if words else ""
     return f"{what} ends the process that reads it ({end}){reason}"
@@ -203,8 +205,8 @@ def _run(function: Callable[[], Any], what: object, writer: int, said: int, boun
         sys.stdout = sys.stderr = io.StringIO()
         # the limits
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 5))
-        _limit_data(bound)
+        _limit(resource.RLIMIT_CPU, math.ceil(seconds))
+        _limit(resource.RLIMIT_DATA, _used() + bound)
         # the answer, or one line about what went wrong
         try:
             answer = pickle.dumps((True, function()))

@@ -6,6 +6,7 @@ A vocabulary can be cut if each token that goes can be spelled by tokens that st
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from leanify.core import bounds
 from leanify.core.errors import DataError, UnsupportedModel
-from leanify.core.files.reading import read_object
+from leanify.core.files.reading import read_object, read_text
 
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -113,6 +115,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
     Raises UnsupportedModel for a vocabulary that cannot be cut, and DataError for a damaged file.
     """
+    from tokenizers import Tokenizer
+
     # names of special tokens, and tokenizers without a vocabulary of pieces
     settings: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -127,18 +131,16 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
 
-    # the content, as far as it is read here
-    state = read_object(folder / FILE, DataError)
-    model = state.get("model")
-    kind = (model.get("type") or _guess_kind(model)) if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
-        raise DataError(f"{folder / FILE} is damaged: it has no vocabulary")
+    # the content as the tokenizers library reads it, whatever version wrote it
+    text = read_text(folder / FILE, DataError)
+    state = json.loads(bounds.call(lambda: Tokenizer.from_str(text).to_str(), f"the tokenizer {folder / FILE}"))
+    kind = state["model"]["type"]
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise UnsupportedModel(
             f"the vocabulary of {folder} is a {kind}: a token that goes must be spelled by others, which WordPiece, "
             "BPE and Unigram do"
         )
-    return Vocabulary({**state, "model": {**model, "type": kind}}, frozenset(_special_names(settings)))
+    return Vocabulary(state, frozenset(_special_names(settings)))
 
 
 def spell(vocabulary: Vocabulary, word: str) -> list[str]:
@@ -158,15 +160,6 @@ def spell(vocabulary: Vocabulary, word: str) -> list[str]:
     if is_end:
         symbols[-1] += suffix
     return symbols
-
-
-def _guess_kind(model: Mapping[str, Any]) -> str | None:
-    """The kind of a file of an old version of the tokenizers library, which did not say it."""
-    if "merges" in model:
-        return "BPE"
-    if isinstance(model.get("vocab"), list):
-        return "Unigram"
-    return "WordPiece" if "continuing_subword_prefix" in model else None
 
 
 def _special_names(settings: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 UNKNOWN, NOTHING_KNOWN = 0.1, 0.9  # shares of unknown tokens: more is a warning; as many are refused
 LONGEST = 1 << 20  # characters of a text that is truncated or cut: a tokenizer needs a hundred bytes for each
-SLOWEST = 10_000  # characters a second that a tokenizer may need
+SLOWEST = 50_000  # characters a second that a tokenizer must read; those in Python, the slowest, read 600,000
 LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
 OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
