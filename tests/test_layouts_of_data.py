@@ -1,6 +1,6 @@
 """Data as other people lay it out: each class of layouts by members of public sets, recognised and read alike.
 
-`recipes/research/layouts.py` has forty layouts and makes the page of them; here are others of their classes.
+`recipes/research/layouts.py` has nearly a hundred layouts and makes their page; here are others of their classes.
 """
 
 from __future__ import annotations

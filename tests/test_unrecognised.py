@@ -74,7 +74,10 @@ CASES: dict[str, tuple[Any, str]] = {
     "one folder": (lambda place: pictures(place, "a/0.png", "a/1.png"), "2 images are all in one folder, a"),
     "splits": (lambda place: pictures(place, "val/a/0.png", "test/a/1.png"), "val, are named as splits"),
     "tables": (lambda place: [labelled(place / f"{name}.csv") for name in "ab"], "a.csv, b.csv. Name one of them"),
-    "inside": (lambda place: labelled(place / "data" / "train.csv"), "data is data: name it"),
+    "inside": (
+        lambda place: [labelled(place / "data" / "train.csv"), (place / "notes.html").touch()],
+        "data is data: name it",
+    ),
     "texts by class": (texts_by_class, "texts in folders of their classes (neg, pos) are not read"),
     "saved texts": (saved_texts, "write texts as train.parquet"),
     "texts by split": (

@@ -11,6 +11,7 @@ from torch import nn
 
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
+from leanify.data.images.files import data_folder
 from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
 from leanify.upstream.inputs import example_inputs
@@ -91,7 +92,7 @@ def data_path(data: DataSection) -> Path:
         raise DataError(f"data.path {data.path} does not exist")
     if not (path.is_file() or path.is_dir()):
         raise DataError(f"data.path must be a file or a folder; {data.path} is a pipe or a device")
-    return path
+    return data_folder(path)
 
 
 def refuse_keys(data: DataSection, *keys: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -10,24 +11,30 @@ from shlex import quote
 
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
-from leanify.core.files.reading import preview, text_encoding
+from leanify.core.files.reading import preview, read_lines, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
+    META,
     class_folders,
     count_images,
+    data_folder,
     describe_unread,
     find_class_folders,
     find_images,
     find_split_folder,
     is_tool_folder,
+    mask_folders,
 )
 from leanify.data.own_data import LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
-from leanify.data.split_names import are_split_names, is_split, synonyms
+from leanify.data.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
 from leanify.data.table_data import MAX_NAMES, count_of, describe_table
 from leanify.data.tables import columns
 from leanify.data.texts.own_texts import find_table
 
+TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
+LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
+MAX_LINES = 1000  # lines of two files by which one has the labels of the other
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -37,14 +44,19 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".arrow": "write it as .parquet, with to_parquet of the library datasets",
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
-    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), LISTS),
+    **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
 }
+NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
+LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures
+FEW_PARTS = 9  # of a table, which a line can join
+NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts that are no prose
 BOXES = {  # file next to pictures of detection → the format that has it
     "annotations/instances_*.json": "COCO",
     "*/_annotations.coco.json": "COCO",
     "labels/*/*.txt": "YOLO",
     "*/labels/*.txt": "YOLO",
     "Annotations/*.xml": "Pascal VOC",
+    "train/*.xml": "Pascal VOC",
     "annotations/*.xml": "Pascal VOC",
 }
 
@@ -54,7 +66,7 @@ def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData
     place = Path(path).expanduser()
     try:
         if place.is_dir():
-            return _describe_folder(place, selection)
+            return _describe_folder(data_folder(place), selection)
         return _describe_file(place, None, selection, place) if place.is_file() else nothing("it does not exist")
     except OSError as error:
         return nothing(f"it cannot be read: {error.strerror or error}")
@@ -128,6 +140,12 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
             f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: "
             "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
         )
+    masks = mask_folders(place)
+    if masks:
+        return nothing(
+            f"its labels are pictures ({preview(masks)}), as masks of segmentation are, and leanify learns one class a "
+            "picture: put the pictures into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
+        )
     # pictures in a folder for each class, unless a table called train names them
     classes = find_class_folders(place, "train")
     table = find_table(place, "train")
@@ -143,10 +161,13 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
         return _describe_shards(place, shards)
     # a table, or a text file for each split
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
-    if file is not None and columns.is_table(file):
+    if file is not None and columns.is_table(file) and _texts_and_labels(file) is None:
         return _describe_file(file, find_table(place, "validation"), selection, place)
     if _is_of_pictures(place):
         return _explain_folder(place, selection)
+    if file is not None and (pair := _texts_and_labels(file)) is not None:
+        line = f"paste -d '\\t' {' '.join(quote(str(one)) for one in pair)} > {quote(str(place / 'train.tsv'))}"
+        return nothing(f"{pair[0]} has texts alone, and {pair[1]} their labels: join them to a table, {line}", file)
     if file is not None:
         kinds = (*columns.TEXT_FILES, *columns.TABLES)
         return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
@@ -241,9 +262,11 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
 
 
 def is_split_without_classes(folder: Path) -> bool:
-    """Whether a folder of a test split has its pictures side by side, as those whose classes are kept from us."""
+    """Whether a folder of a split has its pictures side by side, or all in images/: their classes are elsewhere."""
     folders = [entry for entry in class_folders(folder) if next(find_images(entry), None) is not None]
-    return not folders and folder.name.lower() in synonyms("test")
+    if len(folders) == 1:
+        return folders[0].name.lower() in FILLERS
+    return not folders and next(find_images(folder), None) is not None
 
 
 def _is_of_pictures(place: Path) -> bool:
@@ -287,12 +310,21 @@ def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
     if tables:
         names = preview([file.name for file in tables])
         rename = "Name one of them, or call them train.csv and validation.csv"
+        suffixes, splits = {file.suffix for file in tables}, {parse_split(file.stem) for file in tables}
+        if suffixes in ({".jsonl"}, {".csv"}) and len(splits) == 1 and None not in splits:
+            rest = "tail -qn +2" if suffixes == {".csv"} else "cat"
+            parts = " ".join(quote(str(file)) for file in tables)
+            first = f"head -1 {quote(str(tables[0]))}; " if suffixes == {".csv"} else ""
+            whole = quote(str(place / f"all{tables[0].suffix}"))
+            if len(tables) < FEW_PARTS:
+                line = f"({first}{rest} {parts}) > {whole}"
+                rename = f"Parts of one table are joined with {line}; then leanify compare {whole}"
         return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
     # texts in folders of their classes, then data in a folder below
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
-        texts.update(place.name for place in inner if columns.text_files(place))
+        texts.update(place.name for place in inner if _has_texts(place))
     if len(texts) > 1 and are_split_names(sorted(texts)):
         line = "cat train/*.txt > train.txt"
         return nothing(
@@ -314,14 +346,52 @@ def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
     with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
     if len(with_tables) == 1:
         return recognise(with_tables[0], selection)
-    # images, texts in another encoding, archives and other kinds of files
+    # images, texts in another encoding or with other endings, archives and other kinds of files
     pictures = _explain_images(place, folders)
     if pictures is not None:
         return nothing(pictures)
     for file in files:
         if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
             return _describe_file(file, None, selection, place)
+    others = [file.name for file in files if file.suffix and file.suffix not in NO_TEXTS]
+    others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and _decodes(place / name)]
+    if others:
+        return nothing(
+            f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with "
+            "labels, write a table, train.csv, with the columns text and label"
+        )
     return nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
+
+
+def _has_texts(folder: Path) -> bool:
+    """Whether a folder has text files, or files without an ending that are texts (20 newsgroups)."""
+    plain = (file for file in sorted(folder.iterdir()) if not file.suffix and file.name.isdigit())
+    return bool(columns.text_files(folder)) or _decodes(next(plain, folder))
+
+
+def _texts_and_labels(file: Path) -> tuple[Path, Path] | None:
+    """Two files of as many lines, of texts alone and of their labels: X_train.csv and y_train.csv; None without."""
+    for other in sorted(file.parent.iterdir()):
+        texts, labels = (other, file) if _words(file) & LABEL_WORDS else (file, other)
+        beside = _words(labels)
+        if other == file or not beside & LABEL_WORDS or beside - LABEL_WORDS != _words(texts) - TEXT_WORDS:
+            continue
+        lines = [list(islice(read_lines(each, DataError), MAX_LINES)) for each in (texts, labels) if _decodes(each)]
+        few = [{*map(str.strip, each)} for each in lines]
+        if len(lines) == 2 and len(lines[0]) == len(lines[1]) > len(few[1]) * 3 and len(few[1]) < len(few[0]):
+            return texts, labels
+    return None
+
+
+def _words(file: Path) -> set[str]:
+    return set(re.findall("[a-z]+", file.name.lower())) - {"txt", "csv", "tsv"}
+
+
+def _decodes(file: Path) -> bool:
+    try:
+        return file.is_file() and bool(text_encoding(file, DataError))
+    except DataError:
+        return False
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
@@ -336,11 +406,31 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
     if train is not None and next(find_images(train), None) is not None:
         classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
         if not classes:
-            return f"its {images} not in folders of their classes, nor named by a table. It looks for {LAYOUTS}"
+            hint = _hint_labels(place)
+            rest = hint or f". It looks for {LAYOUTS}"
+            return f"its {images} not in folders of their classes, nor named by a table{rest}"
         return f"{train} has one class, {classes[0]}; with one folder per class it takes two or more"
     if len(pictures) > 1 and are_split_names(pictures):
         return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
     if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
         where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
-        return f"{where}; with one folder per class it takes two or more"
+        return f"{where}; with one folder per class it takes two or more{_hint_labels(place)}"
     return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if image_count else None
+
+
+def _hint_labels(place: Path) -> str:
+    """How labels in the names of pictures, or in a file beside them, become a table; "" where neither is seen."""
+    images = list(islice(find_images(place), MAX_LINES))
+    kinds = {NUMBERED.sub("", image.stem) for image in images}
+    if len(kinds) > 1 and "" not in kinds and 3 * len(kinds) <= len(images):
+        folder, mark = images[0].parent, "[._ -]"
+        line = f"ls {quote(str(folder))} | sed -nE 's/^(.*[^0-9._ -]){mark}*[0-9]+.*$/&,\\1/p'"
+        table = quote(str(folder / "train.csv"))
+        return f"; their names begin with a class ({preview(sorted(kinds))}): (echo image,label; {line}) > {table}"
+    places = [place, *(folder for folder in class_folders(place) if folder.name in META)]
+    lists = [file for folder in places for file in sorted(folder.iterdir()) if file.suffix.lower() in LISTING]
+    if lists:
+        names = preview([str(file.relative_to(place)) for file in lists])
+        has = "has" if len(lists) == 1 else "have"
+        return f"; if {names} {has} their classes, write train.csv with the columns image and label"
+    return ""

@@ -59,10 +59,20 @@ def is_split(name: str) -> bool:
 
 def are_split_names(names: Iterable[str]) -> bool:
     """Whether names are all of splits, by themselves or by what they have in common (seg_train, seg_test)."""
+    names = [*names]
     parsed = [parse_split(name) for name in names]
     others = {each[1] for each in parsed if each is not None}
     words = {each[0] for each in parsed if each is not None}
-    return None not in parsed and (others == {()} or (len(others) == 1 and len(words) > 1))
+    if None in parsed:  # words that are joined to others: dogstrain, dogstest
+        return any(all(name.lower() in _alike(word, names) for name in names) for word in WORDS["train"])
+    return others == {()} or (len(others) == 1 and len(words) > 1)
+
+
+def _alike(word: str, names: Iterable[str]) -> set[str]:
+    """The names with this word that another one has with a word for another split, and those other ones."""
+    lower = {name.lower() for name in names}
+    pairs = ({name, name.replace(word, other)} for name in lower if word in name for other in WORDS["validation"])
+    return set().union(*(pair for pair in pairs if pair <= lower))
 
 
 def choose_split(paths: Sequence[Path], split: str) -> Path | None:
@@ -90,6 +100,13 @@ def choose_split(paths: Sequence[Path], split: str) -> Path | None:
             places = found[word, others]
             is_paired = any(alike[: len(others)] == others[: len(alike)] for alike in training)
             if (not others or is_paired) and (len(places) == 1 or word not in WORDS["train"]):
+                return places[0]
+    # a word is joined to others, and differs alone from a training file's
+    for word in WORDS["train"]:
+        alike = _alike(word, lower)
+        for other in synonyms(split):
+            places = [lower[name] for name in sorted(alike) if other in name]
+            if places:
                 return places[0]
     return None
 

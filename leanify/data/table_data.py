@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from leanify.core.files.reading import preview
 from leanify.data.faults import Faults
@@ -21,11 +22,18 @@ MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a
 MAX_NAMES = 6  # classes listed by name
 MAX_LABEL = 200  # characters of a label
 MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
+CHOICE = "multiple choice is learnt by transformers' Trainer, lean models included: AutoModelForMultipleChoice"
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
 UNLABELLED = (  # columns of data for language models and embeddings, and of their texts the one to learn
     (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
     (("anchor", "positive"), "anchor"), (("query", "pos"), "query"), (("prompt", "response"), "response"),
     (("instruction", "response"), "response"), (("question", "response"), "response"),
+)  # fmt: skip
+PAIRS = (  # the same of answers, summaries and translations, unless a column has labels
+    (("question", "context"), "context"), (("question", "answer"), "answer"), (("article", "highlights"), "article"),
+    (("document", "summary"), "document"), (("dialogue", "summary"), "dialogue"), (("article", "summary"), "article"),
+    (("text", "summary"), "text"), (("source", "target"), "target"), (("src", "tgt"), "tgt"), (("en", "de"), "en"),
+    (("en", "fr"), "en"),
 )  # fmt: skip
 
 
@@ -53,6 +61,10 @@ def count_of(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+def _may_be_text(cell: Any) -> bool:
+    return cell is None or isinstance(cell, str)
+
+
 def _drop_long_cells(row: Row) -> Row:
     """A row with the cells that can be labels; None for the others."""
     short: Row = {}
@@ -76,26 +88,35 @@ def _describe_rows(
     """
     # columns by their names: texts, label, pictures
     names, all_rows = list(rows[0]), [*rows, *further_rows]
-    text_names = [name for name in names if not isinstance(rows[0][name], bool)]  # yes and no are labels, not texts
+    text_names = [name for name in names if name in selection.texts or _may_be_text(rows[0][name])]
     texts, label = selection.text_columns(text_names), selection.label_column(names)
+    by_name = selection.text_columns(names), label
     needs_labels = selection.task not in columns.WITHOUT_LABELS
     if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
     label = label if needs_labels else None
-    by_name = texts, label
+    # boxes in pictures, and texts to choose from
+    choices = [] if selection.texts else guessing.find_choices(rows[0])
+    if needs_labels and choices:
+        return nothing(f"{file} has texts to choose from in each row ({preview(choices)}); {CHOICE}", file)
     # a column of pictures, with a label by its name or by its values
     picture = selection.picture_column(file, rows)
     if picture is not None:
         answer = label or guessing.guess_label(all_rows, (picture,))
         if answer is None:
             return nothing(_describe_unclear_pictures(file, rows, picture, place))
-        data = _describe_labels(file, rows, further_rows, "images", (picture,), answer)
+        if guessing.has_boxes(names) and len({str(row.get(picture)) for row in rows}) < len(rows):
+            return nothing(
+                f"{file} has boxes in pictures, several rows of a picture, and leanify learns one class a picture: cut "
+                "the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
+            )
+        data = _describe_labels(file, rows, further_rows, "images", (picture,), answer, selection, place)
         data = _add_validation(data, validation, answer, all_rows)
         named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
         return data if named_so else replace(data, columns=((picture,), answer))
     # texts for a language model or for embeddings, which have no labels
     if needs_labels and label is None and not selection.texts:
-        unlabelled = _describe_unlabelled(file, rows[0])
+        unlabelled = _describe_unlabelled(file, rows[0], UNLABELLED)
         if unlabelled is not None:
             return nothing(unlabelled, file)
     # columns of texts and of a label, by their names or by their values
@@ -107,13 +128,18 @@ def _describe_rows(
                 return nothing(_describe_flags(file, texts, flags, place), file)
             label = guessing.guess_label(all_rows, texts)
     if texts and label is not None:
-        data = _describe_labels(file, rows, further_rows, "sentences", texts, label)
+        data = _describe_labels(file, rows, further_rows, "sentences", texts, label, selection, place)
         if selection.task is not None:
             data = replace(data, fault=None)
         data = _add_validation(data, validation, label, all_rows)
         return data if by_name == (texts, label) else replace(data, columns=(texts, label))
     # texts without a label train a language model, unless another column has labels
     few_values = list(guessing.label_candidates(all_rows, texts)) if texts and needs_labels else []
+    unlabelled = (
+        _describe_unlabelled(file, rows[0], PAIRS) if needs_labels and not (few_values or selection.texts) else None
+    )
+    if unlabelled is not None:
+        return nothing(unlabelled, file)
     if not by_name[0] or few_values:
         return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
     rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
@@ -143,7 +169,14 @@ def _add_validation(data: OwnData, validation: Path | None, label: str, training
 
 
 def _describe_labels(
-    file: Path, rows: Sequence[Row], further_rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str
+    file: Path,
+    rows: Sequence[Row],
+    further_rows: Sequence[Row],
+    kind: Kind,
+    of: tuple[str, ...],
+    label: str,
+    selection: NamedColumns,
+    place: Path,
 ) -> OwnData:
     """Images or texts (the columns ``of``) with one label each, or a number."""
     # the labels as classes, or as numbers if they are scores
@@ -177,6 +210,14 @@ def _describe_labels(
         fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
         if all(columns.parse_number(name) is not None for name in names):
             fault += " Numbers are learnt as such with --set data.task=text-regression"
+    several = guessing.several_labels(names) if classes and selection.label is None else None
+    if several is not None:
+        settings = OwnData(kind, "", False, columns=(of, label)).settings
+        line = " ".join(["leanify compare", quote(str(place)), *(f"--set {quote(setting)}" for setting in settings)])
+        fault = (
+            f"rows have several labels ({several}). Each combination is learnt as a class of its own with {line}; "
+            "several at once are learnt by transformers' Trainer, lean models included"
+        )
     if classes == 1:
         fault = "but of one class: two or more are needed to tell apart"
     if kind == "images":
@@ -206,14 +247,14 @@ def _describe_labels(
 # -- data that cannot be trained on, and why --------------------------------------------------------------------------
 
 
-def _describe_unlabelled(file: Path, row: Row) -> str | None:
-    """What learns from data without labels (chats, instructions, preferences, triplets); None for other columns."""
+def _describe_unlabelled(file: Path, row: Row, kinds: Sequence[tuple[tuple[str, str], str]]) -> str | None:
+    """What learns from data without labels (chats, instructions, summaries, triplets); None for other columns."""
     spellings = {str(name).lower(): str(name) for name in row}
     chat = next((spellings[name] for name in CHATS if name in spellings), None)
     learnt = chat if chat is not None and isinstance(row[chat], (list, tuple)) else None
-    for names, answer in UNLABELLED:
+    for names, answer in kinds:
         if learnt is None and all(name in spellings for name in names):
-            learnt = spellings[answer] if isinstance(row[spellings[answer]], (str, list)) else None
+            learnt = spellings[answer] if guessing.has_words(row[spellings[answer]]) else None
     if learnt is None:
         return None
     return (
@@ -246,7 +287,7 @@ def _describe_unclear_pictures(file: Path, rows: Sequence[Row], picture: str, pl
 def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], place: Path) -> str:
     """Why columns are not clear, and the line that names them."""
     for name, cell in rows[0].items():
-        if isinstance(cell, (list, tuple)) and cell and isinstance(cell[0], (list, tuple, dict)):
+        if isinstance(cell, dict) or (isinstance(cell, (list, tuple)) and cell and isinstance(cell[0], (list, dict))):
             return f"{file} is nested (column {name}): write an object a row, as JSON lines, with a text and its label"
         if isinstance(cell, (list, tuple)):
             return f"{file} has lists in its column {name}; {LISTS}"

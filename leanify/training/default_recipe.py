@@ -25,6 +25,7 @@ from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.data import recognition
 from leanify.data.images.decoding import open_picture
+from leanify.data.images.files import data_folder
 from leanify.data.images.tables import first_pictures
 from leanify.data.own_data import NO_COLUMNS, NamedColumns, OwnData
 from leanify.data.tables.columns import WITHOUT_LABELS, format_setting
@@ -190,7 +191,7 @@ def data_settings(data: OwnData, path: str) -> list[str]:
     if data.kind == "images":
         if data.classes is not None:
             settings.append(f"model.override.num_classes={data.classes}")
-        settings += _picture_settings(Path(path).expanduser(), data)
+        settings += _picture_settings(data_folder(Path(path).expanduser()), data)
     if data.task is not None:
         settings.append(f"data.task={data.task}")
     if data.words is not None and data.vocabulary is not None:
@@ -382,7 +383,7 @@ def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | Non
     if task is None:
         return None
     if data.kind is None:
-        return task, own_texts.find_table(Path(path).expanduser(), "validation") is not None, None, []
+        return task, own_texts.find_table(data_folder(Path(path).expanduser()), "validation") is not None, None, []
     return task, data.is_validated, data.samples, data.settings
 
 

@@ -10,9 +10,11 @@ where what leanify does not train on is refused with the words that help.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ class Layout:
     """Files by name, and the right answer: a kind, its classes, whether it is validated; or "no:" and words."""
 
     source: str
-    files: Mapping[str, str]
+    files: Mapping[str, str | Callable[[Path], None]]
     answer: str
 
 
@@ -72,6 +74,52 @@ def cycle(labels: str) -> Any:
     return lambda i: names[i % len(names)]
 
 
+def picture_bytes(row: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (row % 250, 0, 90)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def picture_rows() -> Any:
+    """A data set of pictures and classes, as `datasets` has them."""
+    import datasets
+
+    rows = {
+        "image": [{"bytes": picture_bytes(i), "path": None} for i in range(ROWS)],
+        "label": [i % 2 for i in range(ROWS)],
+    }
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    return datasets.Dataset.from_dict(rows, features)
+
+
+def picture_parquet(place: Path) -> None:
+    picture_rows().to_parquet(place)
+
+
+def picture_tar(place: Path) -> None:
+    with tarfile.open(place, "w") as file:
+        for i in range(8):
+            for ending, content in (("jpg", picture_bytes(i)), ("cls", str(i % 2).encode())):
+                member = tarfile.TarInfo(f"{place.stem}-{i:04}.{ending}")
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+
+
+def saved_pictures(place: Path) -> None:
+    import datasets
+
+    splits = {"train": picture_rows(), "validation": picture_rows()}
+    datasets.DatasetDict(splits).save_to_disk(place.parent.parent)
+
+
+def saved_texts(place: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [text(i) for i in range(ROWS)], "label": [i % 2 for i in range(ROWS)]})
+    datasets.DatasetDict(train=rows, test=rows).save_to_disk(place.parent.parent)
+
+
+SQUAD = {"version": "1.1", "data": [{"title": "x", "paragraphs": [{"context": "a b c", "qas": []}]}] * 9}
 SNLI = {"sentence1": text, "sentence2": text, "sentence1_parse": "( x )", "captionID": lambda i: f"{i}.jpg#0r1n"}
 TWEETS = "tweet_id,airline_sentiment,airline_sentiment_confidence,negativereason,airline,name,text"
 TOXIC = "id,comment_text,toxic,severe_toxic,obscene,threat,insult,identity_hate"
@@ -307,6 +355,329 @@ LAYOUTS: dict[str, Layout] = {
         each("TinyStories-{}.txt", "train valid", "once upon a time\n<|endoftext|>\n" * 99),
         "text, validated",
     ),
+    # pictures by lists of several files, or of a scheme of their own
+    "list of names and numbers": Layout(
+        "Oxford pets",
+        pictures("images", number=ROWS)
+        | {
+            "annotations/list.txt": "#Image CLASS-ID SPECIES BREED ID\n" + lines("{i:04} {label} 1 1", labels="1 2"),
+            "annotations/trainval.txt": lines("{i:04} {label} 1 1", labels="1 2"),
+            "annotations/test.txt": lines("{i:04} {label} 1 1", labels="1 2"),
+        },
+        "no: write train.csv",
+    ),
+    "images.txt and image_class_labels.txt": Layout(
+        "CUB-200",
+        pictures("images/001.Albatross", "images/002.Auklet", number=20)
+        | {
+            "images.txt": lines("{i} 001.Albatross/{i:04}.jpg"),
+            "image_class_labels.txt": lines("{i} {label}", labels="1 2"),
+            "train_test_split.txt": lines("{i} {label}"),
+            "classes.txt": "1 001.Albatross\n2 002.Auklet\n",
+            "README": "The birds.\n",
+        },
+        "no: images is data: name it",
+    ),
+    "class folders in one folder": Layout(
+        "Caltech-101",
+        pictures("101_ObjectCategories/ant", "101_ObjectCategories/bass", "101_ObjectCategories/crab"),
+        "images, 3 classes",
+    ),
+    "a csv of boxes and a class": Layout(
+        "Stanford cars, as csv",
+        pictures("cars_train/cars_train", "cars_test/cars_test", number=ROWS)
+        | each("cardatasettrain.csv", "x", lines("{i:04}.jpg,1,2,3,4,{label}", "image,x1,y1,x2,y2,Class", labels="1 2"))
+        | each("cardatasettest.csv", "x", lines("{i:04}.jpg,1,2,3,4,{label}", "image,x1,y1,x2,y2,Class", labels="1 2")),
+        "images, 2 classes, validated",
+    ),
+    "labels.json of names": Layout(
+        "flowers, notebooks",
+        pictures("images", number=ROWS)
+        | {"labels.json": json.dumps({f"{i:04}.jpg": ("rose", "tulip")[i % 2] for i in range(ROWS)})},
+        "no: or name it",
+    ),
+    "list_attr_celeba.csv": Layout(
+        "CelebA",
+        pictures("img_align_celeba/img_align_celeba", number=ROWS)
+        | {
+            "list_attr_celeba.csv": lines(
+                "{i:04}.jpg,{label}", "image_id,Arched_Eyebrows,Bald,Male,Young", labels="1,-1,1,-1 -1,1,1,1 -1,-1,1,-1"
+            ),
+            "list_eval_partition.csv": lines("{i:04}.jpg,{label}", "image_id,partition", labels="0 0 1 2"),
+        },
+        "no: a column for each class",
+    ),
+    "list_attr_celeba.txt": Layout(
+        "CelebA, from the authors",
+        pictures("img_align_celeba", number=ROWS)
+        | {
+            "list_attr_celeba.txt": f"{ROWS}\nArched_Eyebrows Bald Male\n"
+            + lines("{i:04}.jpg {label}", labels="1_-1__1 -1__1__1").replace("_", " ")
+        },
+        "no: write train.csv",
+    ),
+    "val_annotations.txt": Layout(
+        "Tiny ImageNet",
+        pictures("train/n01/images", "train/n02/images", "val/images", "test/images", suffix=".JPEG")
+        | {
+            "val/val_annotations.txt": "".join(f"{i:04}.JPEG\tn0{1 + i % 2}\t0\t0\t9\t9\n" for i in range(8)),
+            "wnids.txt": "n01\nn02\n",
+            "words.txt": "n01\tgoldfish\nn02\tsalamander\n",
+        }
+        | {f"train/{n}/{n}_boxes.txt": f"{n}_0.JPEG\t0\t9\t9\t9\n" for n in ("n01", "n02")},
+        "images, 2 classes",
+    ),
+    "labels in names": Layout(
+        "Kaggle dogs-vs-cats train folder",
+        {f"train/{kind}.{i}.jpg": "" for kind in ("cat", "dog") for i in range(20)},
+        "no: in folders of their classes",
+    ),
+    "train2017 and val2017 of classes": Layout(
+        "years in names", splits("train2017", "val2017"), "images, 2 classes, validated"
+    ),
+    "train and valid and test": Layout(
+        "Roboflow folders", splits("train", "valid", "test"), "images, 2 classes, validated"
+    ),
+    "Training and Testing": Layout(
+        "Kaggle brain tumours", splits("Training", "Testing", classes="glioma notumor"), "images, 2 classes, validated"
+    ),
+    "chest_xray": Layout(
+        "Kaggle pneumonia",
+        splits(*(f"chest_xray/{s}" for s in ("train", "val", "test")), classes="NORMAL PNEUMONIA"),
+        "images, 2 classes, validated",
+    ),
+    "classes before splits": Layout("course sets", splits("cats", "dogs", classes="train test"), "images, 2 classes"),
+    "_classes.csv": Layout(
+        "Roboflow multi-label",
+        pictures("train", "valid", number=ROWS)
+        | each(
+            "{}/_classes.csv", "train valid", lines("{i:04}.jpg,{label}", "filename, cat, dog", labels="1,0 0,1 1,1")
+        ),
+        "no: a column for each class",
+    ),
+    "_annotations.csv": Layout(
+        "Roboflow TensorFlow boxes",
+        pictures("train", "valid", number=ROWS)
+        | each(
+            "{}/_annotations.csv",
+            "train valid",
+            "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+            + "".join(f"{i // 2:04}.jpg,9,9,{'cat' if i % 3 else 'dog'},1,1,5,5\n" for i in range(ROWS)),
+        ),
+        "no: boxes",
+    ),
+    "masks": Layout("segmentation", pictures("images") | pictures("masks", suffix=".png"), "no: masks"),
+    "train and train_masks": Layout("Carvana", pictures("train") | pictures("train_masks", suffix=".png"), "no: masks"),
+    "several labels in a cell": Layout(
+        "NIH chest X-rays",
+        pictures("images", number=ROWS, suffix=".png")
+        | {
+            "Data_Entry_2017.csv": lines(
+                "{i:04}.png,{label},{i}", "Image Index,Finding Labels,Patient ID", labels="Edema|Mass Edema Mass None"
+            )
+        },
+        "no: several labels",
+    ),
+    "captions": Layout(
+        "Flickr8k",
+        pictures("Images", number=ROWS) | {"captions.txt": lines("{i:04}.jpg,{a}", "image,caption")},
+        "no: write train.csv",
+    ),
+    "parquet of pictures": Layout(
+        "hub, datasets' parquet",
+        {f"data/{split}-00000-of-00001.parquet": picture_parquet for split in ("train", "test")},
+        "images, 2 classes, validated",
+    ),
+    "webdataset shards": Layout(
+        "webdataset",
+        {f"{split}-{i:06}.tar": picture_tar for split in ("train", "val") for i in range(2)},
+        "images, 2 classes, validated",
+    ),
+    "saved to disk": Layout(
+        "datasets, save_to_disk", {"train/state.json": saved_pictures}, "images, 2 classes, validated"
+    ),
+    "texts saved to disk": Layout("datasets, save_to_disk", {"train/state.json": saved_texts}, "no: to_parquet"),
+    # more texts
+    "SNLI without header": Layout(
+        "GLUE's order",
+        each("{}.tsv", "train dev", lines("{i}\t{a}\t{b}\t{label}", labels="entailment neutral contradiction")),
+        "sentences, 3 classes, validated",
+    ),
+    "Yelp": Layout(
+        "Zhang's fastText sets",
+        each("{}.csv", "train test", lines('"{label}","{a}"', labels="1 2")),
+        "sentences, 2 classes, validated",
+    ),
+    "a score of two sentences": Layout(
+        "sentence-transformers",
+        each(
+            "{}.csv", "train dev", lines("{a},{b},0.{i}", "sentence1,sentence2,score").replace("dull, wet", "dull wet")
+        ),
+        "sentences, validated",
+    ),
+    "Amazon reviews": Layout(
+        "Kaggle, fastText",
+        each("{}.ft.txt", "train test", lines("__label__{label} {a}: {b}", labels="1 2")),
+        "sentences, 2 classes, validated",
+    ),
+    "CoNLL-U": Layout(
+        "Universal Dependencies",
+        each(
+            "en_ewt-ud-{}.conllu",
+            "train dev test",
+            "# text = The cat\n1\tThe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\n2\tcat\tcat\tNOUN\tNN\t_\t0\troot\t_\t_\n\n" * 20,
+        ),
+        "no: AutoModelForTokenClassification",
+    ),
+    "tokens and tags": Layout(
+        "hub's CoNLL as JSON lines",
+        {"train.json": json_lines(id=str, tokens=lambda i: ["EU", "rejects"], ner_tags=lambda i: [3, 0])},
+        "no: AutoModelForTokenClassification",
+    ),
+    "SQuAD": Layout(
+        "Stanford", {"train-v1.1.json": json.dumps(SQUAD), "dev-v1.1.json": json.dumps(SQUAD)}, "no: nested"
+    ),
+    "questions and contexts": Layout(
+        "hub's SQuAD as JSON lines",
+        {
+            "train.jsonl": json_lines(
+                id=str, title="x", context=text, question=text, answers={"text": ["a"], "answer_start": [0]}
+            )
+        },
+        "no: answers",
+    ),
+    "COPA": Layout(
+        "SuperGLUE",
+        {
+            "train.jsonl": json_lines(
+                premise=text, choice1=text, choice2=text, question=cycle("cause effect"), label=cycle("0 1")
+            )
+        },
+        "no: AutoModelForMultipleChoice",
+    ),
+    "RACE": Layout(
+        "hub, JSON lines",
+        {"train.jsonl": json_lines(article=text, question=text, options=["a", "b"], answer=cycle("A B"))},
+        "no: AutoModelForMultipleChoice",
+    ),
+    "labels in a file of their own": Layout(
+        "TweetEval",
+        each("{}_text.txt", "train val", lines("{a}")) | each("{}_labels.txt", "train val", lines("{label}")),
+        "no: paste -d",
+    ),
+    "multiple choice": Layout(
+        "SWAG, ARC",
+        {
+            "train.csv": lines(
+                '"{a}","{b}","{a} b","{b} c","d {a}",{label}',
+                "sent1,ending0,ending1,ending2,ending3,label",
+                labels="0 1 2 3",
+            )
+        },
+        "no: choice",
+    ),
+    "summaries": Layout(
+        "CNN/Daily Mail", {"train.csv": lines('{i}x,"{a} {b}","{b}"', "id,article,highlights")}, "no: own-text"
+    ),
+    "translations": Layout(
+        "WMT as JSON lines",
+        {"train.json": json_lines(translation={"en": "a cat", "de": "eine Katze"})},
+        "no: translation",
+    ),
+    "parallel files": Layout("Moses", each("train.{}", "en de", "a line of text\n" * 99), "no: call one train.txt"),
+    "ratings": Layout(
+        "Amazon fine food",
+        {
+            "Reviews.csv": lines(
+                '{i},B00{i},A{i},user{i},1,1,{label},130386{i},"{b}","{a}"',
+                "Id,ProductId,UserId,ProfileName,HelpfulnessNumerator,HelpfulnessDenominator,Score,Time,Summary,Text",
+                labels="1 2 3 4 5",
+            )
+        },
+        "sentences, 5 classes",
+    ),
+    "IMDB Dataset.csv": Layout(
+        "Kaggle IMDB",
+        {"IMDB Dataset.csv": lines('"{a}",{label}', "review,sentiment", labels="positive negative")},
+        "sentences, 2 classes",
+    ),
+    "spam.csv": Layout(
+        "Kaggle SMS spam",
+        {"spam.csv": lines('{label},"{a}",,,', "v1,v2,,,", labels="ham spam")},
+        "sentences, 2 classes",
+    ),
+    "Sentiment140": Layout(
+        "Kaggle",
+        {
+            "training.1600000.processed.noemoticon.csv": lines(
+                '"{label}","14678{i}","Mon Apr 06","NO_QUERY","user{i}","{a}"', labels="0 4"
+            )
+        },
+        "sentences, 2 classes",
+    ),
+    "disaster tweets": Layout(
+        "Kaggle NLP start",
+        {
+            "train.csv": lines('{i},ablaze,London,"{a}",{label}', "id,keyword,location,text,target"),
+            "test.csv": lines('{i},ablaze,London,"{a}"', "id,keyword,location,text"),
+            "sample_submission.csv": lines("{i},0", "id,target"),
+        },
+        "sentences, 2 classes",
+    ),
+    "Rotten Tomatoes phrases": Layout(
+        "Kaggle",
+        {
+            "train.tsv": lines("{i}\t{i}\t{a}\t{label}", "PhraseId\tSentenceId\tPhrase\tSentiment", labels="0 1 2 3 4"),
+            "test.tsv": lines("{i}\t{i}\t{a}", "PhraseId\tSentenceId\tPhrase"),
+        },
+        "sentences, 5 classes",
+    ),
+    "TREC": Layout(
+        "UIUC questions",
+        {
+            "train_5500.label": lines("{label}:manner {a} ?", labels="DESC ENTY NUM"),
+            "TREC_10.label": lines("{label}:manner {a} ?", labels="DESC ENTY NUM"),
+        },
+        "no: write a table",
+    ),
+    "emotion": Layout(
+        "dair-ai, Kaggle",
+        each("{}.txt", "train val test", lines("{a};{label}", labels="joy anger")),
+        "sentences, 2 classes, validated",
+    ),
+    "label:text JSON": Layout(
+        "one JSON list", {"data.json": json.dumps(objects(text=text, label=cycle("spam ham")))}, "no: or name it"
+    ),
+    "pos and neg files": Layout(
+        "Cornell movie reviews",
+        each("rt-polarity.{}", "pos neg", "a fine film in every way\n" * 80),
+        "no: write a table",
+    ),
+    "20 newsgroups": Layout(
+        "qwone.com",
+        {
+            f"20news-bydate-{s}/{k}/{100 + i}": "From: someone\n\n" + text(i)
+            for s in ("train", "test")
+            for k in ("alt.atheism", "sci.space")
+            for i in range(8)
+        },
+        "no: write a table",
+    ),
+    "prompt and completion": Layout("OpenAI, TRL", {"train.jsonl": json_lines(prompt=text, completion=text)}, OWN_TEXT),
+    "ShareGPT": Layout(
+        "Vicuna",
+        {"sharegpt.json": json.dumps(objects(id=str, conversations=lambda i: [{"from": "human", "value": text(i)}]))},
+        OWN_TEXT,
+    ),
+    "the Pile": Layout(
+        "EleutherAI",
+        {
+            "train.jsonl": json_lines(text=text, meta={"pile_set_name": "x"}),
+            "val.jsonl": json_lines(text=text, meta={"pile_set_name": "x"}),
+        },
+        "text, validated",
+    ),
+    "code": Layout("source files", {f"src/{i}.py": "def f(x):\n    return x + 1\n" * 20 for i in range(9)}, "no: .txt"),
 }
 
 
@@ -315,7 +686,9 @@ def make(folder: Path, layout: Layout) -> None:
     for number, (name, content) in enumerate(layout.files.items()):
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        if place.suffix in (".jpg", ".png", ".JPEG"):
+        if not isinstance(content, str):
+            content(place)
+        elif place.suffix in (".jpg", ".png", ".JPEG"):
             Image.new("RGB", (8, 8), (number % 250, 0, 90)).save(place, "JPEG")
         else:
             place.write_text(content)

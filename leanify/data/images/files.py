@@ -6,6 +6,7 @@ Does not import torch.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ OTHER_IMAGES = (
 MAX_SEARCHED = 100_000  # images among which a missing one is looked for
 IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 LOOKED_UP, MAX_BESIDE, FEW_FOLDERS = 20, 40, 5  # cells, and folders in which they are looked up; folders of splits
+MASKS = re.compile(
+    r"masks?|annot(ation)?s?|anns?|labels?|gts?|gtfine|ground_?truths?|segment(ation)?s?|segmentationclass"
+)
+PICTURE_WORDS = re.compile(  # what a folder of pictures is called, besides the words for masks
+    r"[\d_ .-]|train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval|jpe?g|png|leftimg8bit|images?|imgs?|photos?|pictures?"
+    r"|originals?|inputs?|rgb|dir(?=$|_)|folder|dataset|set|data|bit"
+)
+NOTES, NOTE_STEMS = (".md", ".rst", ".pdf"), ("readme", "license", "licence", "dataset_infos", "citation")
 META = ("meta", "annotations", "labels", "lists", "splits")  # folders of tables
 NUMBERS = (
     "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
@@ -113,6 +122,21 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_tool_folder(entry.name))
 
 
+def data_folder(place: Path) -> Path:
+    """The folder of the data: the only one in a folder that has nothing else but notes (data/ beside README.md)."""
+    for _ in range(FEW_FOLDERS):
+        try:
+            entries = [entry for entry in place.iterdir() if not is_tool_folder(entry.name)]
+            others = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() not in NOTES]
+            others = [entry for entry in others if entry.stem.lower() not in NOTE_STEMS]
+            if len(others) != 1 or not others[0].is_dir() or is_split(others[0].name) or _has_picture(others[0]):
+                return place
+        except OSError:
+            return place
+        place = others[0]
+    return place
+
+
 @dataclass(frozen=True)
 class PictureFolder:
     """Where a table's pictures are: the folder that its cells are relative to, and the suffix that they lack."""
@@ -162,6 +186,17 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
             if candidate.count(names[:1]) and 2 * candidate.count(names) > len(names):
                 return candidate
     return None
+
+
+def mask_folders(place: Path) -> list[str]:
+    """The folders of masks beside those of their pictures, in a folder or in its split; [] if there are none."""
+    for folder in filter(None, (place, find_split_folder(place, "train"))):
+        names = [inner.name for inner in class_folders(folder) if next(find_images(inner), None) is not None]
+        kinds = {name: PICTURE_WORDS.sub("", name.lower()) for name in names}
+        masks = [name for name, kind in kinds.items() if MASKS.fullmatch(kind)]
+        if masks and {kinds[name] for name in names if name not in masks} == {""}:
+            return masks
+    return []
 
 
 def describe_unread(others: Counter[str]) -> str:

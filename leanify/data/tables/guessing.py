@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -14,6 +15,9 @@ INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the ro
 LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "annotation", "grade"}
 BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
 NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
+CHOICES = re.compile(r"(answer_?)?(choice|option|ending|candidate|alternative)s", re.IGNORECASE)
+CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answer)[ _]?([0-9]|[a-eA-E])", re.IGNORECASE)
+BOXES = (("xmin", "ymin"), ("x1", "y1"), ("x_min", "y_min"), ("bbox_x", "bbox_y"), ("bbox",), ("left", "top"))
 MIN_PRESENT = 2  # a column of labels has a value in at least one of so many rows
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
@@ -59,6 +63,40 @@ def flag_columns(rows: Sequence[Row], texts: Sequence[str]) -> list[str]:
     """The columns of 0 and 1, if there are several: each is a label of its own, as in the toxic comments."""
     flags = [name for name, cells in label_candidates(rows, texts).items() if {*map(str, cells)} == {"0", "1"}]
     return flags if len(flags) > 2 else []
+
+
+def find_choices(row: Row) -> list[str]:
+    """The columns with texts of which a row's label names one: a list of them, or columns that differ in a number."""
+    names = [name for name in row if isinstance(name, str)]
+    lists = [name for name in names if CHOICES.fullmatch(name) and isinstance(row[name], (list, tuple, dict))]
+    inner = [name for name in names if isinstance(row[name], dict) and any(map(CHOICES.fullmatch, row[name]))]
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        if found := CHOICE.fullmatch(name):
+            stems.setdefault(found[1], []).append(name)
+    numbered = next((same for same in stems.values() if len(same) > 1), [])
+    letters = [name for name in names if name in ("A", "B", "C", "D", "E") and not str(row[name]).isdigit()]
+    return lists or inner or numbered or (letters if letters[:3] == ["A", "B", "C"] else [])
+
+
+def has_boxes(names: Sequence[str]) -> bool:
+    """Whether a table's columns are the sides of boxes in pictures."""
+    lower = {name.lower() for name in names if isinstance(name, str)}
+    return any(set(sides) <= lower for sides in BOXES)
+
+
+def several_labels(labels: Sequence[str]) -> str | None:
+    """One of the labels that are several, joined by a mark, or None: all of its parts occur again in other labels."""
+    for mark in ("|", ";", ",", " "):
+        split = {label: {part.strip() for part in label.split(mark)} for label in labels}
+        times = Counter(chain(*split.values()))
+        # words are parts where few of them make many labels, of several lengths: not in "strongly agree"
+        if mark == " " and (len({*map(len, split.values())}) < 3 or len(times) > len(labels) / 2 + 1):
+            continue
+        for label, parts in split.items():
+            if len(parts) > 1 and all(times[part] > 1 for part in parts):
+                return label
+    return None
 
 
 def _words(name: str) -> set[str]:

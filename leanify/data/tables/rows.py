@@ -18,6 +18,7 @@ from leanify.data.faults import Faults
 from leanify.data.tables import guessing
 from leanify.data.tables.columns import (
     FASTTEXT_MARK,
+    IMAGES,
     JSON,
     PATH_LABEL,
     SPLIT_COLUMNS,
@@ -112,9 +113,18 @@ def _read_list(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
     """Rows of a list, or of lines. The first one has the keys of all that are looked at, as a header has."""
-    is_list = lower_suffix(path) == ".json" and next(iter(file), "").lstrip().startswith("[")
+    # a list, an object alone (a class for each picture, or data that are nested), or an object a line
+    first, second = (line.strip() for line in (next(iter(file), ""), next(iter(file), "")))
     file.seek(0)
-    values = number_rows(read_json(path, DataError)) if is_list else _read_json_lines(path, file, faults)
+    is_whole = lower_suffix(path) == ".json" and (first.startswith("[") or first == "{" or not second)
+    content = read_json(path, DataError) if is_whole else None
+    if isinstance(content, dict):
+        names = [
+            name for name in content if name.lower().endswith(IMAGES) and not isinstance(content[name], (dict, list))
+        ]
+        is_by_name = 2 * len(names) > len(content)
+        content = [{"image": name, "label": content[name]} for name in names] if is_by_name else [content]
+    values = _read_json_lines(path, file, faults) if content is None else number_rows(content)
     rows = _only_objects(path, values, faults)
     first_rows = list(islice(rows, HEADER_ROWS))
     keys = dict.fromkeys(chain(*(row for _, row in first_rows)))

@@ -1,0 +1,230 @@
+"""Layouts whose labels are elsewhere, or are no classes: masks, boxes, choices, several labels, files of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from leanify.core.recipe import DataSection
+from leanify.data.faults import Faults
+from leanify.data.recognition import recognise
+from leanify.data.texts import own_texts
+from leanify.training import start
+from tests.test_layouts_of_data import ROWS, pictures, put, read
+
+PAIRED = '"{a}","{b}",{label}'
+
+
+def json_lines(at: Path, name: str, *rows: dict[str, Any]) -> None:
+    (at / name).write_text("".join(json.dumps(rows[i % len(rows)]) + "\n" for i in range(ROWS)))
+
+
+ONLY_FOLDERS: dict[str, Any] = {
+    "data beside notes": lambda at: (
+        put(at, "data/train.csv", PAIRED, "premise,hypothesis,label"),
+        (at / "README.md").write_text("---\n"),
+        (at / "LICENSE").touch(),
+    ),
+    "archive in archive": lambda at: pictures(at, "flowers/flowers/rose", "flowers/flowers/tulip"),
+    "tables deep": lambda at: [
+        put(at, f"corpus/tsv/{split}.tsv", "{a}\t{label}", "sentence\tlabel") for split in ("train", "dev")
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ONLY_FOLDERS)
+def test_only_folder_is_entered(tmp_path: Path, name: str) -> None:
+    """What lies in the only folder is recognised and read, from the path that was named."""
+    ONLY_FOLDERS[name](tmp_path)
+    found = recognise(tmp_path)
+    assert found.fault is None
+    assert found.classes == 2
+    assert len(read(tmp_path, found)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("JPEGImages", "SegmentationClass"),
+        ("train/img", "train/gt", "test/img", "test/gt"),
+        ("imgs_train", "masks_train"),
+        ("original", "ground_truth"),
+    ],
+)
+def test_masks_are_no_classes(tmp_path: Path, places: tuple[str, ...]) -> None:
+    pictures(tmp_path, *places)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert "masks" in str(found.fault)
+
+
+@pytest.mark.parametrize("names", [("with_mask", "without_mask"), ("mask", "no_mask"), ("label", "barcode")])
+def test_masks_may_be_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    pictures(tmp_path, *names)
+    assert recognise(tmp_path).classes == 2
+
+
+@pytest.mark.parametrize("sides", ["xmin,ymin,xmax,ymax", "x1,y1,x2,y2", "left,top,width,height"])
+@pytest.mark.parametrize("is_single", [True, False])
+def test_rows_of_boxes_are_no_classes(tmp_path: Path, sides: str, is_single: bool) -> None:
+    """Several rows of a picture are boxes; one row each is a class, as of Stanford's cars."""
+    pictures(tmp_path, "images", number=ROWS)
+    name = "{i:03}.png" if is_single else "{label}.png"
+    line = f"{name},1,2,3,4,class{{label}}"
+    put(tmp_path, "train.csv", line, f"filename,{sides},class", values="000 001 002 003 004 005")
+    found = recognise(tmp_path)
+    assert (found.kind == "images") == is_single
+    assert is_single or "boxes in pictures" in str(found.fault)
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "COPA": {"premise": "a b", "choice1": "a b", "choice2": "a c", "question": "cause", "label": 0},
+    "WinoGrande": {"sentence": "he _ it", "option1": "Ian", "option2": "Dennis", "answer": "1"},
+    "ARC": {"id": "x1", "question": {"stem": "why so", "choices": [{"text": "a", "label": "A"}]}, "answerKey": "A"},
+    "HellaSwag": {"ctx": "a man is", "endings": ["x", "y"], "label": 1},
+    "letters": {"prompt": "why so", "A": "x", "B": "y", "C": "z", "answer": "B"},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_are_no_classes(tmp_path: Path, name: str) -> None:
+    json_lines(tmp_path, "train.jsonl", CHOICES[name], CHOICES[name] | {"label": 1, "answer": "2", "answerKey": "B"})
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert "AutoModelForMultipleChoice" in str(found.fault)
+
+
+SEVERAL = {
+    "bars": "drama drama|war war crime|drama|war",
+    "commas": "earn earn,acq acq earn,acq,ship",
+    "words": "clear clear_road haze_road clear_road_water haze road haze_water".replace("_", "~"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_labels_of_a_row_are_said(tmp_path: Path, name: str) -> None:
+    """Each combination would be a class of its own: it is one where the line is typed."""
+    rows = SEVERAL[name].split(" ")
+    put(tmp_path, "train.csv", '"{a}","{label}"', "text,genres", values=SEVERAL[name], number=50)
+    file = tmp_path / "train.csv"
+    file.write_text(file.read_text().replace("~", " "))
+    fault = str(recognise(tmp_path).fault)
+    assert "several labels" in fault
+    assert "data.label=" in fault
+    data = start.resolve("own-sentences", [f"data.path={tmp_path}", "data.label=genres"]).data
+    assert isinstance(data, DataSection)
+    assert len(own_texts.read_split_table(data, "train", Faults()).names) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    ["disagree~agree~strongly agree~strongly disagree", "pug~golden retriever~labrador retriever", "1,5~2~2,5~3"],
+)
+def test_labels_of_several_words_are_classes(tmp_path: Path, labels: str) -> None:
+    values = labels.split("~")
+    json_lines(tmp_path, "train.jsonl", *({"text": "a fine day", "label": value} for value in values))
+    assert recognise(tmp_path).fault is None
+
+
+PAIRS = {
+    "TweetEval": ("train_text.txt", "train_labels.txt", ""),
+    "numpy habits": ("X_train.csv", "y_train.csv", "text/label"),
+    "endings": ("train.text", "train.labels", ""),
+    "SemEval": ("train.input.txt", "train.gold.txt", ""),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_labels_in_a_file_of_their_own_are_joined(tmp_path: Path, name: str) -> None:
+    """Texts without their labels are no language model's: the line that is proposed makes a table that is read."""
+    texts, labels, headers = PAIRS[name]
+    text_header, _, label_header = headers.partition("/")
+    put(tmp_path, texts, "{a} and {b}", text_header, number=50)
+    put(tmp_path, labels, "{label}", label_header, number=50, values="up down")
+    found = recognise(tmp_path)
+    assert found.kind is None
+    line = str(found.fault).partition("join them to a table, ")[2]
+    subprocess.run(["bash", "-c", line], check=True)
+    assert (recognise(tmp_path / "train.tsv").classes, recognise(tmp_path / "train.tsv").kind) == (2, "sentences")
+
+
+@pytest.mark.parametrize(
+    ("row", "learnt"),
+    [
+        ({"question": "why so late", "answer": "it had to be"}, "answer"),
+        ({"id": "1", "article": "a long story", "highlights": "a story"}, "article"),
+        ({"context": "a long story", "question": "why so late", "answers": {"text": ["a"]}}, "context"),
+        ({"dialogue": "A: hello you", "summary": "they meet"}, "dialogue"),
+    ],
+)
+def test_answers_and_summaries_have_no_labels(tmp_path: Path, row: dict[str, Any], learnt: str) -> None:
+    json_lines(tmp_path, "train.jsonl", row)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert f"--set data.text={learnt}" in str(found.fault)
+
+
+@pytest.mark.parametrize("names", [("cardstrain", "cardstest"), ("TrainDogs", "ValidDogs"), ("mytrain", "mydev")])
+def test_words_joined_to_others_are_splits(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        pictures(tmp_path, f"pictures/{name}/cat", f"pictures/{name}/dog")
+        put(tmp_path, f"tables/{name}.csv", '"{a}",{label}', "text,label")
+    for folder in ("pictures", "tables"):
+        found = recognise(tmp_path / folder)
+        assert (found.fault, found.classes, found.is_validated) == (None, 2, True)
+        assert len(read(tmp_path / folder, found)[0]) == 2
+
+
+@pytest.mark.parametrize("split", ["val/images", "valid", "test/imgs"])
+def test_split_without_classes_is_left_out(tmp_path: Path, split: str) -> None:
+    pictures(tmp_path, "train/n01/images", "train/n02/images", split)
+    found = recognise(tmp_path)
+    assert (found.fault, found.classes, found.is_validated) == (None, 2, False)
+    assert "is left out" in found.description
+    assert read(tmp_path, found)[0] == ["n01", "n02"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_class_by_picture_in_an_object(tmp_path: Path, indent: int | None) -> None:
+    pictures(tmp_path, "images", number=ROWS)
+    labels = {f"{i:03}.png": ("rose", "tulip")[i % 2] for i in range(ROWS)}
+    (tmp_path / "train.json").write_text(json.dumps(labels, indent=indent))
+    found = recognise(tmp_path)
+    assert (found.kind, found.samples, found.fault) == ("images", ROWS, None)
+    assert read(tmp_path, found)[0] == ["rose", "tulip"]
+
+
+@pytest.mark.parametrize("names", ["cat.{} dog.{}", "Abyssinian_{} shiba_inu_{}", "a{} b{}"])
+def test_classes_in_names_become_a_table(tmp_path: Path, names: str) -> None:
+    """The proposed line writes the table that is read."""
+    pictures(tmp_path, "from", number=10)
+    for name in names.split():
+        copytree(tmp_path / "from", tmp_path / "images", dirs_exist_ok=True)
+        for i in range(10):
+            (tmp_path / "images" / f"{i:03}.png").rename(tmp_path / "images" / (name.format(i) + ".png"))
+    for file in (tmp_path / "from").iterdir():
+        file.unlink()
+    (tmp_path / "from").rmdir()
+    fault = str(recognise(tmp_path).fault)
+    assert "their names begin with a class" in fault
+    subprocess.run(["bash", "-c", fault.partition("): ")[2]], check=True)
+    found = recognise(tmp_path / "images")
+    assert (found.kind, found.classes, found.samples, found.fault) == ("images", 2, 20, None)
+
+
+def test_parts_of_a_table_are_joined(tmp_path: Path) -> None:
+    for i in range(3):
+        put(tmp_path, f"train_{i}.csv", '"{a}",{label}', "text,label")
+    fault = str(recognise(tmp_path).fault)
+    line, _, command = fault.partition("joined with ")[2].partition("; then ")
+    if "; then" in command:  # head; tail
+        head, _, command = command.rpartition("; then ")
+        line = f"{line}; then {head}"
+    subprocess.run(["bash", "-c", line], check=True)
+    assert command.startswith("leanify compare ")
+    assert recognise(command.removeprefix("leanify compare ")).samples == 3 * ROWS
