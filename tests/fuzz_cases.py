@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,9 +81,13 @@ def read_tensors(file: str) -> None:
 def cut_vocabulary(folder: str) -> None:
     from leanify.vocabulary import closure, cut_tokenizer, kinds, ranking
 
-    vocabulary = kinds.read_vocabulary(Path(folder))
+    Path("cut").mkdir()
+    for path in Path(folder).iterdir():  # copies, as `shrink` makes them
+        if path.is_file() and path.stat().st_size < 10**8:
+            shutil.copy(path, "cut")
+    vocabulary = kinds.read_vocabulary(Path("cut"))
     ranked = closure.RankedTokens.of(vocabulary, ranking.rank_tokens(vocabulary, {}))
-    cut_tokenizer.cut_tokenizer(Path(folder), vocabulary, ranked.keep(ranked.total * 9 // 10))
+    cut_tokenizer.cut_tokenizer(Path("cut"), vocabulary, ranked.keep(ranked.total * 9 // 10))
 
 
 def read_text(file: str) -> None:

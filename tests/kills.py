@@ -1,16 +1,21 @@
-"""Kills of every command that works for long: the same command goes on, and its result is that of an undisturbed one.
+"""Kills of every command that writes: the same command goes on, and its result is that of an undisturbed one.
 
-    python tests/kills.py            15 kills of each kind: a run, a study, a shrink
+    python tests/kills.py            15 kills of each kind: a run, a study, a shrink, a redesign, exports
     python tests/kills.py 3 run      3 of the kind `run`
+    python tests/kills.py 5m         each kind in turn, for five minutes in all
     python tests/kills.py pause      each kind beside eight busy loops, and stopped for a minute in its middle
 
 A kill is SIGKILL or SIGTERM in turn, to the whole process group, at a random moment of the time that an undisturbed
-command takes. A subject that ends before its next kill is compared and followed by another.
+command takes. A subject that ends before its next kill is compared and followed by another. Nothing half written may be
+left in the end, in its output or beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -23,8 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import commands
+from fuzz_intact import TIMM
 from runs import DIGITS, final_state, make_documents
 from studies import NARROW, outcomes, recipe_file
+
+import leanify
 
 CLOCK_KEYS = {"seconds", "latency_s", "latency_range", "directory", "minutes", "samples_per_s"}
 
@@ -40,10 +48,13 @@ def command_in_group(*arguments: str) -> int:
 
 @dataclass(frozen=True)
 class Subject:
-    """A command: its arguments for an output, those that go on with it, and what must be equal in the end."""
+    """A command: its arguments for an output, those that go on with it if that is there, and what must be equal.
+
+    A command that cannot go on writes its output at once: what is there is whole.
+    """
 
     start: tuple[str, ...]
-    resume: tuple[str, ...]
+    resume: tuple[str, ...] | None
     result: Any
 
 
@@ -67,6 +78,29 @@ def make_shrink(home: Path) -> Subject:
     return Subject(words, words, shrink_result)
 
 
+def make_redesign(home: Path) -> Subject:
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), home / "old")
+    words = ("redesign", str(home / "old"), "--target-params", "0.9", "--min-depth", "1", "-o", "{out}")
+    return Subject(words, None, file_digests)
+
+
+def make_export(home: Path) -> Subject:
+    make_documents(home, checkpoint="old")
+    return Subject(("export", str(home / "old"), "--format", "hf", "-o", "{out}"), None, file_digests)
+
+
+def make_program(home: Path) -> Subject:
+    make_documents(home, checkpoint="old")
+    return Subject(("export", str(home / "old"), "--format", "onnx", "-o", "{out}"), None, file_digests)
+
+
+def file_digests(out: Path) -> dict[str, str]:
+    """Every file of a folder but its README, which has the folder's name; or the file."""
+    files = sorted(path for path in out.rglob("*") if path.is_file()) if out.is_dir() else [out]
+    digests = {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {name: digest for name, digest in digests.items() if name != "README.md"}
+
+
 def shrink_result(out: Path) -> Any:
     """The report without what a clock says, and the bytes of the tensors and configurations.
 
@@ -86,7 +120,10 @@ def without_clock(value: Any) -> Any:
     return [without_clock(item) for item in value] if isinstance(value, list) else value
 
 
-KINDS = {"run": make_run, "study": make_study, "shrink": make_shrink}
+KINDS = {
+    "run": make_run, "study": make_study, "shrink": make_shrink, "redesign": make_redesign, "export": make_export,
+    "program": make_program,
+}  # fmt: skip
 
 # -- killing ----------------------------------------------------------------------------------------------------------
 
@@ -127,7 +164,9 @@ def empties_within(group: int, seconds: float) -> bool:
 
 def run_undisturbed(kind: str, home: Path) -> tuple[Subject, float, Any]:
     """A subject of a kind, the seconds that it takes, and its result."""
-    subject, began = KINDS[kind](home), time.monotonic()
+    subject = KINDS[kind](home)
+    start(("recipes",), home).wait()  # the server of commands has imported all that it imports
+    began = time.monotonic()
     done = start(subject.start, home / "whole").wait()
     assert done.returncode == 0, done.stderr
     return subject, time.monotonic() - began, subject.result(home / "whole")
@@ -155,21 +194,23 @@ def pause(kind: str, home: Path) -> dict[str, Any]:
     return {"code": 0, "equal": subject.result(home / "paused") == expected, **times}
 
 
-def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
+def kill_often(kind: str, kills: int, home: Path, deadline: float = math.inf) -> dict[str, Any]:
     """Kill subjects of a kind this often. Every subject is then brought to its end and compared; counts of both."""
     draw = random.Random(f"{kind} {kills}")
     subject, seconds, expected = run_undisturbed(kind, home)
     counts: dict[str, Any] = {"kills": 0, "SIGKILL": 0, "SIGTERM": 0, "subjects": 0, "equal": 0, "bad": []}
-    while counts["kills"] < kills:
+    while counts["kills"] < kills and time.monotonic() < deadline:
         out = home / f"killed-{counts['subjects']}"
-        while True:
-            resumes = any((out / name).exists() for name in ("recipe.toml", "study.toml")) or kind == "shrink"
+        while subject.resume is not None or not out.exists():
+            resumes = out.exists() and subject.resume is not None
             process = start(subject.resume if resumes else subject.start, out)
-            last = counts["kills"] >= kills
-            if last or ends_within(process, draw.uniform(0, 0.6 * seconds)):
+            last = counts["kills"] >= kills or time.monotonic() > deadline
+            if last or ends_within(process, draw.uniform(0, (0.6 if subject.resume else 1) * seconds)):
                 done = process.wait()
                 if done.returncode:
                     counts["bad"].append(f"exit code {done.returncode}: {done.stderr[-300:]}")
+                elif left := [str(path.relative_to(home)) for path in home.rglob(".*.leanify-*")]:
+                    counts["bad"].append(f"left {left}")
                 break
             number = [signal.SIGKILL, signal.SIGTERM][counts["kills"] % 2]
             signal_group(process.pid, number)
@@ -187,19 +228,26 @@ def kill_often(kind: str, kills: int, home: Path) -> dict[str, Any]:
             if done.returncode == 0:
                 break
         counts["subjects"] += 1
-        counts["equal"] += done.returncode == 0 and subject.result(out) == expected
+        counts["equal"] += out.exists() and subject.result(out) == expected
     return counts
 
 
 def main(arguments: list[str]) -> int:
+    amount, kinds = arguments[0] if arguments else "15", arguments[1:] or list(KINDS)
+    is_timed = amount.endswith("m")
+    deadline = time.monotonic() + 60 * int(amount[:-1]) if is_timed else math.inf
     failures = 0
-    kills = int(arguments[0]) if arguments and arguments[0] != "pause" else 15
-    for kind in arguments[1:] or KINDS:
+    for kind in itertools.cycle(kinds) if is_timed else kinds:
+        began = time.monotonic()
+        if began > deadline:
+            break
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-            began = time.monotonic()
-            counts = pause(kind, Path(folder)) if "pause" in arguments else kill_often(kind, kills, Path(folder))
-            print(kind, json.dumps(counts), f"{time.monotonic() - began:.0f} s", flush=True)
-            failures += bool(counts.get("bad")) or counts.get("equal", 0) < counts.get("subjects", 0)
+            if amount == "pause":
+                counts = pause(kind, Path(folder))
+            else:
+                counts = kill_often(kind, 3 if is_timed else int(amount), Path(folder), deadline)
+        print(kind, json.dumps(counts), f"{time.monotonic() - began:.0f} s", flush=True)
+        failures += bool(counts.get("bad")) or counts.get("equal", 0) < counts.get("subjects", 1)
     return int(failures > 0)
 
 

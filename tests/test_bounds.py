@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,16 @@ def test_hub_tokenizers_are_bounded(tokenizer_folder: Path, monkeypatch: pytest.
         read_chinese(bounds.HUB_ID)
 
 
+def test_lower_limits_hold_in_forks() -> None:
+    """A batch system's hard limit of processor time is below a fork's own."""
+
+    def limited() -> list[int]:
+        resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+        return [call(lambda: resource.getrlimit(resource.RLIMIT_CPU)[0], "a reader", seconds) for seconds in (3, 60)]
+
+    assert call(limited, "a process with a limit") == [3, 5]
+
+
 @pytest.mark.parametrize("size", [{"height": 40_000, "width": 40_000}, {"shortest_edge": 100_000}])
 def test_greedy_processor_is_refused(size: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,6 +134,23 @@ def test_pictures_take_what_is_predicted(layout: tuple[int, int], monkeypatch: p
         monkeypatch.setenv("LEANIFY_MEMORY", str(bytes_per_pixel(image) * 1500 * 1500))
     monkeypatch.setattr("leanify.core.bounds._in_process", [])
     assert call(lambda: Decoder()(io.BytesIO(data), "RGB", "a").size, "a picture") == (1500, 1500)
+
+
+@pytest.mark.slow
+def test_slow_readers_end_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processor's time, and by the clock if they wait."""
+
+    def busy() -> None:
+        while True:
+            pass
+
+    monkeypatch.setenv("LEANIFY_MEMORY", "100M")
+    monkeypatch.setattr("leanify.core.bounds.WAITS", 2)
+    for reader in (busy, lambda: time.sleep(600)):
+        with pytest.raises(DataError, match="a reader takes over 1 s of processor time, or 2 times as long by"):
+            call(reader, "a reader", 1)
+    with pytest.raises(DataError, match="a reader goes over the bound"):
+        call(lambda: bytes(80 << 20), "a reader")
 
 
 @pytest.mark.parametrize("text", ["much", "0", "-1G", "1e9", "4 G", "9" * 40])

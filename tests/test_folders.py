@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -351,14 +351,34 @@ def test_next_process_cleans_up(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True) as one:
         one.stdout.readline()
         [folder] = tmp_path.iterdir()
-        os.utime(folder, (time.time() - 3600,) * 2)
         writing.remove_litter(tmp_path)
         assert folder.is_dir()  # its process lives
         one.kill()
-    os.utime(folder, (time.time() - 3600,) * 2)
     with writing.new_directory(tmp_path / "b"):
         assert not folder.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_sweeps_take_nothing_that_is_written(tmp_path: Path) -> None:
+    """Another process may look for litter between the making of a file and its lock."""
+    over = threading.Event()
+
+    def sweep() -> None:
+        while not over.is_set():
+            writing.remove_litter(tmp_path)
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for number in range(200):
+            writing.write(tmp_path / "file", "x", sync=False)
+            with writing.new_directory(tmp_path / str(number)) as folder:
+                (folder / "file").write_text("x")
+    finally:
+        over.set()
+        sweeper.join()
+    assert len(list(tmp_path.glob("*/file"))) == 200
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_files_follow_umask(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Kills of every kind of run, a time limit: the end is the same bit for bit, and nothing is left.
 
-`tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers and two processes.
+`tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers, two processes, and the other
+commands that write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kills import KINDS, kill_often
 from PIL import Image
 from runs import DIGITS, final_state, run_modes
 from test_training_processes import RECIPE as TWO
@@ -125,6 +127,13 @@ def test_kills_of_one_process(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     nothing_left(tmp_path / "run")
     assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_kills_of_every_command(kind: str, tmp_path: Path) -> None:
+    counts = kill_often(kind, 3, tmp_path)
+    assert (counts["bad"], counts["equal"]) == ([], counts["subjects"])
 
 
 # -- a time limit -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from flows import missing_schemas
 from torch import nn
 from vocabularies import KINDS
 
-from leanify.core.errors import BudgetError, UnsupportedModel
+from leanify.core.errors import BudgetError, DataError, UnsupportedModel
 from leanify.core.files.reading import read_json
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import on_disk
@@ -225,6 +225,15 @@ def test_refused_vocabularies(files: dict[str, Any], reason: str, tmp_path: Path
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(UnsupportedModel, match=reason):
+        read_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [{"a": {}}, {"a": "0"}, {"a": -1}, {"a": 10**12}])
+def test_odd_ids_are_refused(ids: dict[str, Any], tmp_path: Path) -> None:
+    """What the tokenizers library does not read, is not read here."""
+    content = {"model": {"type": "WordPiece", "vocab": ids, "unk_token": "a", "max_input_chars_per_word": 9}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read"):
         read_vocabulary(tmp_path)
 
 

@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import statistics
 import sys
@@ -180,10 +179,6 @@ def _is_full_disk(error: BaseException | None) -> bool:
 def _train(folder: StudyFolder, key: Key, on_row: OnRow) -> Trainer:
     """Train a run to its end, and return its trainer."""
     path = folder.run(key)
-    # remove leftovers of a killed run
-    for leftover in path.parent.glob(f".{path.name}.leanify-*"):
-        if writing.is_temp(leftover):  # left by a run that was killed while creating its folder
-            shutil.rmtree(leftover)
     # a new run, or the interrupted one from its checkpoint
     callback = RunCallback(on_row, probes=key.rate is None)
     recipe = recorded_recipe(RunDirectory.open(path)) if is_run(path) else folder.run_recipe(key)

@@ -85,15 +85,16 @@ def export(
     else:
         # a program, loaded and run by its runtime; files are renamed into place last
         try:
-            with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
-                file = Path(folder_name) / target.name
+            with writing.temp_folder(target.absolute()) as folder:
+                file = folder / target.name
                 write = _write_onnx if format == "onnx" else _write_program
                 outputs = write(model, inputs, file, fixed)
                 _compare(format, reference, outputs, own_rounding)
-                for path in sorted(Path(folder_name).iterdir(), reverse=True):
+                for path in sorted(folder.iterdir(), reverse=True):
                     writing.rename_new(path, target.parent / path.name)
         except OSError as error:
-            raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
+            at = error.filename2 or target  # a program of several files may meet one of them
+            raise DirectoryError(f"{at} could not be written: {error.strerror or error}") from error
     return target
 
 

@@ -67,7 +67,6 @@ class RunDirectory:
         text = recipe.to_toml()
         if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
             raise RecipeError(f"the recipe cannot be written as it is: {changes}")
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         # a temporary folder, renamed once all of it is written
         with new_directory(path) as folder:
             writing.write(folder / RECIPE, text)
@@ -258,7 +257,7 @@ class RunDirectory:
         with self._write_guarded(METRICS):
             writing.truncate_file(self.path / METRICS, length)
         with self._write_guarded(CHECKPOINTS):
-            writing.remove_litter(self.path, min_age=0)
+            writing.remove_litter(self.path)
             for folder in sorted((self.path / CHECKPOINTS).iterdir()):
                 if checkpoints.is_unfinished(folder.name) and checkpoints.is_removable(folder):
                     shutil.rmtree(folder)

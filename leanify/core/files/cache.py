@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -59,24 +58,23 @@ def new_entry(place: Path, what: str) -> Iterator[Path]:
 
     Where another process is faster, its content stays: concurrent writers produce the same.
     """
-    folder: Path | None = None
+    made = False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        yield folder
-        if not place.exists():
-            folder.rename(place)
+        with writing.temp_folder(place) as folder:
+            made = True
+            folder.chmod(0o700)
+            yield folder
+            if not place.exists():
+                folder.rename(place)
     except OSError as error:
-        if folder is None:
+        if not made:
             raise DataError(
                 f"{what} could not be saved in {place.parent} ({error.strerror}); choose another folder with "
                 "XDG_CACHE_HOME"
             ) from error
         if not place.is_dir():
             raise DataError(f"{what} could not be cached in {place}: {error.strerror or error}") from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_or_make(

@@ -6,8 +6,8 @@ renamed, which replaces a link and does not touch its target. Files that grow (l
 without following one.
 
 The temporary name is ``.NAME.leanify-XXXXXXXX``, locked while it is written. If the process is killed, the
-kernel releases the lock; the next write to the folder recognises such leftovers by their name and free lock,
-and removes them. Folders are made and removed the same way.
+kernel releases the lock; the next process that writes to the folder recognises such leftovers by their name and
+free lock, and removes them. Folders are made and removed the same way.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from leanify.core.errors import DirectoryError
 
-MIN_AGE = 60.0  # seconds; younger files stay, because they may have been created but not locked yet
+SWEEP_EVERY = 60.0  # seconds, in a folder to which many files are written
 CARD, METRICS = "leanify.json", "metrics.jsonl"  # the file that marks a directory of leanify's, and a run's among them
 _TEMP_NAME = re.compile(r"\..+\.leanify-[0-9a-f]{8}", re.DOTALL)
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
@@ -75,11 +75,9 @@ def add_name(file: Path, path: Path) -> bool:
 def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file, open for reading and writing, that gets its name at the end if nothing was raised."""
     _sweep(path.parent)
-    temp = temp_path(path)
-    handle = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+    temp, handle = _make_locked(path, lambda temp: os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666))
     try:
         with os.fdopen(handle, "w+b") as file:
-            try_lock(handle)
             yield file
             file.flush()
             if sync:
@@ -150,6 +148,25 @@ def temp_path(path: Path) -> Path:
     return path.with_name(f".{path.name[:50]}.leanify-{secrets.token_hex(4)}")  # 50 characters are at most 200 bytes
 
 
+def _make_locked(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
+    """Make something with a temporary name and lock it until its handle is closed; again if a sweep came between."""
+    import fcntl  # Unix only
+
+    while True:
+        temp = temp_path(path)
+        try:
+            handle = make(temp)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            continue
+        with suppress(OSError):  # a file system without locks, on which nothing is swept
+            fcntl.flock(handle, fcntl.LOCK_EX)  # waits for the sweep that has it
+        if temp.exists():
+            return temp, handle
+        os.close(handle)
+
+
 def is_temp(path: Path) -> bool:
     """Whether a path has a name of `temp_path`; False for links."""
     return _TEMP_NAME.fullmatch(path.name) is not None and not path.is_symlink()
@@ -161,17 +178,15 @@ _swept: dict[Path, float] = {}  # when this process looked for litter in a folde
 def _sweep(folder: Path) -> None:
     """Remove a folder's litter, but look for it once in a while only: many files are written one after another."""
     now, place = time.monotonic(), folder.absolute()
-    if now - _swept.get(place, -math.inf) >= MIN_AGE:
+    if now - _swept.get(place, -math.inf) >= SWEEP_EVERY:
         _swept[place] = now
         remove_litter(folder)
 
 
-def remove_litter(folder: Path, min_age: float = MIN_AGE) -> None:
+def remove_litter(folder: Path) -> None:
     """Remove what killed processes left half written in a folder."""
     with suppress(OSError):
         for path in [path for path in folder.iterdir() if is_temp(path)]:
-            if time.time() - path.stat().st_mtime < min_age:
-                continue
             with suppress(OSError):  # no permission
                 handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK)
                 try:
@@ -196,6 +211,23 @@ def try_lock(handle: int) -> bool:
 
 
 @contextmanager
+def temp_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside a path, which is removed at the end, or after a kill by the next process."""
+
+    def make(temp: Path) -> int:
+        temp.mkdir()
+        return os.open(temp, os.O_RDONLY)
+
+    remove_litter(path.parent)
+    folder, lock = _make_locked(path, make)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
 def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``directory`` on success and removed on failure.
 
@@ -207,30 +239,19 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
 
     target = Path(directory)
     check_new_directory(target, force)
-    parent = target.absolute().parent
-    folder = temp_path(target.absolute())
-    lock = -1
     try:
-        # a locked folder next to the target: leftovers of killed processes have no lock
-        parent.mkdir(parents=True, exist_ok=True)
-        remove_litter(parent)
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
-        try_lock(lock)
-        yield folder
-        # permissions as the umask allows: safetensors writes for the owner only
-        mode = folder.stat().st_mode & 0o666
-        for path in folder.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                path.chmod(mode)
-        _rename_folder(folder, target, force)
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with temp_folder(target.absolute()) as folder:
+            yield folder
+            # permissions as the umask allows: safetensors writes for the owner only
+            mode = folder.stat().st_mode & 0o666
+            for path in folder.rglob("*"):
+                if path.is_file() and not path.is_symlink():
+                    path.chmod(mode)
+            _rename_folder(folder, target, force)
     except (OSError, SafetensorError) as error:  # the latter for a full disk under its writer, which raises no OSError
         reason = getattr(error, "strerror", None) or error
         raise DirectoryError(f"{target} could not be written: {reason}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock >= 0:
-            os.close(lock)
 
 
 def _rename_folder(folder: Path, target: Path, force: bool) -> None:
