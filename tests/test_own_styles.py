@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import warnings
 from collections import UserDict
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import leanify
+from leanify.lens.obstacles import describe_obstacle
 
 WIDTH, HEADS, DEPTH, UNITS = 24, 4, 3, 40
 
@@ -322,6 +324,29 @@ def test_obstacle_is_named(name: str) -> None:
     make, expected = OBSTACLES[name]
     with pytest.raises(leanify.UnsupportedModel, match=expected):
         leanify.read(tower(make), inputs=torch.randn(2, 7, WIDTH))
+
+
+class Calls(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return plain_attention(x, x, x)
+
+
+class Flexible(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return flex_attention(x, x, x)  # type: ignore[name-defined,no-any-return] # noqa: F821
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that a forward calls, the forward itself, a kernel."""
+    assert "calls flex_attention" in describe_obstacle(nn.Sequential(Flexible(4, 4)))
+    assert not describe_obstacle(Calls(4, 4))
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "plain_attention", torch.compile(plain_attention))
+        assert re.search("calls plain_attention.*TORCHDYNAMO_DISABLE=1", describe_obstacle(Calls(4, 4)))
+    monkeypatch.setattr(Calls, "forward", torch.compile(Calls.forward))
+    assert re.search("calls forward.*TORCHDYNAMO_DISABLE=1", describe_obstacle(Calls(4, 4)))
 
 
 def test_forward_of_another_module_is_refused() -> None:

@@ -84,12 +84,8 @@ def describe_obstacle(model: nn.Module) -> str:
             continue
         for words in _computed_weights(name, module):
             return words
-        scripts = sorted(_scripts(module))
-        if scripts:
-            return (
-                f"{name or 'the model'} calls {scripts[0]}, a torch.jit script, which shows nothing of what it does: "
-                "set PYTORCH_JIT=0 in the environment, or remove the decorator"
-            )
+        for called, kind, remedy in sorted(_compiled(module)):
+            return f"{name or 'the model'} calls {called}, {kind}, which shows nothing of what it does: {remedy}"
         integers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.dtype in _PACKED]
         if any(module.get_buffer(key).dim() > 1 for key in integers):
             return (
@@ -108,11 +104,19 @@ def describe_obstacle(model: nn.Module) -> str:
 _PACKED = (torch.int8, torch.uint8, torch.int32)
 
 
-def _scripts(module: nn.Module) -> set[str]:
-    """The torch.jit scripts that the methods of a module call by name."""
-    names = set()
-    for method in vars(upstream_class(module)).values():
-        if inspect.isfunction(method):
-            called = set(method.__code__.co_names) & method.__globals__.keys()
-            names |= {name for name in called if isinstance(method.__globals__[name], torch.jit.ScriptFunction)}
-    return names
+def _compiled(module: nn.Module) -> set[tuple[str, str, str]]:
+    """The scripts and compiled functions that the methods of a module are or call: name, kind, and what helps."""
+    found = set()
+    for key, method in vars(upstream_class(module)).items():
+        if not inspect.isfunction(method):
+            continue
+        called = {name: method.__globals__.get(name) for name in method.__code__.co_names}
+        for name, function in {key: method, **called}.items():
+            if isinstance(function, torch.jit.ScriptFunction):
+                found.add((name, "a torch.jit script", "set PYTORCH_JIT=0 in the environment, or remove the decorator"))
+            elif name == "flex_attention":
+                found.add((name, "a compiled kernel", "let it call torch.nn.functional.scaled_dot_product_attention"))
+            elif hasattr(function, "_torchdynamo_orig_callable"):
+                remedy = "set TORCHDYNAMO_DISABLE=1 in the environment, or compile what leanify returns"
+                found.add((name, "compiled by torch.compile", remedy))
+    return found

@@ -27,6 +27,7 @@ from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
 from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedLayer, LocatedModel
+from leanify.lens.obstacles import describe_obstacle
 from leanify.lens.sites import locate
 from leanify.lens.surgery import tie
 from leanify.profiling.cost import Cost
@@ -307,6 +308,8 @@ def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result
         hint = ""
         if origin is not None and origin.library == "hf" and "vision_config" in origin.options:
             hint = "; its parts may have default sizes that do not fit each other: name a checkpoint or its config.json"
+        if obstacle := describe_obstacle(model):
+            hint = f"; {obstacle}"
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {format_error(error)}{hint}"
             ". leanify.read, write and grow may still do for it"
