@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +86,42 @@ def test_two_models_in_one_file_are_refused(tensors: Tensors, tmp_path: Path) ->
     torch.save(behind("student.", tensors) | behind("teacher.", tensors), tmp_path / "dino.pth")
     with pytest.raises(leanify.SourceError, match=r"holds the model 2 times, under 'student\.', 'teacher\.'"):
         load(tmp_path / "dino.pth")
+
+
+SEVERAL: dict[str, Callable[[Tensors], Any]] = {
+    "two networks": lambda one: {"student": one, "teacher": one, "epoch": 3},
+    "two prefixes": lambda one: behind("encoder_q.", one) | behind("encoder_k.", one),
+    "two prefixes in a dict": lambda one: {"state_dict": behind("net.", one) | behind("ema_net.", one)},
+    "a dict of parts": lambda one: {"state": {"encoder": one}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_line_saves_one_of_several(
+    name: str, tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line in the message makes a file that loads; of dicts in dicts it is typed again."""
+    monkeypatch.chdir(tmp_path)
+    file = Path("several.pth")
+    torch.save(SEVERAL[name](tensors), file)
+    for _ in range(3):
+        try:
+            loaded, _ = load(file)
+        except leanify.SourceError as error:
+            words = shlex.split(str(error).rpartition("python -c ")[2])
+            subprocess.run([sys.executable, "-c", words[0]], check=True)
+            file = next(one for one in Path().iterdir() if one.name not in ("several.pth", file.name))
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("classes", [0, 2, 7])
+def test_other_classes_name_the_setting(classes: int, tensors: Tensors, tmp_path: Path) -> None:
+    """A classifier of another size, or none, as pretraining leaves it: with the setting that is named it loads."""
+    torch.save(leanify.load("vit_tiny", overrides=TINY | {"num_classes": classes}).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(leanify.SourceError, match=f"--override num_classes={classes} builds"):
+        load(tmp_path / "a.pth")
+    find.load_with_weights(find.find("vit_tiny", overrides=TINY | {"num_classes": classes}), tmp_path / "a.pth")
 
 
 def test_files_are_told_by_their_contents(tensors: Tensors, tmp_path: Path) -> None:

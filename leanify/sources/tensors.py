@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,7 +92,20 @@ def _state_dict(path: Path, data: Any, library: str = "") -> dict[str, Tensor]:
             warnings.warn(f"{path} holds averaged weights too, {averages[0]!r}: {inner!r} was taken", stacklevel=4)
         data = data[inner]
     keys_found = f"; it is a dict of {preview(sorted(map(str, data)))}" if isinstance(data, dict) and data else ""
+    parts = [key for key, value in data.items() if isinstance(value, dict) and value] if isinstance(data, dict) else []
+    if parts:
+        key = "teacher" if "teacher" in parts else parts[0]
+        keys_found += f". Save the one that you mean, {_line(path, f'c[{json.dumps(key)}]', key)}"
     raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors{keys_found}")
+
+
+def _line(path: str | Path, what: str, name: str) -> str:
+    """The line that saves a part of a checkpoint ``c``."""
+    code = (
+        f'import torch; c = torch.load({json.dumps(str(path))}, map_location="cpu", weights_only=True); '
+        f"torch.save({what}, {json.dumps(name.strip('.') + '.pth')})"
+    )
+    return f"python -c {quote(code)}"
 
 
 CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's checkpoint
@@ -116,6 +131,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _class_hint(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """The setting that makes a classifier of timm fit, where nothing else does not; "" for others."""
+    head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    if not isinstance(head, str) or f"{head}.weight" not in model.state_dict():
+        return ""
+    shapes = tensor_shapes(tensors)
+    names = {name for name, shape in tensor_shapes(model.state_dict()).items() if shapes.get(name) != shape}
+    if not names <= {f"{head}.weight", f"{head}.bias"}:
+        return ""
+    classes = shapes.get(f"{head}.weight", (0,))[0]
+    return f"; --override num_classes={classes} builds a model {'of as many classes' if classes else 'without a head'}"
 
 
 def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
@@ -163,7 +191,7 @@ def fit_names(
     if prefixes[0] and len(prefixes) > 1:
         raise SourceError(
             f"{where} holds the model {len(prefixes)} times, under {preview([repr(one) for one in prefixes])}: save "
-            "the tensors of one of them alone"
+            f"the tensors of one of them alone, {_line(where, _picked(prefixes[0]), prefixes[0])}"
         )
     prefix = prefixes[0]
     others = [key for key in bare if not key.startswith(prefix)]
@@ -180,6 +208,11 @@ def fit_names(
     return fitting
 
 
+def _picked(prefix: str) -> str:
+    start = json.dumps(prefix)
+    return f'{{k.removeprefix({start}): v for k, v in c.get("state_dict", c).items() if k.startswith({start})}}'
+
+
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
     """Load tensors into a model in place, strictly, and restore upstream's weight tying.
 
@@ -188,7 +221,8 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -
     tensors = fit_names(tensors, model.state_dict().keys(), where)
     problems = describe_misfits(tensor_shapes(model.state_dict()), tensor_shapes(tensors))
     if problems:
-        raise SourceError(f"{where} does not fit {model_name(model)}: {problems}")
+        hint = _class_hint(model, tensors)
+        raise SourceError(f"{where} does not fit {model_name(model)}: {problems}{hint}")
     model.load_state_dict(tensors, assign=True)
     if is_hf(model):  # assign=True breaks tying: each name now has its own tensor
         model.tie_weights()  # type: ignore[operator]
