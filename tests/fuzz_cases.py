@@ -202,6 +202,11 @@ FOLDERS: dict[str, Kind] = {
         ("predict {} images", "predict {} rows.csv --format json", "predict {} rows.txt --format csv"),
         ("images", *ROWS),
     ),
+    "processor": Kind(
+        ("vit/preprocessor_config.json",),
+        ("train vit --dry-run --set data.path=images", "condition vit --samples 2 --data images"),
+        ("vit", "images"),
+    ),
     "tokenizer": Kind(
         ("hf/tokenizer.json", "hf/tokenizer_config.json"),
         (
@@ -445,6 +450,7 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
 INPUTS = {name: tuple(dict.fromkeys((*kind.targets, *kind.companions))) for name, kind in FOLDERS.items()} | {
     "tensors": ("loose", "lean-timm"),
     "tokenizer": ("hf", *ROWS),
+    "processor": ("vit", "images"),
     "greedy": ("hf", "images", "run-images", "rows.txt"),
     "layouts": ("hf", "run-texts"),
     "log": ("run",),

@@ -89,6 +89,7 @@ def make_intact(home: Path) -> None:
     _images(home / "images")
     _upstream_folders(home)
     _cuttable(home)
+    _processed(home)
     _runs_on_own_data(home)
     _half_shrunk(home)
 
@@ -99,6 +100,17 @@ def _cuttable(home: Path) -> None:
         words = vocabularies.tokenizer(kind)
         vocabularies.checkpoint(home / f"cut-{kind.split()[0]}", family, cls, words)
     (home / "words.txt").write_text("\n".join(vocabularies.texts(60)))
+
+
+def _processed(home: Path) -> None:
+    """A classifier of images with the processor that makes its pictures."""
+    import leanify
+
+    model: Any = leanify.load("hf/vit", overrides=HF["vit"] | {"class": "AutoModelForImageClassification"})
+    model.save_pretrained(home / "vit")
+    side, statistics = {"height": 8, "width": 8}, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    words = {"image_processor_type": "ViTImageProcessor", "size": side, "crop_size": side, "do_center_crop": True}
+    (home / "vit" / "preprocessor_config.json").write_text(json.dumps(words | statistics | {"rescale_factor": 1 / 255}))
 
 
 def _half_shrunk(home: Path) -> None:

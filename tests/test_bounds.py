@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import resource
 import time
 from pathlib import Path
@@ -105,6 +106,28 @@ def test_greedy_processor_is_refused(size: dict[str, int], tmp_path: Path, monke
         find_processor(model, (3, 16, 16))
     sane = bounds.by_a_processor(shortest_edge=18)
     assert find_processor(leanify.load("vit"), (3, 16, 16)) is not None, sane
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("image_mean", ["a", "b", "c"], "does not open"),
+        ("image_std", [0, 0, 0], "no finite pixels"),
+        ("image_std", [0.5], "statistics of"),
+        ("rescale_factor", float("nan"), "no finite pixels"),
+        ("rescale_factor", 0, "does not open"),
+        ("size", {"height": "16", "width": [16]}, "does not open"),
+    ],
+)
+def test_odd_processor_is_refused(
+    key: str, value: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bounds.by_a_processor(height=16, width=16)
+    file = Path("vit/preprocessor_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(DataError, match=words):
+        find_processor(leanify.load("vit"), (3, 16, 16))
 
 
 PICTURES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,18 @@ def test_recipe_refuses_other_kinds(tmp_path: Path) -> None:
             training.resolve(name, [f"data.path={tmp_path / file}"])
     recipe = training.resolve("own-text", [f"data.path={tmp_path / 'labelled.csv'}"])
     assert recipe.data.task == "causal-lm"
+
+
+def test_work_grows_with_depth_alone(tmp_path: Path) -> None:
+    """A folder without data is explained by what lies a few folders below, not by all ways through its folders."""
+    counts = []
+    for below in (10, 40):
+        place = tmp_path / str(below)
+        for _ in range(below):
+            place = place / "more"
+            place.mkdir(parents=True)
+            (place / "notes.bin").touch()
+        profile = cProfile.Profile()
+        assert profile.runcall(recognise, tmp_path / str(below)).kind is None
+        counts.append(sum(entry.callcount for entry in profile.getstats()))
+    assert counts[1] < 8 * counts[0]

@@ -35,6 +35,7 @@ from leanify.data.texts.own_texts import find_table
 TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
 MAX_LINES = 1000  # lines of two files by which one has the labels of the other
+DEPTH = 2  # folders below one without data that are looked into, each with all that lies in it
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -61,12 +62,15 @@ BOXES = {  # file next to pictures of detection → the format that has it
 }
 
 
-def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS) -> OwnData:
-    """The data in a file or folder, with their fault if they cannot be trained on; of no kind if there are none."""
+def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS, depth: int = DEPTH) -> OwnData:
+    """The data in a file or folder, with their fault if they cannot be trained on; of no kind if there are none.
+
+    Data that lie up to ``depth`` folders below are named instead.
+    """
     place = Path(path).expanduser()
     try:
         if place.is_dir():
-            return _describe_folder(data_folder(place), selection)
+            return _describe_folder(data_folder(place), selection, depth)
         return _describe_file(place, None, selection, place) if place.is_file() else nothing("it does not exist")
     except OSError as error:
         return nothing(f"it cannot be read: {error.strerror or error}")
@@ -130,7 +134,7 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
     return nothing(f"{file.suffix} files are not read. It looks for {LAYOUTS}")
 
 
-def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
+def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData:
     # data that `datasets` saved, pictures with boxes
     if hub.is_saved(place):
         return _describe_saved(place)
@@ -164,7 +168,7 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
     if file is not None and columns.is_table(file) and _texts_and_labels(file) is None:
         return _describe_file(file, find_table(place, "validation"), selection, place)
     if _is_of_pictures(place):
-        return _explain_folder(place, selection)
+        return _explain_folder(place, selection, depth)
     if file is not None and (pair := _texts_and_labels(file)) is not None:
         line = f"paste -d '\\t' {' '.join(quote(str(one)) for one in pair)} > {quote(str(place / 'train.tsv'))}"
         return nothing(f"{pair[0]} has texts alone, and {pair[1]} their labels: join them to a table, {line}", file)
@@ -177,7 +181,7 @@ def _describe_folder(place: Path, selection: NamedColumns) -> OwnData:
         return _describe_file(texts[0], None, selection, place)
     if texts:
         return OwnData("text", f"{len(texts)} text files in {place}", False)
-    return _explain_folder(place, selection)
+    return _explain_folder(place, selection, depth)
 
 
 def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
@@ -291,7 +295,7 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
 # -- folders without data that are read -------------------------------------------------------------------------------
 
 
-def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
+def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData:
     """The thing that was found instead of data, and what to do."""
     entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
     files = [entry for entry in entries if entry.is_file()]
@@ -335,17 +339,17 @@ def _explain_folder(place: Path, selection: NamedColumns) -> OwnData:
             f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
             "with the columns text and label"
         )
-    kinds = {folder: recognise(folder).kind for folder in folders}
+    kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders if depth}
     lists = "text" if _is_of_pictures(place) else None
-    readable = [folder for folder in folders if kinds[folder] not in (None, lists)]
+    readable = [folder for folder, kind in kinds.items() if kind not in (None, lists)]
     if len(readable) == 1:
         return nothing(f"but {readable[0]} is data: name it")
     if readable:
         folder_names = [folder.name for folder in readable]
         return nothing(f"its folders {preview(folder_names)} are data, each for itself. Name one of them")
     with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
-    if len(with_tables) == 1:
-        return recognise(with_tables[0], selection)
+    if len(with_tables) == 1 and depth:
+        return recognise(with_tables[0], selection, depth - 1)
     # images, texts in another encoding or with other endings, archives and other kinds of files
     pictures = _explain_images(place, folders)
     if pictures is not None:

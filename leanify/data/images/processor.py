@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError
-from leanify.upstream.libraries import first_line, import_transformers
+from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import is_hf
+from leanify.upstream.reraise import reraise_as
 
 SIDES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
 MAX_GROWTH = 8  # of a side that is cropped afterwards; makers resize to 256 for 224
@@ -55,22 +57,24 @@ def find_processor(model: nn.Module, shape: tuple[int, ...]) -> ProcessorTransfo
     if not folder or not any((place / name).is_file() for name in FILES):
         return None
     library = import_transformers()
-    try:
+    with reraise_as(f"the processor in {place} does not open", DataError):  # a damaged or foreign file
         processor = library.AutoImageProcessor.from_pretrained(str(place), trust_remote_code=False)
-    except Exception as error:  # transformers raises many types for a damaged or foreign file
-        raise DataError(f"the processor in {place} does not open ({first_line(error)})") from error
-    transform = ProcessorTransform(processor, shape, place)
-    # the sizes on the way to the model's: a picture is resized before it is cropped
-    for key in ("size", "crop_size", "pad_size"):
-        size = getattr(processor, key, None) or {}
-        sides = [size] if isinstance(size, int | float) else [dict(size).get(side) or 0 for side in SIDES]
-        if max(sides) > MAX_GROWTH * max(shape[1:]):
+        transform = ProcessorTransform(processor, shape, place)
+        # the sizes on the way to the model's: a picture is resized before it is cropped
+        for key in ("size", "crop_size", "pad_size"):
+            size = getattr(processor, key, None) or {}
+            sides = [size] if isinstance(size, int | float) else [dict(size).get(side) or 0 for side in SIDES]
+            if max(sides) > MAX_GROWTH * max(shape[1:]):
+                raise DataError(
+                    f"the processor in {place} makes pictures of {max(sides):,} pixels a side ({key}) and the model "
+                    f"takes {max(shape[1:])}; correct its preprocessor_config.json"
+                )
+        # its means and deviations must be of the model's channels
+        mean, std = transform.statistics.values()
+        if {len(mean), len(std)} != {shape[0]}:
             raise DataError(
-                f"the processor in {place} makes pictures of {max(sides):,} pixels a side ({key}) and the model takes "
-                f"{max(shape[1:])}; correct its preprocessor_config.json"
+                f"the processor in {place} has statistics of {max(len(mean), len(std))} channels, the model {shape[0]}"
             )
-    # its means and deviations must be of the model's channels
-    channels = {len(values) for values in transform.statistics.values()}
-    if channels != {shape[0]}:
-        raise DataError(f"the processor in {place} has statistics of {max(channels)} channels, the model {shape[0]}")
+        if not all(map(math.isfinite, (*mean, *std))) or 0 in std:
+            raise DataError(f"the processor in {place} would make no finite pixels; correct its mean, std and factor")
     return transform
