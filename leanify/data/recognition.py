@@ -35,7 +35,7 @@ from leanify.data.texts.own_texts import find_table
 TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
 MAX_LINES = 1000  # lines of two files by which one has the labels of the other
-DEPTH = 2  # folders below one without data that are looked into, each with all that lies in it
+DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all that lies in it
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -339,7 +339,7 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
             f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
             "with the columns text and label"
         )
-    kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders if depth}
+    kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
     readable = [folder for folder, kind in kinds.items() if kind not in (None, lists)]
     if len(readable) == 1:
