@@ -114,6 +114,17 @@ def test_endless_line_is_refused(tmp_path: Path, suffix: str) -> None:
         list(read_lines(file, DataError))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "json"])
+def test_endless_header_is_refused(tmp_path: Path, suffix: str) -> None:
+    """Every row takes time for all columns."""
+    names = [f"c{number}" for number in range(10_001)]
+    mark, row = {"csv": ",", "tsv": "\t"}.get(suffix, ""), json.dumps(dict.fromkeys(names, "a"))
+    text = f"{mark.join(names)}\n{mark.join(names)}\n" if mark else f"[{row}]" if suffix == "json" else row
+    (tmp_path / f"a.{suffix}").write_text(text)
+    with pytest.raises(DataError, match=r"has 10,001 columns, and at most 10,000 are read; keep those you need"):
+        read_all(tmp_path / f"a.{suffix}")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 @pytest.mark.parametrize("stray", [(5,), (5, 40), (5, 20, 50), (0, 59)])
 def test_stray_quotes_join_no_rows(tmp_path: Path, suffix: str, stray: tuple[int, ...]) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,6 +36,7 @@ QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes ins
 FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){FASTTEXT_MARK}(\S+)")
 EXCEL_MARK = re.compile(r"sep=(.)\s*")  # a first line that names the delimiter
 HEADER_ROWS = 200  # rows that show whether the first line is a header
+MAX_COLUMNS = 10_000
 MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
 
 
@@ -47,6 +48,7 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
     """
     column, splits = None, set[str]()
     for number, (place, row) in enumerate(_read_rows(path, faults, choose)):
+        _check_count(path, row)
         column = column if number else match_column(SPLIT_COLUMNS, list(row))
         if column is not None:
             splits.add(str(row.get(column)).lower())
@@ -57,6 +59,12 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
                 "each, such as train.csv and validation.csv, or remove the column to use all rows"
             )
         yield place, row
+
+
+def _check_count(path: Path, names: Sized) -> None:
+    """Raise DataError for more columns than a table of texts or pictures has: each row takes time for all of them."""
+    if len(names) > MAX_COLUMNS:
+        raise DataError(f"{path} has {len(names):,} columns, and at most {MAX_COLUMNS:,} are read; keep those you need")
 
 
 def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
@@ -166,6 +174,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     header, names = next(rows, (1, []))
     if mark:
         header, names = next(rows, (2, []))
+    _check_count(path, names)
     if not _is_text("".join(names)):
         raise DataError(f"{path}, line {header} {not_utf8(path)}")
     # a first line that is a sample like the others gives no names
