@@ -8,7 +8,8 @@ If the prices are known (`prices.costs`), this module does not import torch; `Pl
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from leanify.profiling.price_list import PriceList
 from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of
-from leanify.search.design import make_design
+from leanify.search.design import Design, make_design
 from leanify.search.first_row import FirstRow, first_row
 from leanify.search.narrow import (
     Narrow,
@@ -80,23 +81,14 @@ def redesign(
     >>> plan.lean.depth < plan.baseline.depth and plan.lean.heads > plan.baseline.heads
     True
     """
-    # the options, and the prices of every shape of the source
+    # the options, the prices of every shape of the source, and the limits that the options mean
     check_names("redesign", changes)
     options = replace(options or Options(), **changes)
     source = _attach_inputs(source, options, inputs, rows)
     costs = model_costs(source, options)
     prices = price_list(_name(source), costs, options)
     baseline = search.baseline_design(prices)
-
-    # the budget: half of the parameters by default, and those of narrow if only its width is pinned
-    is_open = all(getattr(options, name) is None for name in (*BUDGETS, *PINS))
-    narrow = None
-    if is_open and options.width is None:
-        options = replace(options, target_params=HALF)
-    elif is_open:
-        narrow = find_narrow(prices, None, Request(options))
-        if narrow.design is not None:
-            options = replace(options, target_params=narrow.design.params)
+    options, narrow = _with_budget(prices, options)
     options = _pin_left_out_axes(prices, options)
     request = requests.make_request(prices, options, baseline.cost)
     budget = requests.describe_budget(request, baseline.cost)
@@ -107,63 +99,26 @@ def redesign(
         prices = _narrowed_prices(source, prices, request)
         start = search.baseline_design(prices)
 
-    # the best designs
-    seconds = 0.0
-
-    def find(request: Request, top: int) -> search.SearchResult:
-        nonlocal seconds
-        began = time.perf_counter()
-        result = search.search(prices, request, top, ranking)
-        seconds += time.perf_counter() - began
-        return result
-
-    timing = None
-    is_measured = options.max_memory is not None or options.max_latency is not None
-    if is_measured:
-        result, request, timing = _within_measured(prices, request, find)
-    else:
-        result = find(request, options.top)
-    lean = result.lean
-
-    # lean's rivals; with pinned sizes, only what has them is a design
-    shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
-    control = None if shape is None else make_design(prices, shape)
-    target = target_params(full_prices, lean, request)
-    is_pinned = any(pin is not None for pin in options.pins.values())
-    balanced = Narrow(None)
-    if result.front or request.wants_heads:
-        narrow = narrow or find_narrow(full_prices, lean, request)
-    if request.wants_heads and not is_pinned:
-        balanced = find_balanced(full_prices, lean, request)
-
-    # the row that is listed first
+    # the best designs, lean's rivals, and the row that is listed first
+    found, seconds, request, timing = _find(prices, request, ranking)
+    rivals = _find_rivals(full_prices, prices, request, found, narrow)
     follows = "a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options)
-    rows = {"lean": lean, "plain": result.plain}
-    # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
-    if not (is_measured or is_pinned or request.tower_params):
-        rows |= {"narrow": narrow and narrow.design, "balanced": balanced.design}
-    first = first_row(full_prices, request, rows, follows, ranking is not None)
-    if first is None and result.front:
-        first = FirstRow("also", result.front[0])
+    first = _first(full_prices, request, found, rivals, follows, ranking is not None)
     if first is None:
-        raise refusal(prices, request, [each.reason for each in (narrow, balanced) if each and each.reason])
-    assert narrow is not None
-    needs = None if lean is not None else lean_needs(prices, request)
+        raise refusal(prices, request, [each.reason for each in rivals.narrower.values() if each.reason])
+    needs = None if found.lean is not None else lean_needs(prices, request)
 
-    # bounds that are crossed, and the costs of lean; a source is named without its path
-    warning_list = [*warnings(prices, request, start, lean), *prices.facts.notes]
+    # bounds that are crossed, what lean costs, and why a rival is missing
+    warning_list = [*warnings(prices, request, start, found.lean), *prices.facts.notes]
     remark_list = [first.reason] if first.reason else []
     if needs is not None:
         remark_list.append(f"no lean: {needs}")
-    remark_list += remarks(prices, request, start, result, control)
-    rivals = {"narrow": narrow, "balanced": balanced}
-    if narrow.design is None:  # balanced is missing for the same reason
-        del rivals["balanced"]
-    for name, one in rivals.items():
-        for remark in narrow_remarks(name, one, baseline.architecture, target, lean is not None, request):
-            remark_list.append(remark.replace(prices.architecture.source, _name(source)))
+    remark_list += remarks(prices, request, start, found, rivals.control)
+    for remark in rivals.remarks(full_prices, request, baseline, found.lean):
+        remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # named without its path
 
     # measured latencies
+    control = rivals.control
     if timing is not None:
         from leanify.search.measured_limits import latency_warnings
 
@@ -172,10 +127,8 @@ def redesign(
             budget = f"budget {duration(limit)} a pass, {format_share(limit / full)} of {duration(full)}"
         baseline, control = timing.time_design(baseline), control and timing.time_design(control)
         warning_list += latency_warnings(timing, first.design)
+
     changed_towers = towers(prices.architecture, prices.stage_indices)
-    others = [design for design in result.front if design.architecture != first.design.architecture]
-    if lean is None and not is_measured:  # one of each depth
-        others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
     plan = Plan(
         source=_name(source),
         options=options,
@@ -183,16 +136,16 @@ def redesign(
         first=first.name,
         reason=first.reason,
         chosen=first.design,
-        lean=lean,
+        lean=found.lean,
         control=control,
-        narrow=narrow.design,
-        balanced=balanced.design,
-        plain=result.plain,
-        plain_name=None if result.plain is None else search.plain_name(start, result.plain),
-        candidates=[first.design, *others][: options.top],
+        narrow=rivals.narrower["narrow"].design,
+        balanced=rivals.narrower["balanced"].design,
+        plain=found.plain,
+        plain_name=None if found.plain is None else search.plain_name(start, found.plain),
+        candidates=[first.design, *_others(found, first, request)][: options.top],
         warnings=warning_list,
         remarks=remark_list,
-        searched=result.searched,
+        searched=found.searched,
         seconds=seconds,
         tokens=prices.tokens[changed_towers[0].lead],
         inputs=prices.facts.inputs,
@@ -281,6 +234,16 @@ def price_list(name: str, costs: ModelCosts, options: Options) -> PriceList:
     return PriceList(costs, stage_indices)
 
 
+def _with_budget(prices: PriceList, options: Options) -> tuple[Options, Narrow | None]:
+    """Return the options with a budget, and narrow where its width gives it: otherwise half of the parameters."""
+    if any(getattr(options, name) is not None for name in (*BUDGETS, *PINS)):
+        return options, None
+    if options.width is None:
+        return replace(options, target_params=HALF), None
+    narrow = find_narrow(prices, None, Request(options))
+    return (options if narrow.design is None else replace(options, target_params=narrow.design.params)), narrow
+
+
 def _pin_left_out_axes(prices: PriceList, options: Options) -> Options:
     """Return the options with the baseline's sizes pinned along the axes that lean may not change."""
     pins: dict[str, Any] = {}
@@ -317,6 +280,90 @@ def _followed_rule(prices: PriceList, options: Options) -> str:
         return rule
     width = "pinned" if options.width is not None else "as in published families"
     return f"{rule}; its width is {width}"
+
+
+# -- the designs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The designs that lean is compared with, and the parameters that the narrower ones should have.
+
+    control   lean's depth and parameters, the old heads; None if there is none
+    narrower  narrow and balanced, by name
+    """
+
+    control: Design | None
+    narrower: dict[str, Narrow]
+    target: int | None
+
+    def remarks(self, prices: PriceList, request: Request, baseline: Design, lean: Design | None) -> Iterator[str]:
+        """Yield why a narrower design is missing, or how it differs; balanced is missing for the same reason."""
+        has_narrow = self.narrower["narrow"].design is not None
+        for name, one in self.narrower.items():
+            if name == "narrow" or has_narrow:
+                yield from narrow_remarks(name, one, baseline.architecture, self.target, lean is not None, request)
+
+
+def _find(
+    prices: PriceList, request: Request, ranking: Ranking | None
+) -> tuple[search.SearchResult, float, Request, Timing | None]:
+    """Return the best designs, the seconds of the search, and, with a measured limit, its request and timings."""
+    seconds = 0.0
+
+    def find(request: Request, top: int) -> search.SearchResult:
+        nonlocal seconds
+        began = time.perf_counter()
+        result = search.search(prices, request, top, ranking)
+        seconds += time.perf_counter() - began
+        return result
+
+    if not request.is_measured:
+        result = find(request, request.options.top)
+        return result, seconds, request, None
+    result, request, timing = _within_measured(prices, request, find)
+    return result, seconds, request, timing
+
+
+def _find_rivals(
+    full_prices: PriceList, prices: PriceList, request: Request, found: search.SearchResult, narrow: Narrow | None
+) -> Rivals:
+    """Return lean's rivals. With pinned sizes only what has them is a design, so nothing is balanced."""
+    lean = found.lean
+    shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
+    control = None if shape is None else make_design(prices, shape)
+    target = target_params(full_prices, lean, request)
+    balanced = Narrow(None)
+    if narrow is None and (found.front or request.wants_heads):
+        narrow = find_narrow(full_prices, lean, request)
+    if request.wants_heads and not request.is_pinned:
+        balanced = find_balanced(full_prices, lean, request)
+    return Rivals(control, {"narrow": narrow or Narrow(None), "balanced": balanced}, target)
+
+
+def _first(
+    prices: PriceList,
+    request: Request,
+    found: search.SearchResult,
+    rivals: Rivals,
+    follows: str,
+    is_own_order: bool,
+) -> FirstRow | None:
+    """Return the row that is listed first, or None if no design at all is within the limits."""
+    designs = {"lean": found.lean, "plain": found.plain}
+    # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
+    if not (request.is_measured or request.is_pinned or request.tower_params):
+        designs |= {name: one.design for name, one in rivals.narrower.items()}
+    first = first_row(prices, request, designs, follows, is_own_order)
+    return FirstRow("also", found.front[0]) if first is None and found.front else first
+
+
+def _others(found: search.SearchResult, first: FirstRow, request: Request) -> list[Design]:
+    """Return the designs after the first; without lean the best of each depth."""
+    others = [design for design in found.front if design.architecture != first.design.architecture]
+    if found.lean is None and not request.is_measured:
+        others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
+    return others
 
 
 def _within_measured(

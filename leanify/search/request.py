@@ -41,6 +41,15 @@ class Request:
         return self.is_limited and self.options.heads is None and self.options.head_dim is None
 
     @property
+    def is_pinned(self) -> bool:
+        return any(pin is not None for pin in self.options.pins.values())
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a limit needs a model to measure."""
+        return self.options.max_memory is not None or self.options.max_latency is not None
+
+    @property
     def params_cost(self) -> str:
         """The name of the cost that a budget on parameters limits."""
         return "params" if self.options.count == "all" else "params_body"
