@@ -186,7 +186,7 @@ FOLDERS: dict[str, Kind] = {
         ("hf",),
     ),
     "images": Kind(
-        ("images", "pictures", "shards"),
+        ("images", "pictures", "shards", "saved"),
         (
             "train {} --dry-run",
             f"{OWN_IMAGES}{{}}",

@@ -87,6 +87,7 @@ def make_intact(home: Path) -> None:
     leanify.compare(recipes.parse(RECIPE), home / "study", engine=InlineEngine(), measure=False, **settings)
     _tables(home)
     _images(home / "images")
+    _saved(home / "saved")
     _upstream_folders(home)
     _cuttable(home)
     _processed(home)
@@ -180,6 +181,17 @@ def _images(folder: Path) -> None:
                 label = tarfile.TarInfo(f"{number}.cls")
                 label.size = 1
                 shard.addfile(label, io.BytesIO(file.parent.name.encode()))
+
+
+def _saved(folder: Path) -> None:
+    """Images as `datasets` saves them to disk."""
+    import datasets
+    from PIL import Image
+
+    shades = [Image.new("RGB", (8, 8), (9 * number, 0, 0)) for number in range(24)]
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
+    rows = datasets.Dataset.from_dict({"image": shades, "label": [0, 1] * 12}, features=features)
+    datasets.DatasetDict(train=rows, validation=rows).save_to_disk(folder)
 
 
 def _upstream_folders(home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 import leanify
+from leanify.core.errors import LeanifyError
 from leanify.core.recipe import DataSection
+from leanify.data import hub
 from leanify.data.images import tables as image_tables
 from leanify.data.images.folder import read, read_picture
 from leanify.data.recognition import recognise
@@ -189,3 +192,22 @@ def test_class_folders_precede_tables(tmp_path: Path) -> None:
     found = recognise(tmp_path)
     assert found.description.startswith("1 images (image)")
     assert image_tables.is_image_table(tmp_path, "train")
+
+
+@pytest.mark.parametrize("outside", ["splits", "files", "none"])
+def test_saved_sets_name_own_files_only(outside: str, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    """`datasets` opens whatever the JSON files of a folder name."""
+    (tmp_path / "other").mkdir()
+    other = as_data_set(rows, tmp_path / "other")
+    (tmp_path / "mine").mkdir()
+    place = as_data_set(rows, tmp_path / "mine")
+    if outside == "files":
+        state = json.loads((place / "state.json").read_text())
+        state["_data_files"] = [{"filename": f"../../other/kept/{next(other.glob('*.arrow')).name}"}]
+        (place / "state.json").write_text(json.dumps(state))
+    else:
+        splits = ["../../other/kept"] if outside == "splits" else []
+        (place / "state.json").unlink()
+        (place / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(LeanifyError, match="no splits or no rows" if outside == "none" else "leads out of it"):
+        hub.load_saved(place)

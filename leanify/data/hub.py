@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
+from leanify.core.files.reading import read_object, resolve_inside
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.upstream.reraise import reraise_as
@@ -67,12 +68,18 @@ def is_saved(place: Path) -> bool:
 
 def load_saved(place: Path) -> dict[str, Any]:
     """The splits that ``datasets`` saved to a folder, memory-mapped; a single one is train. Raises DataError."""
-    try:
+    with reraise_as(f"{place} is not a data set that the library datasets can load", DataError):
+        # folders of splits, and files of each, must be inside
+        folders = [place]
+        if (place / "dataset_dict.json").is_file():
+            splits = read_object(place / "dataset_dict.json", DataError)["splits"]
+            folders = [resolve_inside(place, split) for split in splits]
+        for folder in folders:
+            for file in read_object(folder / "state.json", DataError)["_data_files"]:
+                resolve_inside(folder, file["filename"])
         data = library(f"{place}").load_from_disk(str(place))
-    except DataError:
-        raise
-    except Exception as error:  # datasets raises many types
-        raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
+    if not len(data):
+        raise DataError(f"{place} is a data set of no splits or no rows")
     return dict(data) if isinstance(data, dict) else {"train": data}
 
 
