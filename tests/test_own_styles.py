@@ -215,6 +215,40 @@ def test_attention_that_is_the_model_is_read() -> None:
     check_growth(Attention(Pair()))
 
 
+class NoReturn(nn.Module):
+    """As in many a detector: what freezes a part in ``train`` forgets to return the module."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+
+class ForgetfulAttention(NoReturn, Attention):
+    pass
+
+
+class ForgetfulBlock(NoReturn, Block):
+    pass
+
+
+class ForgetfulModel(NoReturn, nn.Sequential):
+    pass
+
+
+@pytest.mark.parametrize("part", ["attention", "block", "model"])
+def test_train_may_return_nothing(part: str) -> None:
+    makes: dict[str, Callable[[], nn.Module]] = {
+        "attention": lambda: tower(lambda: ForgetfulAttention(Pair())),
+        "block": lambda: tower(lambda: ForgetfulBlock(Frozen())),
+        "model": lambda: ForgetfulModel(*(Block(Frozen()) for _ in range(DEPTH))),
+    }
+    model = makes[part]().double()
+    example = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    grown = leanify.grow(model, factor=2, inputs=example)
+    for one in (grown, model):
+        one.eval()
+    torch.testing.assert_close(grown(example[:1]), model(example[:1]), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("way", ["product", "repeated"])
 def test_masks_for_each_head_grow(way: str) -> None:
     check_growth(tower(lambda: Masked(way)))

@@ -33,6 +33,7 @@ from leanify.shrinking.blocks import disable_cache
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.describe import describe
 from leanify.sources.timm_hooks import timm_config as timm_config
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
 from leanify.upstream.origin import is_hf
@@ -67,7 +68,7 @@ def export(
     if find.find(source).weights is None:
         raise SourceError(f"{source} names a model without weights: export a lean directory, a run or a checkpoint")
     # outputs of the original on a batch of two samples
-    model = find.load(source).eval()
+    model = in_mode(find.load(source))
     torch.manual_seed(0)
     tokens = TOKENS if "input_ids" in example_inputs(model, 1, TOKENS) else None
     inputs = example_inputs(model, 2, tokens)
@@ -221,7 +222,7 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[
     Tracing decides which of them upstream's forward allows; it also finds the maximum number of tokens if positions
     are stored in a table. Raises UnsupportedModel if no program can be exported.
     """
-    plain = Positional(model, list(inputs), flatten_outputs).eval()
+    plain = in_mode(Positional(model, list(inputs), flatten_outputs))
     batch = {0: torch.export.Dim("batch", min=1)}
     texts = [name for name, x in inputs.items() if x.dim() == 2 and not x.is_floating_point()]
 

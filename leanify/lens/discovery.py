@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import LeanifyError, UnsupportedModel
+from leanify.core.files.reading import preview
 from leanify.lens import families
 from leanify.lens.blocks import container_prefix, fix, get_container
 from leanify.lens.families import Row, toml
@@ -40,7 +41,7 @@ from leanify.lens.row_candidates import (
 )
 from leanify.lens.row_laws import Trial, count_moved_channels, record_integers, remove_hooks
 from leanify.upstream.example_inputs import get_example
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.hooked import in_mode, remove_on_exit
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_record, note_fact
@@ -246,7 +247,7 @@ def make_twin(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: {format_error(error, 160)}"
         ) from error
     remove_hooks(twin)
-    return twin.eval()
+    return in_mode(twin)
 
 
 def make_inputs(model: nn.Module) -> dict[str, Any]:
@@ -272,6 +273,12 @@ def run(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Any:
     except LeanifyError:
         raise
     except Exception as error:  # the user's code, on the user's input
+        if type(model).forward is nn.Module.forward:
+            parts = preview([name for name, _ in model.named_children()])
+            raise UnsupportedModel(
+                f"{type(model).__name__} has no forward of its own ({parts}): give one of its parts with a batch, "
+                "path/to/model.py:make, which returns both"
+            ) from error
         raise UnsupportedModel(f"{type(model).__name__} does not run on these inputs: {format_error(error)}") from error
 
 

@@ -31,6 +31,7 @@ INSIDE = {  # the same for a part of the model
     "leanify returns",
     "DataParallel": "model.set_submodule({path!r}, model.get_submodule({path!r}).module)",
 }
+OWN_BATCH = "Give it with a batch of its own: path/to/model.py:make, which returns the model and the batch"
 COMPUTED = {  # parameter that stands for a weight → what computes the weight, and what makes it plain
     "weight_g": ("weight_norm", "torch.nn.utils.remove_weight_norm(module)"),
     "weight_orig": ("spectral_norm or pruning", "torch.nn.utils.remove_spectral_norm(module), or prune.remove(…)"),

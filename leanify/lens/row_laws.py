@@ -36,6 +36,7 @@ from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
 from leanify.lens.resize import clear_caches, get_attribute, get_fields, map_axes, resize, solve_sizes, weighted_part
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import format_error
 
 PACKAGE = Path(__file__).parents[1]
@@ -455,7 +456,7 @@ def isolate(module: nn.Module) -> nn.Module:
         if parameter.is_floating_point() and parameter.numel():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(noise * max(parameter[0].numel(), 1) ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
-    return module_float64.eval()
+    return in_mode(module_float64)
 
 
 def remove_hooks(model: nn.Module) -> None:

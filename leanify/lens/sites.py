@@ -28,10 +28,11 @@ from leanify.lens.located import (
     model_name,
 )
 from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
-from leanify.lens.obstacles import check_bare, check_weights, describe_obstacle
+from leanify.lens.obstacles import OWN_BATCH, check_bare, check_weights, describe_obstacle
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.example_inputs import get_example, give
 from leanify.upstream.inputs import knows_input
+from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_record, note_fact
 from leanify.upstream.spelling import experts_per_token
 
@@ -217,9 +218,13 @@ def _known_sites(model: nn.Module) -> list[Site]:
     except UnsupportedModel as error:
         if obstacle:
             raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
-        if unknown is None:
+        if unknown is None or type(model).forward is nn.Module.forward:
             raise
-        failures = {unknown: f"it could not be run: {error}"}
+        cause = format_error(error.__cause__ or error, 140)
+        raise UnsupportedModel(
+            f"{model_name(model)} does not run on inputs that leanify makes up ({cause}), so its attention cannot be "
+            f"tried. {OWN_BATCH}"
+        ) from error
     sites = find_sites(model)
     unknown_path = _unknown_attention(model, sites)
     if unknown_path is not None and get_example(model) is None:

@@ -21,6 +21,7 @@ from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
 from leanify.upstream.derived_attributes import keep_runtime_settings
 from leanify.upstream.example_inputs import get_example, give
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
 from leanify.upstream.user_modules import copy_to_meta, is_user_module
 from leanify.upstream.width import Candidate, respell_width
@@ -175,7 +176,7 @@ def locate_built(candidate: Candidate, model: nn.Module) -> LocatedModel:
 def build_like(candidate: Candidate, model: nn.Module) -> nn.Module:
     """Build ``candidate`` with the runtime settings of ``model``, and parameters in its type and on its device."""
     parameter = next(model.parameters())
-    built = candidate.build("cpu").to(parameter.device, parameter.dtype).train(model.training)
+    built = in_mode(candidate.build("cpu").to(parameter.device, parameter.dtype), model.training)
     keep_runtime_settings(built, model)
     return built
 

@@ -27,7 +27,7 @@ from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
 from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedLayer, LocatedModel
-from leanify.lens.obstacles import describe_obstacle
+from leanify.lens.obstacles import OWN_BATCH, describe_obstacle
 from leanify.lens.sites import locate
 from leanify.lens.surgery import tie
 from leanify.profiling.cost import Cost
@@ -35,7 +35,7 @@ from leanify.upstream import user_modules
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import cache_size
 from leanify.upstream.example_inputs import Given, get_example
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.hooked import in_mode, remove_on_exit
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_origin, is_hf
@@ -251,7 +251,7 @@ def without_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.M
     for module in real.modules():
         if isinstance(getattr(module, "expert_capacity", None), int):
             module.expert_capacity = 1 << 30  # type: ignore[assignment]
-    return real.eval()
+    return in_mode(real)
 
 
 def observe_forward(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
@@ -308,6 +308,8 @@ def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result
         hint = ""
         if origin is not None and origin.library == "hf" and "vision_config" in origin.options:
             hint = "; its parts may have default sizes that do not fit each other: name a checkpoint or its config.json"
+        elif get_example(model) is None:
+            hint = f". {OWN_BATCH}"
         if obstacle := describe_obstacle(model):
             hint = f"; {obstacle}"
         raise UnsupportedModel(

@@ -171,7 +171,8 @@ def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseExcep
     hint = '; if upstream makes a part for one head_dim, it needs constant = ["d"]' if size_rows else ""
     return (
         f"{located_model.architecture.source} runs as it stands, but not in another shape "
-        f"({format_error(error, 120)}). The row to correct is that of {names}{hint}"
+        f"({format_error(error, 120)}): its code holds numbers that leanify does not follow. The row to correct is "
+        f"that of {names}{hint}"
     )
 
 

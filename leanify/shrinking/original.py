@@ -40,6 +40,7 @@ from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, trainable
 from leanify.training.teacher_targets import TeacherTargets
 from leanify.training.teachers import add_targets, build_teacher
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.origin import is_hf
 
 SPLITS = ("train", "validation", "test")
@@ -239,7 +240,7 @@ def _load(name: str, source: ModelSource) -> tuple[nn.Module, torch.dtype]:
     """Load the model; moments and least squares need more precision than 16-bit activations."""
     model = require_all_layers(lambda: weights.load(source), name)
     dtype = to_master_weights(model)
-    return model.eval(), dtype
+    return in_mode(model), dtype
 
 
 def _usual_recipe(name: str, data: str | Path | None, settings: Sequence[str]) -> TrainingRecipe:

@@ -45,6 +45,7 @@ from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, p
 from leanify.shrinking.taught import taught_tokens, token_stream
 from leanify.sources import side_files
 from leanify.training.preparation import data_section
+from leanify.upstream.hooked import in_mode
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_checkpoint import checkpoint_vocabulary
 from leanify.vocabulary.cut_model import check_cuttable, cut_model
@@ -224,7 +225,7 @@ def cut_original(
     def load() -> tuple[nn.Module, torch.dtype]:
         module: Any = cut_model(original.module, kept_tokens)
         module.config._name_or_path = str(folder)
-        return module.eval(), original.dtype
+        return in_mode(module), original.dtype
 
     shell: Any = cut_model(original.shell, kept_tokens)
     shell.config._name_or_path = str(folder)

@@ -31,6 +31,7 @@ from leanify.sources.tensors import (
     weight_map,
 )
 from leanify.upstream.build import build_model, build_shell, check_memory
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, get_record, note_fact, set_origin
 from leanify.upstream.reraise import reraise_as
@@ -105,7 +106,7 @@ def load(source: ModelSource) -> nn.Module:
         tensors = read_tensors(file, origin.library)
         load_into(model, {**tensors, **{a: tensors[b] for a, b in source.tied.items() if b in tensors}}, file)
     set_origin(model, origin)
-    return model.eval()
+    return in_mode(model)
 
 
 def load_teacher_weights(source: ModelSource, teacher: ModelSource, what: str | Path) -> nn.Module:
@@ -122,7 +123,7 @@ def load_teacher_weights(source: ModelSource, teacher: ModelSource, what: str | 
         return _load_transformers(source.origin, what, dict(load(teacher).state_dict()))
     model = shell(source)
     load_into(model, dict(load(teacher).state_dict()), what)
-    return model.eval()
+    return in_mode(model)
 
 
 def build_fresh(source: ModelSource) -> nn.Module:
@@ -275,7 +276,7 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({mismatches})")
     _warn_about_names(model, info, weights)
     set_origin(model, origin)
-    result: nn.Module = model.eval()
+    result: nn.Module = in_mode(model)
     return result
 
 

@@ -30,6 +30,7 @@ from leanify.tasks import Task, make_task
 from leanify.tasks.outputs import get_logits
 from leanify.training.evaluation import first_sample
 from leanify.training.teachers import Teacher
+from leanify.upstream.hooked import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -67,7 +68,7 @@ class Distilled:
         place: Accelerator,
     ) -> None:
         self.task, self.section, self.learner, self.place = task, section, learner, place
-        self.teacher = teacher.to(place.device).requires_grad_(False).eval()
+        self.teacher = in_mode(teacher.to(place.device).requires_grad_(False))
         self.blocks = tuple(blocks)
 
     def __getattr__(self, name: str) -> Any:
@@ -167,7 +168,7 @@ def distill(
     for model, blocks in ((student, learning), (teacher, teaching)):
         training = model.training
         with torch.no_grad(), record_outputs(blocks) as outputs:
-            output = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
+            output = in_mode(model)(**inputs) if isinstance(inputs, dict) else in_mode(model)(inputs)
         if section.weight:
             logits.append(get_logits(output).float())
         model.train(training)

@@ -20,6 +20,7 @@ from leanify.runs.run_directory import RunDirectory, leaves
 from leanify.tasks import Task
 from leanify.training import memory, sharding
 from leanify.training.distillation import Distilled
+from leanify.upstream.hooked import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -215,7 +216,7 @@ def build_ema(model: nn.Module, decay: float) -> Any:
     from timm.utils import ModelEmaV3
 
     ema = ModelEmaV3(nn.Linear(1, 1), decay=decay)
-    ema.module = copy.deepcopy(model).eval()
+    ema.module = in_mode(copy.deepcopy(model))
     return ema
 
 

@@ -16,6 +16,7 @@ from leanify.data.samples import Batch, Reader, Samples, Splits
 from leanify.data.sampling import evaluation_batches
 from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.reraise import reraise_as
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Evaluator:
         if self.is_sharded and len(keys) < most_batches:
             with self.accelerator.autocast():
                 self.task.tally_batch(model, *self.to_device(self.first))
-        sharding.reshard(model.train())
+        sharding.reshard(in_mode(model, True))
 
         # the sum over all processes; a process without samples adds nothing
         self.tally = merge_tallies(parts)
@@ -87,13 +88,13 @@ class Evaluator:
     def try_sample(self, model: nn.Module) -> None:
         """Run one validation sample through the model. Raises DataError if they do not fit."""
         with reraise_as(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
-            self.task.tally_batch(model.eval(), *self.to_device(self.first))
-        sharding.reshard(model.train())
+            self.task.tally_batch(in_mode(model), *self.to_device(self.first))
+        sharding.reshard(in_mode(model, True))
 
     def sample_loss(self, model: nn.Module) -> Tensor:
         """The training loss of the first sample, repeated: a batch norm refuses a single number."""
         inputs, targets = tree_map_only(Tensor, lambda x: torch.cat([x, x]), self.first)
-        return self.task.loss(model.to(self.accelerator.device).train(), *self.to_device((inputs, targets)))
+        return self.task.loss(in_mode(model.to(self.accelerator.device), True), *self.to_device((inputs, targets)))
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on the device, its inputs scaled as the model takes them."""

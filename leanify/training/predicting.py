@@ -29,6 +29,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.tasks.outputs import answer
 from leanify.training.start import recorded_recipe
+from leanify.upstream.hooked import in_mode
 
 BATCH = 32
 Rows = Iterator[tuple[str, tuple[str, ...]]]
@@ -67,7 +68,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
             f"{run} was trained on {name}; leanify predict takes runs on images or labelled texts of your own. In "
             f'Python, leanify.load("{run}") is the model'
         )
-    model = find.load(run).eval()
+    model = in_mode(find.load(run))
     with torch.no_grad():
         batches = _images(data, model, inputs) if TASKS[data.task].data == IMAGES else _texts(data, model, inputs)
         for places, samples, batch in batches:

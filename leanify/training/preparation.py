@@ -25,6 +25,7 @@ from leanify.sources import find, lean_directory, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import check_fit
 from leanify.training import text_classifier
+from leanify.upstream.hooked import in_mode
 from leanify.upstream.origin import get_origin, is_hf, set_origin
 
 
@@ -87,7 +88,7 @@ def prepare_model(recipe: Recipe, model: nn.Module) -> nn.Module:
         model.config.use_cache = False  # cached keys and values are for generation
     if recipe.run.gradient_checkpointing:
         checkpoint_gradients(model)
-    return model.train()
+    return in_mode(model, True)
 
 
 def build_data(recipe: TrainingRecipe, model: nn.Module) -> Splits:

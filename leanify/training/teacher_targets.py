@@ -22,6 +22,7 @@ from leanify.core.files import cache, writing
 from leanify.core.terminal import progress
 from leanify.data.samples import Splits
 from leanify.tasks.sentence_embedding import embed
+from leanify.upstream.hooked import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -49,7 +50,7 @@ class TeacherTargets:
 
 def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Accelerator) -> Splits:
     """The splits with the teacher's embeddings as targets, made by one process a machine."""
-    teacher = teacher.to(place.device).requires_grad_(False).eval()
+    teacher = in_mode(teacher.to(place.device).requires_grad_(False))
     key = f"{weights_digest(teacher)} {','.join(pooling)}"
     parts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
