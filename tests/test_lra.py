@@ -252,7 +252,7 @@ def test_misfits_are_one_message(
         ("retrieval", aan.FILES["train"], "1.0\ta\tb\tc\n", "line 1: found 4 tab-separated cells, expected 5"),
         ("retrieval", aan.FILES["train"], "3\ta\tb\tc\td\n", "line 1: the label is '3'"),
         ("retrieval", aan.FILES["test"], "1\ta\tb\tc\t\n", "line 1: a text is empty"),
-        ("image", "train/cat/0.png", "no image", r"0.png cannot be read \(UnidentifiedImageError\)"),
+        ("image", "train/cat/0.png", "no image", r"0.png cannot be read \(cannot identify image file\)"),
     ],
 )
 def test_malformed_lines_are_named(

@@ -51,8 +51,6 @@ class Decoder:
             return picture if transform is None else transform(picture)
 
     def _decode(self, file: Any, mode: str, name: Any) -> Any:
-        from PIL import Image
-
         try:
             with open_picture(file) as image:
                 check_pixels(image, name)
@@ -60,7 +58,7 @@ class Decoder:
         except (DataError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many types for damaged files
-            reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
+            reason = first_line(error).partition(" <")[0]  # without the address of an object
             raise DataError(f"the image {name} cannot be read ({reason}): fix or remove it", SKIP) from error
 
     def _convert(self, image: Any, mode: str, name: Any) -> Any:
