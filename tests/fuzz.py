@@ -42,7 +42,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if os.access("/dev/shm", os.W_OK):  # cases copy hundreds of small files
     tempfile.tempdir = "/dev/shm"
 
-SECONDS, WALL = 10, 600  # of the processor, after which a case hangs; and of the clock, for one that only waits
+SECONDS, WALL = 20, 600  # of the processor, after which a case hangs; and of the clock, for one that only waits
 GIGABYTES = 2
 COMPLETE_FILES = ("leanify.json", "model.safetensors")  # one of them is in an output that is whole
 PRELOADED = ("typer._adapters", "datasets", "pyarrow.parquet", "pydantic", "sklearn.linear_model", "matplotlib.pyplot")

@@ -83,7 +83,7 @@ def cut_vocabulary(folder: str) -> None:
 
     Path("cut").mkdir()
     for path in Path(folder).iterdir():  # copies, as `shrink` makes them
-        if path.is_file() and path.stat().st_size < 10**8:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 10**8:
             shutil.copy(path, "cut")
     vocabulary = kinds.read_vocabulary(Path("cut"))
     ranked = closure.RankedTokens.of(vocabulary, ranking.rank_tokens(vocabulary, {}))
