@@ -131,8 +131,8 @@ def page(rows: Rows) -> list[str]:
         "STS-B is another domain than the reviews that heal: healing loses there what it gains on the reviews, and no",
         "average of both models wins on both. MiniLM's *narrow* at 50%, healed 60 steps at 1e-4, averaged with its",
         "carried weights (healed share 0, ¼, ½, ¾, 1; one seed): cosine 0.859, 0.869, 0.875, 0.879, 0.880; STS-B 78.1,",
-        "78.0, 77.8, 77.5, 77.1. `leanify shrink --target-params 0.5 --minutes 45` on the same sentences (14.5 minutes of",
-        "one core) ends at 0.907 and 76.4.", "",
+        "78.0, 77.8, 77.5, 77.1. `leanify shrink --target-params 0.5 --minutes 45` on the same sentences (14.5 minutes",
+        "of one core) ends at 0.907 and 76.4.", "",
         "```sh", "python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE",
         "python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md", "```", "",
     ]  # fmt: skip
