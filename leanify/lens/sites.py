@@ -220,11 +220,13 @@ def _known_sites(model: nn.Module) -> list[Site]:
             raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
         if unknown is None or type(model).forward is nn.Module.forward:
             raise
-        cause = format_error(error.__cause__ or error, 140)
-        raise UnsupportedModel(
-            f"{model_name(model)} does not run on inputs that leanify makes up ({cause}), so its attention cannot be "
-            f"tried. {OWN_BATCH}"
-        ) from error
+        cause = error.__cause__ or error
+        if not isinstance(cause, UnsupportedModel):
+            raise UnsupportedModel(
+                f"{model_name(model)} does not run on inputs that leanify makes up ({format_error(cause, 140)}), so "
+                f"its attention cannot be tried. {OWN_BATCH}"
+            ) from error
+        failures = {unknown: f"it could not be run: {error}"}  # the error names what is missing
     sites = find_sites(model)
     unknown_path = _unknown_attention(model, sites)
     if unknown_path is not None and get_example(model) is None:
