@@ -20,7 +20,7 @@ from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core.errors import DirectoryError, LeanifyError
-from leanify.core.files.writing import new_directory
+from leanify.core.files.writing import new_directory, open_atomic
 
 PACKAGE = Path(leanify.__file__).parent
 
@@ -283,3 +283,10 @@ def test_linked_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DirectoryError, match="is a link; name the folder that it leads to"):
         new_directory(tmp_path / "out").__enter__()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, a folder in which nothing can be made")
+def test_folder_that_takes_no_file_ends_with_an_error() -> None:
+    """It said for each new name that the folder did not exist, and was asked again without end."""
+    with pytest.raises(FileNotFoundError), open_atomic(Path("/proc/x.svg"), sync=False):
+        pass

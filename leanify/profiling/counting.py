@@ -65,8 +65,8 @@ def embedding_parameters(model: nn.Module) -> int | None:
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if type(rows) is not int:
         return None
-    # a matrix of a numbered block may have as many rows by chance
-    outside = [parameter for name, parameter in model.named_parameters() if not re.search(r"\.\d+\.", name)]
+    # a matrix of a numbered block may have as many rows by chance; a table in a list (lm_heads.0.weight) is no block's
+    outside = [parameter for name, parameter in model.named_parameters() if not re.search(r"\.\d+\.\w+\.", name)]
     return sum(parameter.numel() for parameter in outside if parameter.shape[:1] == (rows,))
 
 

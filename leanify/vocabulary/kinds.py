@@ -131,15 +131,16 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
 
-    # the content as the tokenizers library reads it, whatever version wrote it
+    # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses what is damaged
     text = read_text(folder / FILE, DataError)
-    state = json.loads(bounds.call(lambda: Tokenizer.from_str(text).to_str(), f"the tokenizer {folder / FILE}"))
-    kind = state["model"]["type"]
+    kind = bounds.call(lambda: type(Tokenizer.from_str(text).model).__name__, f"the tokenizer {folder / FILE}")
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise UnsupportedModel(
             f"the vocabulary of {folder} is a {kind}: a token that goes must be spelled by others, which WordPiece, "
             "BPE and Unigram do"
         )
+    state = json.loads(text)
+    state["model"]["type"] = kind
     return Vocabulary(state, frozenset(_special_names(settings)))
 
 

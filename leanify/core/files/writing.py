@@ -152,12 +152,14 @@ def _make_locked(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
     """Make something with a temporary name and lock it until its handle is closed; again if a sweep came between."""
     import fcntl  # Unix only
 
+    tries = 0
     while True:
         temp = temp_path(path)
+        tries += 1
         try:
             handle = make(temp)
-        except FileNotFoundError:
-            if not path.parent.is_dir():
+        except FileNotFoundError:  # swept, or a folder such as /proc, in which nothing can be made
+            if tries == 100 or not path.parent.is_dir():
                 raise
             continue
         with suppress(OSError):  # a file system without locks, on which nothing is swept
