@@ -24,7 +24,7 @@ LAST, STEEP = 0.2, 0.1  # over the last fifth of the steps, the loss may fall by
 LONGER, MUCH_LONGER = 2, 4  # factors on the steps if the loss still falls, and if the reference is not beaten
 MIN_STEPS = 1000  # minimum suggestion if the reference is not beaten
 RISEN = 0.05  # minimum rise of the validation loss after its lowest value in a run that overfits, relative to its fall
-LOST = 0.15  # minimum share of the best run's fall of the loss that a diverged run lacks
+LOST = 0.12  # minimum share of the best run's fall of the loss that a diverged run lacks
 LOST_LOSS = 0.05  # and the same as a share of the first loss
 
 
