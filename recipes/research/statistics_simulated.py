@@ -275,7 +275,8 @@ def bad_table(studies: int) -> None:
     for lost in (0.4, 0.2, 0.12, 0.1, 0.05):
         world = World(level=-2.2, luck=0.1, is_loss=True, lost=lost, bad=1 / 3)
         named = "yes" if world.names_bad_runs else "no"
-        print(f"| {100 * lost:g}% of its fall | {named} | {columns(simulate(world, 300, LOOKS, studies))} |", flush=True)
+        found = simulate(world, 300, LOOKS, studies)
+        print(f"| {100 * lost:g}% of its fall | {named} | {columns(found)} |", flush=True)
 
 
 def power_table(studies: int) -> None:
