@@ -10,6 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import leanify
+from leanify.cli.next_lines import next_lines
 from leanify.data.labels import match_labels
 from leanify.data.splits import load_splits
 from leanify.shrinking.judging import check_original, judge
@@ -125,3 +126,14 @@ def test_integers_need_a_score(tmp_path: Path, good: str, bad: str, is_right: bo
         return
     with pytest.raises(leanify.DataError, match=r"0\.0%.*does not confirm it: the data has 0, 1, the model GLAD, SAD"):
         check_original(original)
+
+
+@pytest.mark.parametrize("task", ["TokenClassification", "QuestionAnswering", "MultipleChoice"])
+def test_heads_of_other_tasks_are_named(tmp_path: Path, task: str) -> None:
+    """A head that no data here judge is refused with the line that writes a smaller model, which is not read on."""
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    getattr(import_transformers(), f"BertFor{task}")(BertConfig(vocab_size=99, **shape)).save_pretrained(tmp_path)
+    with pytest.raises(leanify.LeanifyError, match=f"leanify redesign .* as AutoModelFor{task}"):
+        resolve(tmp_path, table(tmp_path / "data", "0", "1"), [])
+    plan = leanify.redesign(tmp_path, target_params=0.6)
+    assert next_lines(plan, str(tmp_path), False, ()) == [f"leanify profile {tmp_path} {plan.directory}"]

@@ -86,12 +86,14 @@ def write_lines(arguments: Sequence[str], choice: str | None) -> list[str]:
 
 
 def _is_trained_here(plan: Plan) -> bool:
-    """Whether `leanify train` has data for the model's inputs: token ids by name, or images."""
+    """Whether `leanify train` has data for the model's head, and its inputs: token ids by name, or images."""
     source = plan.model_source
-    from leanify.sources import find
+    from leanify.sources import find, heads
     from leanify.upstream import user_modules
     from leanify.upstream.inputs import example_inputs
 
+    if heads.OTHER_HEADS.search(source.origin.cls) and source.origin.library == "hf":
+        return False
     if not user_modules.is_user_module(source.origin):
         return True
     inputs = example_inputs(find.build_on_meta(source), 1, device="meta")

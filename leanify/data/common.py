@@ -143,5 +143,5 @@ def max_text_length(data: DataSection, model: nn.Module) -> int:
             raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
     length = max_length(data, model)
     if length is None:
-        raise RecipeError("the model has no maximum length: set data.length, the tokens per sample")
+        raise RecipeError("the model has no maximum length; add --set data.length=256, the tokens of a sample")
     return length

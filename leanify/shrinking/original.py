@@ -29,7 +29,7 @@ from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_cache import price_file
 from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.taught import TaughtSamples
-from leanify.sources import find, side_files, weights
+from leanify.sources import find, heads, side_files, weights
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.weights import require_all_layers
 from leanify.tasks import make_task
@@ -200,6 +200,14 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
         raise LeanifyError(f"--data is missing: a run knows its data, and {name} is no run; name a folder of yours")
     if data is not None and not Path(data).expanduser().exists():
         raise LeanifyError(f"--data {data} does not exist")
+
+    head = heads.OTHER_HEADS.search(source.origin.cls)
+    if head is not None:
+        raise LeanifyError(
+            f"{name} is a {source.origin.cls}, and no data here judge its head. A smaller model with its weights is "
+            f"written with leanify redesign {name} --weights {name} --target-params 0.6 --choose narrow -o DIR, and "
+            f"healed by transformers' Trainer, as AutoModel{head[0]}"
+        )
 
     # the recipe; the model keeps its own dropout, only the copy that heals has another
     recipe = _usual_recipe(name, data, settings)

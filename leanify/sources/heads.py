@@ -6,6 +6,7 @@ A folder of sentence-transformers, and a checkpoint saved without its head, ofte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,10 @@ from leanify.sources.overrides import class_name, full_config, override_source
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import tensor_names
 from leanify.upstream.libraries import import_transformers
+
+OTHER_HEADS = re.compile(  # of transformers' classes, whose outputs no task here learns or judges
+    r"For(Token\w+|QuestionAnswering|MultipleChoice|NextSentence\w+|\w*(Detection|Segmentation|Estimation))$"
+)
 
 
 def match_stored_head(source: ModelSource, folder: Path, weights: Path) -> ModelSource:

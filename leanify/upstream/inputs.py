@@ -116,6 +116,8 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     # types that need more than names; grids keep their values on meta
     if config.model_type in OF_TYPE:
         inputs |= OF_TYPE[config.model_type](config, batch, length)
+    if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, N), of one choice
+        inputs = {name: value[:, None] for name, value in inputs.items()}
     on_meta = str(device) == "meta"
     return {name: value if on_meta and name.endswith(GRIDS) else value.to(device) for name, value in inputs.items()}
 
