@@ -34,6 +34,11 @@ def behind(prefix: str, tensors: Tensors) -> Tensors:
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
+def behind_some(prefix: str, pattern: str, tensors: Tensors) -> Tensors:
+    """A prefix before the names that begin as the pattern says, as of a backbone beside its head."""
+    return {prefix + name if re.match(pattern, name) else name: tensor for name, tensor in tensors.items()}
+
+
 def wrapped(part: str, tensors: Tensors) -> Tensors:
     """As regional compilation and sharding name the parameters of each block."""
     return {name.replace("blocks.1.", f"blocks.1.{part}."): tensor for name, tensor in tensors.items()}
@@ -47,6 +52,9 @@ LAYOUTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
         lambda one: {"state_dict": {**behind("net.encoder.", one), "loss.scale": torch.ones(1)}, "epoch": 3},
         r"'net.encoder.' was taken off .*; 1 others were left out \(loss.scale\)",
     ),
+    "backbone.ckpt": (lambda one: behind_some("backbone.", "(?!head)", one), "'backbone.' was taken off"),
+    "half.pt": (lambda one: behind_some("model.", r"blocks\.1", one), "'model.' was taken off"),
+    "one.pt": (lambda one: behind_some("net.", "head.weight", one), "'net.' was taken off"),
     "averaged.bin": (lambda one: {**behind("module.", one), "n_averaged": torch.tensor(7)}, "'module.' was taken off"),
     "regional.pt": (lambda one: wrapped("_orig_mod", one), "'_orig_mod.' was taken off"),
     "sharded.pt": (lambda one: wrapped("_fsdp_wrapped_module", one), "'_fsdp_wrapped_module.' was taken off"),

@@ -176,14 +176,16 @@ def fit_names(
         return tensors
     # torch's wrappers of parts of a model
     bare = {".".join(part for part in name.split(".") if part not in WRAPPERS): one for name, one in tensors.items()}
-    counts = {"": len(known & bare.keys()) if len(bare) == len(tensors) else 0}
-    # what stands before a few of the model's names, and how many of them stand behind it
-    for name in list(known)[:SAMPLE_NAMES]:
+    same = known & bare.keys() if len(bare) == len(tensors) else set()
+    counts = {"": len(same)}
+    # what stands before a few of the other names, and how many of all stand behind it or as they are
+    others = sorted(known - same)
+    for name in others[:: len(others) // SAMPLE_NAMES + 1]:
         for key in bare:
             if key.endswith(f".{name}"):
                 counts.setdefault(key.removesuffix(name), 0)
     for prefix in counts:
-        counts[prefix] = sum(prefix + name in bare for name in known)
+        counts[prefix] = sum(prefix + name in bare or name in same for name in known)
     best = max(counts.values())
     if best <= hits:
         return tensors
@@ -196,9 +198,9 @@ def fit_names(
     prefix = prefixes[0]
     others = [key for key in bare if not key.startswith(prefix)]
     fitting = {key.removeprefix(prefix): one for key, one in bare.items() if key.startswith(prefix)}
-    if best < len(known):  # reported as they are
-        fitting |= {key: bare[key] for key in others}
-        others = []
+    kept = {key for key in others if best < len(known) or (key in known and key not in fitting)}  # or reported
+    fitting |= {key: bare[key] for key in kept}
+    others = [key for key in others if key not in kept]
     taken_off = [repr(f"{part}.") for part in WRAPPERS if any(part in key.split(".") for key in tensors)]
     taken_off += [repr(prefix)] if prefix else []
     if taken_off == [repr(own)]:
