@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -15,6 +17,7 @@ from leanify.data.faults import Faults
 from leanify.data.recognition import recognise
 from leanify.data.texts import own_texts
 from leanify.training import start
+from leanify.training.default_recipe import parse_columns
 from tests.test_layouts_of_data import ROWS, pictures, put, read
 
 PAIRED = '"{a}","{b}",{label}'
@@ -228,3 +231,52 @@ def test_parts_of_a_table_are_joined(tmp_path: Path) -> None:
     subprocess.run(["bash", "-c", line], check=True)
     assert command.startswith("leanify compare ")
     assert recognise(command.removeprefix("leanify compare ")).samples == 3 * ROWS
+
+
+@pytest.mark.parametrize("names", ["True Fake", "ham spam", "q1_it's q2_not"])
+def test_tables_of_a_class_each_are_joined(tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        put(tmp_path, f"{name}.csv", '"{a}","{b}, of\nyore"', "title,text")
+    line = str(recognise(tmp_path).fault).partition("rows of a class, ")[2].partition(" makes one table")[0]
+    subprocess.run(["bash", "-c", line.replace("python", sys.executable, 1)], check=True)
+    found = recognise(tmp_path / "train.csv")
+    assert (found.classes, found.samples, found.columns, found.fault) == (2, 2 * ROWS, None, None)
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        (
+            "PassengerId,Survived,Pclass,Name,Sex,Age,Fare",
+            '9{i},{label},3,"Heikkinen, Miss. Laina {i}",male,2{i},7.{i}',
+        ),
+        ("address,rooms,area,price,class", '"{i} Main Street",{label},8{i},9{i}.5,{label}'),
+        ("mpg,horsepower,weight,car name,origin", "1{label}.5,9{i},350{i},chevrolet malibu {i},{label}"),
+    ],
+)
+def test_tables_of_numbers_are_no_texts(tmp_path: Path, header: str, line: str) -> None:
+    put(tmp_path, "train.csv", line, header)
+    found = recognise(tmp_path)
+    assert found.kind is None
+    assert "is a table of numbers" in str(found.fault)
+    command = str(found.fault).partition("learnt with leanify compare ")[2]
+    settings = [word for word in shlex.split(command) if word.startswith("data.")]
+    assert recognise(tmp_path, parse_columns(settings)).kind == "sentences"
+
+
+def test_texts_beside_numbers_stay_texts(tmp_path: Path) -> None:
+    put(tmp_path, "train.csv", '{i},1{label}.5,9{i},350{i},"{a}",{label}', "id,price,votes,helpful,review,label")
+    assert recognise(tmp_path).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [("0,2 0,3 1,2", 3), ("3 0,2 2 1,2 0,3", 5), ("1,2 2,4 1,4", 3), ("0,5 1,5 2,5", None), ("3,2 4,25 0,8", None),
+     ("0,25 1,5 0,75", None)],
+)  # fmt: skip
+def test_commas_are_lists_or_decimals(tmp_path: Path, values: str, classes: int | None) -> None:
+    """Two labels of a text are several, a decimal comma is a number."""
+    put(tmp_path, "train.tsv", "{a}\t{label}", "text\tlabel", values=values)
+    found = recognise(tmp_path)
+    assert found.classes == classes
+    assert (found.fault is None) == (classes is None)

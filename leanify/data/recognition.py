@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -314,15 +315,8 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
     if tables:
         names = preview([file.name for file in tables])
         rename = "Name one of them, or call them train.csv and validation.csv"
-        suffixes, splits = {file.suffix for file in tables}, {parse_split(file.stem) for file in tables}
-        if suffixes in ({".jsonl"}, {".csv"}) and len(splits) == 1 and None not in splits:
-            rest = "tail -qn +2" if suffixes == {".csv"} else "cat"
-            parts = " ".join(quote(str(file)) for file in tables)
-            first = f"head -1 {quote(str(tables[0]))}; " if suffixes == {".csv"} else ""
-            whole = quote(str(place / f"all{tables[0].suffix}"))
-            if len(tables) < FEW_PARTS:
-                line = f"({first}{rest} {parts}) > {whole}"
-                rename = f"Parts of one table are joined with {line}; then leanify compare {whole}"
+        if len(tables) < FEW_PARTS:
+            rename = _join_tables(tables, place) or rename
         return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
     # texts in folders of their classes, then data in a folder below
     texts: set[str] = set()
@@ -365,6 +359,28 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
             "labels, write a table, train.csv, with the columns text and label"
         )
     return nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
+
+
+def _join_tables(tables: Sequence[Path], place: Path) -> str | None:
+    """The line that joins the parts of one table, or tables of a class each; None for tables of other columns."""
+    suffixes, splits = {file.suffix for file in tables}, {parse_split(file.stem) for file in tables}
+    stems = {re.sub(r"\d+", "", file.stem) for file in tables}
+    if suffixes in ({".jsonl"}, {".csv"}) and ((len(splits) == 1 and None not in splits) or len(stems) == 1):
+        rest = "tail -qn +2" if suffixes == {".csv"} else "cat"
+        parts = " ".join(quote(str(file)) for file in tables)
+        first = f"head -1 {quote(str(tables[0]))}; " if suffixes == {".csv"} else ""
+        whole = quote(str(place / f"all{tables[0].suffix}"))
+        return f"Parts of one table are joined with ({first}{rest} {parts}) > {whole}; then leanify compare {whole}"
+    heads = {next(read_lines(file, DataError), "") for file in tables if _decodes(file)}
+    names = next(iter(heads)).strip().split(",") if len(heads) == 1 else list(columns.LABELS)
+    if suffixes != {".csv"} or splits != {None} or columns.match_column(columns.LABELS, names) is not None:
+        return None
+    files, whole = json.dumps([str(file) for file in tables]), json.dumps(str(place / "train.csv"))
+    code = (
+        "import pandas, pathlib; pandas.concat([pandas.read_csv(file).assign(label=pathlib.Path(file).stem) "
+        f"for file in {files}]).to_csv({whole}, index=False)"
+    )
+    return f"If each has the rows of a class, python -c {quote(code)} makes one table of them"
 
 
 def _has_texts(folder: Path) -> bool:

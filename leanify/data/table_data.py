@@ -127,6 +127,10 @@ def _describe_rows(
             if flags:
                 return nothing(_describe_flags(file, texts, flags, place), file)
             label = guessing.guess_label(all_rows, texts)
+        usual = label or _label_like(rows)
+        numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
+        if numbers:
+            return nothing(_describe_numbers(file, numbers, texts, usual, place), file)
     if texts and label is not None:
         data = _describe_labels(file, rows, further_rows, "sentences", texts, label, selection, place)
         if selection.task is not None:
@@ -272,6 +276,15 @@ def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], pl
     return (
         f"{file} has several labels of a text ({preview(list(flags), 6)}). One of them is learnt with {line}; "
         "all at once are learnt by transformers' Trainer, lean models included: AutoModelForSequenceClassification"
+    )
+
+
+def _describe_numbers(file: Path, numbers: Sequence[str], texts: Sequence[str], label: str | None, place: Path) -> str:
+    settings = f"--set {quote(f'data.text={json.dumps(texts, ensure_ascii=False)}')} --set data.label="
+    return (
+        f"{file} is a table of numbers ({preview(list(numbers), 4)}), which gradient boosting learns, such as "
+        f"scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
+        f"{' and '.join(texts)} alone are learnt with leanify compare {quote(str(place))} {settings}{quote(label or 'COLUMN')}"
     )
 
 

@@ -296,8 +296,18 @@ def parse_number(text: str) -> float | None:
 
 def are_scores(labels: Iterable[str]) -> bool:
     """Whether all labels are numbers, and one has a fraction; a word for a missing number may be among them."""
-    numbers = [parse_number(label) for label in labels if label.lower() not in MISSING_NUMBERS]
-    return None not in numbers and any(number % 1 for number in numbers if number is not None)
+    present = [label for label in labels if label.lower() not in MISSING_NUMBERS]
+    numbers = [parse_number(label) for label in present]
+    has_fraction = None not in numbers and any(number % 1 for number in numbers if number is not None)
+    return has_fraction and not _are_lists(present)
+
+
+def _are_lists(labels: Iterable[str]) -> bool:
+    """Whether two numbers around a comma are two labels (0,2 and 1,3): both vary, rise, and use up most of a range."""
+    pairs = {tuple(map(int, label.split(","))) for label in labels if DECIMAL_COMMA.fullmatch(label)}
+    parts = set(chain(*pairs))
+    do_vary = all(len(set(side)) > 1 for side in zip(*pairs, strict=True)) and bool(pairs)
+    return do_vary and all(first < second for first, second in pairs) and max(parts) < 2 * len(parts)
 
 
 def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:

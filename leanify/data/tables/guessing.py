@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores
+from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores, parse_number
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
@@ -19,6 +19,7 @@ CHOICES = re.compile(r"(answer_?)?(choice|option|ending|candidate|alternative)s"
 CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answer)[ _]?([0-9]|[a-eA-E])", re.IGNORECASE)
 BOXES = (("xmin", "ymin"), ("x1", "y1"), ("x_min", "y_min"), ("bbox_x", "bbox_y"), ("bbox",), ("left", "top"))
 MIN_PRESENT = 2  # a column of labels has a value in at least one of so many rows
+MIN_NUMBERS, FEW_WORDS = 3, 6  # columns of numbers in a table of measurements, and the words of a name in it
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
 
 Row = Mapping[str, Any]
@@ -63,6 +64,17 @@ def flag_columns(rows: Sequence[Row], texts: Sequence[str]) -> list[str]:
     """The columns of 0 and 1, if there are several: each is a label of its own, as in the toxic comments."""
     flags = [name for name, cells in label_candidates(rows, texts).items() if {*map(str, cells)} == {"0", "1"}]
     return flags if len(flags) > 2 else []
+
+
+def find_numbers(rows: Sequence[Row], texts: Sequence[str], label: str | None) -> list[str]:
+    """The columns of numbers if they are what a table is about: several, beside names or addresses; else []."""
+    words = [len(str(row.get(name)).split()) for row in rows for name in texts]
+    if not texts or sum(words) >= FEW_WORDS * len(words):
+        return []
+    columns = {name: [str(cell) for cell in cells if str(cell or "")] for name, cells in _columns(rows).items()}
+    numbers = [name for name, cells in columns.items() if cells and None not in map(parse_number, cells)]
+    numbers = [name for name in numbers if name not in (label, *texts)]
+    return numbers if len(numbers) >= MIN_NUMBERS else []
 
 
 def find_choices(row: Row) -> list[str]:
