@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import leanify
@@ -54,6 +53,7 @@ from leanify.vocabulary.closure import RankedTokens
 from leanify.vocabulary.cut_checkpoint import checkpoint_vocabulary, save_cut
 from leanify.vocabulary.ranking import rank_tokens
 from leanify.vocabulary.token_ids import named_ids
+from recipes.research.sentence_metrics import TASKS, nearest, probe, read_table, sts
 
 CSV = Path(__file__).parents[1] / "results" / "checkpoints.csv"
 COLUMNS = ("checkpoint", "budget", "arm", "seed", "stage", "metric", "value")
@@ -61,7 +61,6 @@ OURS = ("leanify shrink", "leanify shrink --vocabulary keep")
 VOCABULARIES = (0.2, 0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the vocabulary that the simple arms try
 TRAINED = 20_000  # texts at most that an arm may see
 LENGTH, CROWD = 128, 1000  # tokens of a text; embeddings among which neighbours are counted
-PROBED, ASKED = 600, 1000  # texts that a logistic regression on embeddings learns from, and answers
 Sample = tuple[tuple[str, ...], Any]  # its texts, and its label
 
 
@@ -94,11 +93,11 @@ class Subject:
         self.is_labelled = self.task not in ("sentence-embedding", "causal-lm")
         self.original = Small(original.module, tokenizers.load(source))
         self.pooling = read_pooling(source)
-        self.steps, self.batch = (2, 4) if small else (60, 32) if self.task != "causal-lm" else (60, 8)
+        self.steps, self.batch = (2, 4) if small else (60, 32) if self.task != "causal-lm" else (30, 4)
         self.rates = (3e-4, 1e-3) if self.task == "sentence-embedding" else (5e-5, 2e-4)
         rows = list(self._read())
         random.Random(0).shuffle(rows)
-        judged = min(16 if small else CROWD if self.task != "causal-lm" else 300, len(rows) // 4)
+        judged = min(16 if small else CROWD if self.task != "causal-lm" else 120, len(rows) // 4)
         self.judging, self.choosing = rows[:judged], rows[judged : judged + judged // 4]
         self.train = rows[2 * judged :][:TRAINED]
 
@@ -337,13 +336,19 @@ def measure(subject: Subject, small: Small, glue: Path | None, other: Path | Non
         mine, theirs = (nearest(rows, count) for rows in pairs)
         found["neighbours"] = float((mine & theirs).sum()) / (count * len(mine))
         if glue is not None:
-            found["STS-B"] = sts(subject, small, read_table(glue / "stsb" / "test.tsv"))
-            for task in ("sst2", "mrpc", "cola", "rte") if probes else ():
-                found[task] = probe(subject, small, glue / task)
+
+            def embed_texts(texts: Sequence[str]) -> Tensor:
+                return subject.answers(small, [((text,), 0) for text in texts])
+
+            found["STS-B"] = sts(embed_texts, read_table(glue / "stsb" / "test.tsv"))
+            for task in TASKS if probes else ():
+                found[task] = probe(embed_texts, glue / task)
     elif other is not None and subject.task == "causal-lm":
         lines = [line for line in other.read_text(encoding="utf-8").splitlines() if len(line) > 40]
         random.Random(1).shuffle(lines)
-        found["other domain"] = subject.score(small, [((line[: 4 * LENGTH],), 0) for line in lines[:300]])
+        found["other domain"] = subject.score(
+            small, [((line[: 4 * LENGTH],), 0) for line in lines[: len(subject.judging)]]
+        )
     return found
 
 
@@ -359,46 +364,6 @@ def latency(subject: Subject, small: Small) -> float:
             seconds.append(time.perf_counter() - began)
     torch.set_num_threads(threads)
     return 1000 * float(np.median(seconds))
-
-
-def nearest(rows: Tensor, count: int) -> Tensor:
-    """(N, width) → (N, N) whether a row is among the ``count`` nearest of another, by cosine."""
-    rows = F.normalize(rows, dim=-1)
-    likeness = (rows @ rows.T).fill_diagonal_(-2)
-    return torch.zeros_like(likeness, dtype=torch.bool).scatter_(1, likeness.topk(count).indices, True)
-
-
-def read_table(file: Path) -> list[dict[str, str]]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def features(subject: Subject, small: Small, rows: Sequence[dict[str, str]]) -> Tensor:
-    """Embeddings of single texts, or |u − v| and u·v of pairs, as SentEval has them."""
-    names = [name for name in rows[0] if name not in ("label", "index", "idx", "score")]
-    columns = [F.normalize(subject.answers(small, [((row[name],), 0) for row in rows]), dim=-1) for name in names]
-    if len(columns) == 1:
-        return columns[0]
-    return torch.cat([(columns[0] - columns[1]).abs(), columns[0] * columns[1]], -1)
-
-
-def sts(subject: Subject, small: Small, rows: Sequence[dict[str, str]]) -> float:
-    """Spearman's ρ × 100 between the cosines of pairs and people's scores."""
-    both = features(subject, small, rows)
-    cosines = both[:, both.shape[-1] // 2 :].sum(-1)
-    return 100 * float(spearmanr(cosines.numpy(), [float(row["label"]) for row in rows]).statistic)
-
-
-def probe(subject: Subject, small: Small, folder: Path) -> float:
-    """Accuracy in percent of a logistic regression on frozen embeddings."""
-    from sklearn.linear_model import LogisticRegression
-
-    held_out = folder / ("validation.tsv" if (folder / "validation.tsv").is_file() else "test.tsv")
-    train, test = read_table(folder / "train.tsv"), read_table(held_out)
-    random.Random(0).shuffle(train)
-    train, test = train[:PROBED], test[:ASKED]
-    classifier = LogisticRegression(max_iter=1000).fit(features(subject, small, train), [row["label"] for row in train])
-    return 100 * float(classifier.score(features(subject, small, test), [row["label"] for row in test]))
 
 
 # -- rows and pages ---------------------------------------------------------------------------------------------------
