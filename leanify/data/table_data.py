@@ -280,11 +280,12 @@ def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], pl
 
 
 def _describe_numbers(file: Path, numbers: Sequence[str], texts: Sequence[str], label: str | None, place: Path) -> str:
-    settings = f"--set {quote(f'data.text={json.dumps(texts, ensure_ascii=False)}')} --set data.label="
+    cells = quote(f"data.text={json.dumps(texts, ensure_ascii=False)}")
+    settings = f"--set {cells} --set data.label={quote(label or 'COLUMN')}"
     return (
         f"{file} is a table of numbers ({preview(list(numbers), 4)}), which gradient boosting learns, such as "
         f"scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
-        f"{' and '.join(texts)} alone are learnt with leanify compare {quote(str(place))} {settings}{quote(label or 'COLUMN')}"
+        f"{' and '.join(texts)} alone are learnt with leanify compare {quote(str(place))} {settings}"
     )
 
 
