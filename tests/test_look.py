@@ -17,7 +17,7 @@ from commands import run as command
 from PIL import Image
 
 from leanify.core.errors import DataError
-from leanify.data.data_checks import Look, look_at
+from leanify.data.data_checks import Look, inspect_splits
 from leanify.training import start
 from leanify.training.loop import Trainer
 from leanify.training.start import resolve
@@ -43,7 +43,7 @@ def look(folder: Path, *settings: str) -> Look:
     name = "own-images" if any(path.suffix == ".png" for path in folder.rglob("*.png")) else "own-sentences"
     more = SMALL if name == "own-images" else THIN
     recipe = resolve(name, [f"data.path={folder}", *more, *settings])
-    return look_at(Trainer(recipe, check_memory=False).splits)
+    return inspect_splits(Trainer(recipe, check_memory=False).splits)
 
 
 def test_sound_data_raises_no_warning(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
     if kind == "saved":
         datasets.DatasetDict(saved).save_to_disk(place)
     recipe = resolve("own-images", [f"data.path={place}", *SMALL])
-    [warning] = look_at(Trainer(recipe, check_memory=False).splits).warnings
+    [warning] = inspect_splits(Trainer(recipe, check_memory=False).splits).warnings
     assert warning.startswith("2 of 4 validation samples are among the training samples, too")
 
 
@@ -158,7 +158,7 @@ def test_equal_texts_are_named(tmp_path: Path, start: int) -> None:
     for validation, expected in ((text[start : start + 3000], True), (other, False)):
         (tmp_path / "validation.txt").write_text(validation)
         recipe = resolve("own-text", [f"data.path={tmp_path}"])
-        warnings = look_at(Trainer(recipe, check_memory=False).splits).warnings
+        warnings = inspect_splits(Trainer(recipe, check_memory=False).splits).warnings
         assert any("of the validation text are in the training text, too" in each for each in warnings) is expected
 
 

@@ -55,7 +55,7 @@ DEAR = [
 
 def narrowed(shape: Architecture, share: float) -> Architecture:
     scale = WidthScale.read(shape)
-    return scale.reshape(min(scale.units_below(), key=lambda unit: abs(unit - share * scale.unit)))
+    return scale.reshape(min(scale.smaller_units(), key=lambda unit: abs(unit - share * scale.unit)))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -352,7 +352,7 @@ def test_upstream_alone_opens_narrow_folders(
     model = leanify.load(source, overrides=overrides)
     shape = leanify.read(model)
     scale = WidthScale.read(shape)
-    unit = next(unit for unit in scale.units_below() if scale.width(unit) == width)
+    unit = next(unit for unit in scale.smaller_units() if scale.width(unit) == width)
     narrow = leanify.write(model, scale.reshape(unit)).eval()
     folder = tmp_path / "narrow"
     leanify.save(narrow, folder)

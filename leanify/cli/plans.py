@@ -145,9 +145,9 @@ def _shape(design: Design, stage: int) -> dict[str, str]:
 def _sentence(plan: Plan) -> str:
     """What lean follows, and what would show which design keeps its quality."""
     share = 1 - plan.chosen.params / plan.baseline.params
-    saved = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
+    change = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
     if not plan.reason:
-        return f"{plan.first}: {saved} parameters. Only training it beside the control shows what it keeps."
+        return f"{plan.first}: {change} parameters. Only training it beside the control shows what it keeps."
     lean = f" lean follows {plan.follows}." if plan.lean is not None and plan.first != "lean" else ""
     return f"{plan.reason}.{lean} Only training shows which design keeps its quality: leanify compare."
 

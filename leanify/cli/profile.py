@@ -96,17 +96,17 @@ def profile(
     options |= {"repeats": repeats, "measure": measure, "overrides": overrides, "cls": model_class}
     profiles = [profiling.profile(source, **options) for source in track(sources, "profiling")]
     rows = [model_profile.to_json() for model_profile in profiles]
-    exceeded = _exceeded(profiles, limits)
+    excesses = _exceeded(profiles, limits)
     output: dict[str, Any] = {"models": rows}
     if limits:
-        output |= {"limits": limits, "passed": not exceeded, "exceeded": exceeded}
+        output |= {"limits": limits, "passed": not excesses, "exceeded": excesses}
     show(kind, output, rows, lambda: _render(profiles, explain))
 
     # name every exceeded limit, then exit with code 1
-    for over in exceeded:
+    for over in excesses:
         unit = UNITS[over["limit"]]
         say(f"leanify: {over['source']} has {unit(over['value'])}, above {over['limit']} {unit(limits[over['limit']])}")
-    if exceeded:
+    if excesses:
         raise typer.Exit(1)
 
 
@@ -114,7 +114,7 @@ def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[
     """The source, limit and value of every cost above its limit. Raises LeanifyError for one that was not measured."""
     from leanify.core.errors import LeanifyError
 
-    exceeded = []
+    excesses = []
     for model in profiles:
         costs = {"--max-params": model.params, "--max-macs": model.macs, "--max-latency": model.latency_s}
         if "--max-latency" in limits and model.latency_s is None:
@@ -122,8 +122,8 @@ def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[
         for name, limit in limits.items():
             cost = costs[name]
             if cost is not None and cost > limit:
-                exceeded.append({"source": model.source, "limit": name, "value": cost})
-    return exceeded
+                excesses.append({"source": model.source, "limit": name, "value": cost})
+    return excesses
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:

@@ -142,8 +142,8 @@ def _show_report(folder: Path, kind: Kind) -> None:
     try:
         report = read_json(file)
         rows = _candidate_rows(report)
-        moved = {**report, "directory": str(folder)}  # it may have moved since
-        show(kind, report, rows, lambda: _render(moved, rows))
+        shown_report = {**report, "directory": str(folder)}  # it may have moved since
+        show(kind, report, rows, lambda: _render(shown_report, rows))
     except (LeanifyError, LookupError, TypeError, ValueError, AttributeError, StopIteration):
         raise DirectoryError(f"{file} is damaged, or no report of leanify shrink") from None
 

@@ -80,7 +80,7 @@ def train(
     # mistakes that need no torch to be found
     kind = output_kind(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
-    known = _check(chosen, output, resume, settings or [], dry_run)
+    known_facts = _check(chosen, output, resume, settings or [], dry_run)
     from leanify.cli import screen
     from leanify.core.terminal import progress
 
@@ -93,7 +93,7 @@ def train(
         from leanify.training import start as training
         from leanify.training.reference import judge_run
 
-        request = None if known is None else training.make_request(known, settings or [], teacher, chosen)
+        request = None if known_facts is None else training.make_request(known_facts, settings or [], teacher, chosen)
 
     # rehearse
     if dry_run:
@@ -137,8 +137,8 @@ def _choose(device: str) -> None:
     if match[1] is not None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = dict(enumerate(visible_devices.split(","))) if visible_devices else {}
-        unnamed = match[1] if visible_devices is None else ""
-        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(match[1]), unnamed)
+        device_number = match[1] if visible_devices is None else ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(match[1]), device_number)
     import torch
 
     if not torch.cuda.is_available():

@@ -150,16 +150,16 @@ def make_plan(request: Request, announces: bool = False) -> StudyPlan:
     """Resolve and price a study without writing anything; ``announces`` prints its duration. Raises LeanifyError."""
     plan = _price_plan(request)
     if request.study is None and (request.minutes is not None or request.has_default_schedule or announces):
-        plan, timings, removed = _fit_duration(plan, request)
-        note(". ".join(filter(None, (duration.describe(plan, timings, request.jobs), removed))))
+        plan, timings, cuts = _fit_duration(plan, request)
+        note(". ".join(filter(None, (duration.describe(plan, timings, request.jobs), cuts))))
     return plan
 
 
 def forecast(request: Request) -> dict[str, Any]:
     """Predict the time, memory and disk of a study from a few steps of each design. Raises LeanifyError."""
-    plan, timings, removed = _fit_duration(_price_plan(request), request)
-    if removed:
-        note(removed)
+    plan, timings, cuts = _fit_duration(_price_plan(request), request)
+    if cuts:
+        note(cuts)
     return duration.forecast(plan, timings, request.jobs)
 
 
@@ -227,10 +227,10 @@ def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[st
     # the limit removes rates, then seeds, then designs
     if request.minutes is None:
         return plan, timings, ""
-    plan, removed = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
-    if not removed:
+    plan, cuts = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
+    if not cuts:
         return plan, timings, ""
-    return plan, timings, f"--minutes {request.minutes:g} leaves out {', '.join(removed)}; no run is shortened"
+    return plan, timings, f"--minutes {request.minutes:g} leaves out {', '.join(cuts)}; no run is shortened"
 
 
 def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:

@@ -110,8 +110,8 @@ class Designer:
         return {}
 
     def _is_same_model(self, source: ModelSource) -> bool:
-        origin, own = source.origin, self.source.origin
-        return (origin.library, origin.name) == (own.library, own.name)
+        origin, own_origin = source.origin, self.source.origin
+        return (origin.library, origin.name) == (own_origin.library, own_origin.name)
 
     # -- prices -------------------------------------------------------------------------------------------------------
 
@@ -213,11 +213,11 @@ class Designer:
         else:
             section = ModelSection(str(path.absolute()))
             inputs, output = _signature(model)
-            expected, recipe_signature = _signature(self._built(self.recipe.model))
-            if (inputs, output) != (expected, recipe_signature):
+            built_signature, recipe_signature = _signature(self._built(self.recipe.model))
+            if (inputs, output) != (built_signature, recipe_signature):
                 raise LeanifyError(
                     f"{path} is for another task than the recipe's model: its input is {inputs} and its output "
-                    f"{output}; the recipe's model has {expected} and {recipe_signature}"
+                    f"{output}; the recipe's model has {built_signature} and {recipe_signature}"
                 )
         sizes = _stage_sizes(shape)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)  # a valid name for a folder of runs

@@ -96,8 +96,8 @@ def _time(recipe: Recipe, evaluations: int | None) -> Timing:
         count = evaluations
 
     # the rehearsal's time without its steps is the startup time of a run
-    timed = min(start.MAX_TIMED_STEPS * step, start.MAX_SECONDS)
-    startup = PROCESS + max(seconds - timed, 0.0)
+    seconds_per_timing = min(start.MAX_TIMED_STEPS * step, start.MAX_SECONDS)
+    startup = PROCESS + max(seconds - seconds_per_timing, 0.0)
     return Timing(steps, step, FORWARD * step * batches * max(count, 1), startup, facts)
 
 
@@ -133,13 +133,13 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
     """
     if not 0 < minutes < math.inf:
         raise RecipeError(f"--minutes must be above 0, the length of the whole study; not {minutes:g}")
-    removed: list[str] = []
+    cuts: list[str] = []
 
     def is_within(smaller: StudyPlan) -> bool:
         return study_seconds(smaller, timings, jobs) <= 60 * minutes
 
     if not is_within(plan) and len(plan.rates) > 1:
-        removed.append(f"the trials of {len(plan.rates)} learning rates")
+        cuts.append(f"the trials of {len(plan.rates)} learning rates")
         plan = replace(plan, rates=(1.0,))
 
     # seeds, the last ones first
@@ -147,7 +147,7 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
     while not is_within(plan) and len(plan.seeds) > MIN_SEEDS:
         plan = replace(plan, seeds=plan.seeds[:-1])
     if len(plan.seeds) < len(seeds):
-        removed.append(f"{len(seeds) - len(plan.seeds)} of {len(seeds)} seeds")
+        cuts.append(f"{len(seeds) - len(plan.seeds)} of {len(seeds)} seeds")
 
     # designs, the last ones first
     names = []
@@ -155,7 +155,7 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
         names.append(design.name)
         plan = replace(plan, designs=tuple(other for other in plan.designs if other is not design))
     if names:
-        removed.append(", ".join(names))
+        cuts.append(", ".join(names))
 
     if not is_within(plan):
         min_minutes = math.ceil(study_seconds(plan, timings, jobs) / 60)
@@ -166,7 +166,7 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
             f"minute{'s' * (min_minutes != 1)} here. Give --minutes {min_minutes}, or fewer steps by --set "
             "schedule.steps=N, at the risk that the models have not learnt"
         )
-    return plan, removed
+    return plan, cuts
 
 
 def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:

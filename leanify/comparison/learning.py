@@ -115,13 +115,13 @@ def diverged_runs(folder: StudyFolder, outcomes: Sequence[Outcome]) -> dict[Key,
             if first is not None and last is not None:
                 losses.setdefault(outcome.design, {})[outcome.key] = (first, last)
 
-    diverged = {}
+    reasons = {}
     for runs in losses.values():
         best_first, best_last = min(runs.values(), key=lambda loss: loss[1])
         for key, (_, last) in runs.items():
             excess = last - best_last
             if excess > LOST * (best_first - best_last) and excess > LOST_LOSS * abs(best_first):
-                diverged[key] = (
+                reasons[key] = (
                     f"its training loss ended at {last:.3g}, the loss of the design's best run at {best_last:.3g}"
                 )
-    return diverged
+    return reasons

@@ -55,12 +55,13 @@ def rates_beyond(folder: StudyFolder) -> tuple[float, ...]:
     design has a rate, and for two rates, which are both edges.
     """
     plan = folder.plan
-    tried = plan.tried_rates
-    if plan.more_rates or len(tried) < 3 or any(design.rate is not None for design in plan.designs):
+    tried_rates = plan.tried_rates
+    if plan.more_rates or len(tried_rates) < 3 or any(design.rate is not None for design in plan.designs):
         return ()
-    found = {best(folder, design) for design in plan.designs}
-    beyond = {tried[0]: tried[0] ** 2 / tried[1], tried[-1]: tried[-1] ** 2 / tried[-2]}
-    return tuple(rate for edge, rate in beyond.items() if edge in found)
+    best_rates = {best(folder, design) for design in plan.designs}
+    (lowest, second, *_), (*_, last_but_one, highest) = tried_rates, tried_rates
+    beyond = {lowest: lowest**2 / second, highest: highest**2 / last_but_one}
+    return tuple(rate for edge, rate in beyond.items() if edge in best_rates)
 
 
 def best(folder: StudyFolder, design: PlannedDesign) -> float:

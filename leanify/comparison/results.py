@@ -159,7 +159,7 @@ def _design(
     costs: Costs | None,
 ) -> DesignResult:
     """The result of a design from the outcomes of its runs."""
-    runs, counted = [], []
+    runs, trained_runs = [], []
     for outcome in outcomes:
         place = str(folder.run(outcome.key).relative_to(folder.path))
         status: str = outcome.status
@@ -167,21 +167,21 @@ def _design(
         if outcome.key in diverged:
             status, reason = "diverged", diverged[outcome.key]
         elif outcome.status == "finished":
-            counted.append(outcome)
+            trained_runs.append(outcome)
         runs.append(RunResult(outcome.seed, status, outcome.quality, reason, place))
 
     # κ of the concatenated heads at the start and at the end, a mean over seeds
-    run_kappas = [outcome.kappas for outcome in counted if outcome.kappas]
+    run_kappas = [outcome.kappas for outcome in trained_runs if outcome.kappas]
     begin = _mean([kappas[0][1] for kappas in run_kappas])
     end = _mean([kappas[-1][1] for kappas in run_kappas])
 
     failed = sum(run.status == "failed" for run in runs)
-    quality = _quality(design.name, counted, failed, len(runs) - failed - len(counted), table)
+    quality = _quality(design.name, trained_runs, failed, len(runs) - failed - len(trained_runs), table)
     optim = folder.plan.run_recipe(Key(design.name, folder.plan.seeds[0])).optim
     is_known = design.rate is not None or len(folder.plan.rates) == 1
     rate = optim.lr if optim is not None and is_known else None
     trials = rates.rate_trials(folder, design.name)
-    return DesignResult(design, quality, tuple(runs), begin, end, _bounds(counted), costs, rate, trials)
+    return DesignResult(design, quality, tuple(runs), begin, end, _bounds(trained_runs), costs, rate, trials)
 
 
 def _costs(entry: Mapping[str, Any]) -> Costs | None:
@@ -231,14 +231,14 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
     """Check whether the baseline (or the best design) beats the reference, and whether its loss has settled."""
     # the design to judge
     results = [result for result in study.results if result.quality.mean is not None]
-    judged = next((result for result in results if result.name == BASELINE), None)
-    if judged is None:
-        judged = max(results, key=lambda result: first.sign * float(result.quality.mean or 0))
-    mean = float(judged.quality.mean or 0)
-    name = f"the {judged.name}" if judged.name == BASELINE else judged.name
+    main_result = next((result for result in results if result.name == BASELINE), None)
+    if main_result is None:
+        main_result = max(results, key=lambda result: first.sign * float(result.quality.mean or 0))
+    mean = float(main_result.quality.mean or 0)
+    name = f"the {main_result.name}" if main_result.name == BASELINE else main_result.name
 
     # the suggested length of the runs if they have not learnt
-    keys = [Key(judged.name, run.seed) for run in judged.runs if run.status == "finished"]
+    keys = [Key(main_result.name, run.seed) for run in main_result.runs if run.status == "finished"]
     rows = [folder.rows(key) for key in keys]
     steps = study.steps or 0
     longer = "more steps do not help, since its validation loss rises while its training loss falls; "
@@ -250,27 +250,27 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
     words = ""
     if trivial is not None:
         reference_text = f"{trivial.name} ({format_digits(float(trivial.value or 0))})"
-        if not learning.is_beaten(learning.difference_from_reference(table, judged.name, trivial, first.sign)):
-            suggested = learning.suggested_steps(steps, False, rows)
+        if not learning.is_beaten(learning.difference_from_reference(table, main_result.name, trivial, first.sign)):
+            more_steps = learning.suggested_steps(steps, False, rows)
             help_text = f"{longer}what helps: more data"
-            if suggested:
-                help_text = f"what helps: about {suggested:,} steps instead of {steps:,}"
+            if more_steps:
+                help_text = f"what helps: about {more_steps:,} steps instead of {steps:,}"
             why = (
                 f"{name} ({format_digits(mean)}) does not beat {reference_text} by more than the noise; {help_text}, "
                 "or pretrained weights (--weights)"
             )
-            return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": suggested}
+            return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": more_steps}
         words = f"{name} ({format_digits(mean)}) beats {reference_text}"
 
     # the losses of most of its runs must have settled
     falling = sum(learning.still_falls(run_rows, steps) for run_rows in rows)
     if 2 * falling > len(keys):
-        suggested = learning.suggested_steps(steps, True, rows)
+        more_steps = learning.suggested_steps(steps, True, rows)
         why = (
             f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can; "
-            f"what helps: about {suggested or 2 * steps:,} steps instead of {steps:,}"
+            f"what helps: about {more_steps or 2 * steps:,} steps instead of {steps:,}"
         )
-        return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": suggested}
+        return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": more_steps}
     return {"reference": trivial, "learnt": True, "learnt_why": words}
 
 

@@ -110,10 +110,10 @@ class Shares:
 def _growth(share: float, shift: float) -> float:
     """How many times larger the variance of a share is after a shift: from 1 to that at one half, and `MOST_GROWTH`."""
     low, high = min(share, 0.5), max(share, 0.5)
-    moved = min(max(share + shift, low), high)
-    if moved == share:
+    new_share = min(max(share + shift, low), high)
+    if new_share == share:
         return 1.0
-    growth: float = (moved * (1 - moved) / max(share * (1 - share), LEAST_SPREAD)) ** (2 * SKEW)
+    growth: float = (new_share * (1 - new_share) / max(share * (1 - share), LEAST_SPREAD)) ** (2 * SKEW)
     return min(growth, MOST_GROWTH)
 
 
@@ -145,9 +145,9 @@ class Estimate:
     @property
     def seed_part(self) -> Part | None:
         """The variance due to the runs; None for fewer than two seeds."""
-        return self._seed_part_at(0.0)
+        return self._shifted_seed_part(0.0)
 
-    def _seed_part_at(self, distance: float) -> Part | None:
+    def _shifted_seed_part(self, distance: float) -> Part | None:
         """The variance due to the runs if the truth is ``distance`` below the mean."""
         part = self.run_part
         if part is not None and self.shares is not None:
@@ -166,7 +166,7 @@ class Estimate:
         """
         if not self.is_known:
             return math.nan
-        parts = [part for part in (self._seed_part_at(distance), self.sample_part) if part is not None]
+        parts = [part for part in (self._shifted_seed_part(distance), self.sample_part) if part is not None]
         squares = [stats.t.isf(alpha, part.freedom) ** 2 * part.variance for part in parts]
         return math.sqrt(sum(squares))
 
@@ -313,8 +313,8 @@ class RunTable:
         if seed_part is not None:
             both = _interaction_part(table)
             noise_part = both if count >= MIN_SEEDS else None
-            counted = both.variance if noise_part else min(both.variance, seed_part.variance)
-            sample_part = replace(sample_part, variance=max(sample_part.variance - counted, 0.0))
+            counted_variance = both.variance if noise_part else min(both.variance, seed_part.variance)
+            sample_part = replace(sample_part, variance=max(sample_part.variance - counted_variance, 0.0))
         return Estimate(mean, count, self.samples, seed_part, sample_part, noise_part)
 
     def _sample_part(self, table: Array, is_pair: bool) -> Part:

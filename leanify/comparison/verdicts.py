@@ -82,15 +82,15 @@ def make_pairs(plan: StudyPlan, table: RunTable, questions: Container[str], look
 
     # p-values; differences without a question are corrected together
     ps = {pair: statistics.two_sided(estimate, look) for pair, estimate in differences.items()}
-    explored = [pair for pair in differences if pair[0] != plan.focus or pair[1] not in questions]
-    ps |= zip(explored, statistics.holm([ps[pair] for pair in explored]), strict=True)
+    exploration = [pair for pair in differences if pair[0] != plan.focus or pair[1] not in questions]
+    ps |= zip(exploration, statistics.holm([ps[pair] for pair in exploration]), strict=True)
 
     pairs = []
     for (name, against), estimate in differences.items():
-        is_asked = (name, against) not in explored
+        is_asked = (name, against) not in exploration
         alpha = statistics.alpha_of(look)
         if not is_asked:  # intervals of differences without a question hold simultaneously
-            alpha /= len(explored)
+            alpha /= len(exploration)
         low, high = estimate.interval(alpha) or (None, None)
         seeds = []
         for seed in table.common_seeds(name, against):
@@ -139,11 +139,11 @@ def make_verdict(
     words = f"{sentence[0].upper()}{sentence[1:]}: {'; '.join(parts)}."
     p = None if math.isnan(decision.p) else decision.p
     verdict = Verdict(question, answer, words, None, None, None, p)
-    needed = decision.needed
-    if needed is None:
+    need = decision.needed
+    if need is None:
         return verdict
-    seeds_range = (needed.low, needed.high)
-    return replace(verdict, seeds_needed=needed.seeds, seeds_range=seeds_range, samples_needed=needed.samples)
+    seeds_range = (need.low, need.high)
+    return replace(verdict, seeds_needed=need.seeds, seeds_range=seeds_range, samples_needed=need.samples)
 
 
 def missing_runs(result: DesignResult) -> str:

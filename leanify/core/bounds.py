@@ -119,11 +119,11 @@ def _used() -> int:
     return machine.status("VmData") or 0
 
 
-def _limit(kind: int, most: int) -> None:
-    """Limit this process to ``most`` bytes or seconds, or to less where a lower limit is set already."""
+def _limit(kind: int, maximum: int) -> None:
+    """Limit this process to ``maximum`` bytes or seconds, or to less where a lower limit is set already."""
     soft, hard = resource.getrlimit(kind)
     limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(kind, (min(most, UNLIMITED, *limits), hard))
+    resource.setrlimit(kind, (min(maximum, UNLIMITED, *limits), hard))
 
 
 # -- in a fork -------------------------------------------------------------------------------------------------------
@@ -137,46 +137,46 @@ def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T
     if sys.platform != "linux":
         return function()
     bound = memory()
-    said = os.memfd_create("said")  # what Rust prints before it ends the process
+    messages = os.memfd_create("said")  # what Rust prints before it ends the process
     reader, writer = os.pipe()
     try:
         with warnings.catch_warnings():  # Python's, where this process has threads: the child uses none of them
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError as error:
-        for handle in (said, reader, writer):
+        for handle in (messages, reader, writer):
             os.close(handle)
         raise DataError(f"{what} could not be read in a process of its own: {error.strerror}") from error
     if child == 0:
-        _run(function, what, writer, said, bound, seconds)
+        _run(function, what, writer, messages, bound, seconds)
     os.close(writer)
-    ended = False
+    is_reaped = False
     try:
         answer, status = _receive(reader, bound // 2, time.monotonic() + WAITS * seconds)
         if not status:
-            status, ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), True
-        words = os.pread(said, 1000, 0).decode(errors="replace").strip()
+            status, is_reaped = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), True
+        words = os.pread(messages, 1000, 0).decode(errors="replace").strip()
     finally:
-        if not ended:  # it still runs: too long, too much, or this process was interrupted
+        if not is_reaped:  # it still runs: too long, too much, or this process was interrupted
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         os.close(reader)
-        os.close(said)
+        os.close(messages)
     if status:
         raise DataError(_reason(what, status, words, seconds))
-    succeeded, value = pickle.loads(answer)  # noqa: S301  of this program's own fork
-    if not succeeded:
+    is_success, value = pickle.loads(answer)  # noqa: S301  of this program's own fork
+    if not is_success:
         raise DataError(f"{what} goes {_beyond()}" if value is None else value)
     return value  # type: ignore[no-any-return]
 
 
-def _receive(reader: int, most: int, deadline: float) -> tuple[bytearray, int]:
+def _receive(reader: int, maximum: int, deadline: float) -> tuple[bytearray, int]:
     """What the fork writes until it ends; and the status that it is due if that is too much, or takes too long."""
     answer = bytearray()
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reader, 1 << 20)
         answer += part
-        if not part or len(answer) > most:
+        if not part or len(answer) > maximum:
             return answer, -signal.SIGKILL if part else 0
     return answer, -signal.SIGXCPU
 
@@ -192,7 +192,7 @@ def _reason(what: object, status: int, words: str, seconds: float) -> str:
     return f"{what} ends the process that reads it ({end}){reason}"
 
 
-def _run(function: Callable[[], Any], what: object, writer: int, said: int, bound: int, seconds: float) -> NoReturn:
+def _run(function: Callable[[], Any], what: object, writer: int, messages: int, bound: int, seconds: float) -> NoReturn:
     """Run the function in the fork, and write its answer; never returns."""
     try:
         # nothing of the parent's is used: its signals, its streams, whose locks another thread may have held
@@ -200,8 +200,8 @@ def _run(function: Callable[[], Any], what: object, writer: int, said: int, boun
             signal.signal(number, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         faulthandler.disable()
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        os.dup2(messages, 1)
+        os.dup2(messages, 2)
         sys.stdout = sys.stderr = io.StringIO()
         # the limits
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -90,11 +90,11 @@ def is_safetensors(path: Path, start: bytes | None = None) -> bool:
 
 def unused_path(path: Path) -> Path:
     """Return the path itself, or the first of NAME-2, NAME-3, … that does not exist."""
-    number, unused = 1, path
-    while unused.exists():
+    number, candidate = 1, path
+    while candidate.exists():
         number += 1
-        unused = path.with_name(f"{path.name}-{number}")
-    return unused
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
 def check_format(card: Mapping[str, Any], folder: Path) -> None:

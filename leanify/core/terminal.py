@@ -126,7 +126,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     times = (TimeElapsedColumn(),) if total is None else (BarColumn(), TimeRemainingColumn())
     began = last_line = time.monotonic()
-    count, ended = 0, threading.Event()
+    count, end = 0, threading.Event()
 
     def print_line() -> None:
         nonlocal last_line
@@ -144,7 +144,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
             print_line()
 
     def print_when_silent() -> None:
-        while not ended.wait(SECONDS):
+        while not end.wait(SECONDS):
             if time.monotonic() - last_line >= SECONDS:
                 print_line()
 
@@ -157,6 +157,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         try:
             yield advance_to
         finally:
-            ended.set()
+            end.set()
             if printer is not None:
                 printer.join()

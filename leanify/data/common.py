@@ -57,16 +57,16 @@ def apportion(counts: np.ndarray, samples: int) -> np.ndarray:
     return shares
 
 
-def hold_out(dataset: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
+def hold_out(dataset: Any, share: float, plain_dataset: Any = None) -> tuple[Any, Any]:
     """Split off a random share, which the run's seed does not change, for validation: (train, validation).
 
-    ``unchanged`` is the same data without augmentation, for validation. Raises DataError for an empty part.
+    ``plain_dataset`` is the same data without augmentation, for validation. Raises DataError for an empty part.
     """
     order = permutation(HOLDOUT, 0, 0, len(dataset))
     cut = math.ceil(share * len(dataset))
     if not 0 < cut < len(dataset):
         raise DataError(f"{len(dataset)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
-    return Selection(dataset, np.sort(order[cut:])), Selection(unchanged or dataset, np.sort(order[:cut]))
+    return Selection(dataset, np.sort(order[cut:])), Selection(plain_dataset or dataset, np.sort(order[:cut]))
 
 
 def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:

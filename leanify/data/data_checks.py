@@ -40,7 +40,7 @@ class Look:
         return "; ".join(self.facts)
 
 
-def look_at(splits: Splits) -> Look:
+def inspect_splits(splits: Splits) -> Look:
     """Look at the splits of a run. Raises DataError for data from which nothing can be learnt."""
     look = Look()
     parts = {"training": splits.train, "validation": splits.validation}
@@ -92,9 +92,9 @@ def _look_at_labels(look: Look, splits: Splits, parts: dict[str, Any]) -> None:
         number = parse_number(name)
         meaning = name.strip().casefold() if number is None else number
         names_by_meaning.setdefault(meaning, []).append(name)
-    for alike in names_by_meaning.values():
-        if len(alike) > 1:
-            look.warnings.append(f"classes that may be one: {preview(alike)}")
+    for synonyms in names_by_meaning.values():
+        if len(synonyms) > 1:
+            look.warnings.append(f"classes that may be one: {preview(synonyms)}")
     # classes that one split lacks
     for name in list(parts)[1:]:
         if labels[name] is None:

@@ -60,9 +60,9 @@ class LabelMatch:
 def match_labels(labels: Sequence[str], outputs: Sequence[str]) -> LabelMatch:
     """The labels of a data set in the order of ``outputs``, a model's names; sorted where those say nothing."""
     labels = list(labels)
-    named = LabelMatch(tuple(labels), "unnamed", tuple(outputs))
+    unnamed_match = LabelMatch(tuple(labels), "unnamed", tuple(outputs))
     if not outputs or not labels:
-        return named
+        return unnamed_match
     is_default = all(DEFAULT_NAME.fullmatch(name.strip().lower()) for name in outputs)
     places = None if is_default else _find_places(labels, outputs)
     if places is not None:
@@ -107,21 +107,21 @@ def _find_places(labels: Sequence[str], outputs: Sequence[str]) -> list[int] | N
             by_name.setdefault(_spell(name), set()).add(place)
     places: list[int] = []
     for label in labels:
-        found = by_name.get(_spell(label)) or _match_short_form(_spell(label), by_name)
-        if len(found) != 1:
+        label_places = by_name.get(_spell(label)) or _match_short_form(_spell(label), by_name)
+        if len(label_places) != 1:
             return None
-        places += found
+        places += label_places
     return places if len(set(places)) == len(labels) else None
 
 
 def _match_short_form(label: str, by_name: Mapping[str, set[int]]) -> set[int]:
     """The outputs whose names begin with a label, or that begin it: pos and positive, 1 and "1 star"."""
-    found: set[int] = set()
+    matches: set[int] = set()
     for name, places in by_name.items():
         short, long = sorted((label, name), key=len)
         if long.startswith(f"{short} ") or (len(short) >= MIN_PREFIX and long.startswith(short)):
-            found |= places
-    return found
+            matches |= places
+    return matches
 
 
 def _spell(name: str) -> str:

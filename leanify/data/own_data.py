@@ -56,9 +56,9 @@ class OwnData:
         return f"{path} is data that cannot be trained on: {self.description}; {self.fault}"
 
 
-def nothing(fault: str, found: str | Path = "") -> OwnData:
-    """No data, for this reason; ``found`` has samples and perhaps labels, but none that a task here learns."""
-    return OwnData(None, str(found), False, fault=fault)
+def nothing(fault: str, place: str | Path = "") -> OwnData:
+    """No data, for this reason; ``place`` has samples and perhaps labels, but none that a task here learns."""
+    return OwnData(None, str(place), False, fault=fault)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class NamedColumns:
         # cells that name pictures next to the table, without their suffix
         if not columns.guess_texts(list(row)):
             for name in ([column] if column else []) + list(row)[:MAX_IDS]:
-                folder = find_picture_folder(file, [each.get(name) for each in rows])
+                folder = find_picture_folder(file, [one.get(name) for one in rows])
                 if folder is not None and folder.ending:
                     return name
         return None

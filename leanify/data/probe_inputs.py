@@ -36,11 +36,11 @@ class Feed:
 
     @property
     def notes(self) -> list[str]:
-        skipped = self.folder.skipped if self.folder else []
-        if not skipped:
+        skipped_images = self.folder.skipped if self.folder else []
+        if not skipped_images:
             return []
-        names = preview([path.name for path in skipped])
-        return [f"{len(skipped)} images could not be read and were skipped: {names}"]
+        names = preview([path.name for path in skipped_images])
+        return [f"{len(skipped_images)} images could not be read and were skipped: {names}"]
 
 
 def feed(

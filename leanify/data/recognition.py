@@ -29,7 +29,7 @@ from leanify.data.images.files import (
 )
 from leanify.data.own_data import LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
 from leanify.data.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
-from leanify.data.table_data import MAX_NAMES, count_of, describe_table
+from leanify.data.table_data import MAX_NAMES, count_noun, describe_table
 from leanify.data.tables import columns
 from leanify.data.texts.own_texts import find_table
 
@@ -189,7 +189,7 @@ def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
     """Describe tar shards; damaged ones have no number of classes."""
     from leanify.data.images import tar_shards  # imports numpy
 
-    text = f"{count_of(len(shards), 'tar shard')} of images in {place}"
+    text = f"{count_noun(len(shards), 'tar shard')} of images in {place}"
     samples = classes = fault = None
     try:
         _, labels = tar_shards.read(shards, Faults(skip=True))
@@ -304,9 +304,9 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
     if not entries:
         return nothing(f"it is empty. It looks for {LAYOUTS}")
     # tags of tokens, tables
-    tagged = next((file for file in files if columns.text_table(file) == "tags"), None)
-    if tagged is not None:
-        return _describe_file(tagged, None, selection, place)
+    tag_file = next((file for file in files if columns.text_table(file) == "tags"), None)
+    if tag_file is not None:
+        return _describe_file(tag_file, None, selection, place)
     tables = [file for file in files if columns.is_table(file)]
     if len(tables) == 1:
         data = describe_table(tables[0], None, selection, place)
@@ -393,12 +393,12 @@ def _texts_and_labels(file: Path) -> tuple[Path, Path] | None:
     """Two files of as many lines, of texts alone and of their labels: X_train.csv and y_train.csv; None without."""
     for other in sorted(file.parent.iterdir()):
         texts, labels = (other, file) if _words(file) & LABEL_WORDS else (file, other)
-        beside = _words(labels)
-        if other == file or not beside & LABEL_WORDS or beside - LABEL_WORDS != _words(texts) - TEXT_WORDS:
+        label_words = _words(labels)
+        if other == file or not label_words & LABEL_WORDS or label_words - LABEL_WORDS != _words(texts) - TEXT_WORDS:
             continue
-        lines = [list(islice(read_lines(each, DataError), MAX_LINES)) for each in (texts, labels) if _decodes(each)]
-        few = [{*map(str.strip, each)} for each in lines]
-        if len(lines) == 2 and len(lines[0]) == len(lines[1]) > len(few[1]) * 3 and len(few[1]) < len(few[0]):
+        lines = [list(islice(read_lines(one, DataError), MAX_LINES)) for one in (texts, labels) if _decodes(one)]
+        values = [{*map(str.strip, one)} for one in lines]
+        if len(lines) == 2 and len(lines[0]) == len(lines[1]) > len(values[1]) * 3 and len(values[1]) < len(values[0]):
             return texts, labels
     return None
 

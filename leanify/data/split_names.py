@@ -53,22 +53,22 @@ def parse_split(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 def is_split(name: str) -> bool:
     """Whether a name says nothing but a split."""
-    parsed = parse_split(name)
-    return parsed is not None and not parsed[1]
+    parse = parse_split(name)
+    return parse is not None and not parse[1]
 
 
 def are_split_names(names: Iterable[str]) -> bool:
     """Whether names are all of splits, by themselves or by what they have in common (seg_train, seg_test)."""
     names = [*names]
-    parsed = [parse_split(name) for name in names]
-    others = {each[1] for each in parsed if each is not None}
-    words = {each[0] for each in parsed if each is not None}
-    if None in parsed:  # words that are joined to others: dogstrain, dogstest
-        return any(all(name.lower() in _alike(word, names) for name in names) for word in WORDS["train"])
+    parses = [parse_split(name) for name in names]
+    others = {parse[1] for parse in parses if parse is not None}
+    words = {parse[0] for parse in parses if parse is not None}
+    if None in parses:  # words that are joined to others: dogstrain, dogstest
+        return any(all(name.lower() in _similar_names(word, names) for name in names) for word in WORDS["train"])
     return others == {()} or (len(others) == 1 and len(words) > 1)
 
 
-def _alike(word: str, names: Iterable[str]) -> set[str]:
+def _similar_names(word: str, names: Iterable[str]) -> set[str]:
     """The names with this word that another one has with a word for another split, and those other ones."""
     lower = {name.lower() for name in names}
     pairs = ({name, name.replace(word, other)} for name in lower if word in name for other in WORDS["validation"])
@@ -88,24 +88,24 @@ def choose_split(paths: Sequence[Path], split: str) -> Path | None:
         if name in by_name or name.lower() in lower:
             return by_name.get(name) or lower[name.lower()]
     # one of its words is
-    found: dict[tuple[str, tuple[str, ...]], list[Path]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Path]] = {}
     for path in paths:
-        parsed = parse_split(_stem(path))
-        if parsed is not None:
-            found.setdefault(parsed, []).append(path)
-    training = [others for word, others in found if word in WORDS["train"]]
+        parse = parse_split(_stem(path))
+        if parse is not None:
+            groups.setdefault(parse, []).append(path)
+    training = [others for word, others in groups if word in WORDS["train"]]
     for word in synonyms(split):
-        with_word = sorted((others for one, others in found if one == word), key=lambda others: others not in training)
+        with_word = sorted((others for one, others in groups if one == word), key=lambda others: others not in training)
         for others in with_word:
-            places = found[word, others]
-            is_paired = any(alike[: len(others)] == others[: len(alike)] for alike in training)
+            places = groups[word, others]
+            is_paired = any(one[: len(others)] == others[: len(one)] for one in training)
             if (not others or is_paired) and (len(places) == 1 or word not in WORDS["train"]):
                 return places[0]
     # a word is joined to others, and differs alone from a training file's
     for word in WORDS["train"]:
-        alike = _alike(word, lower)
+        similar_names = _similar_names(word, lower)
         for other in synonyms(split):
-            places = [lower[name] for name in sorted(alike) if other in name]
+            places = [lower[name] for name in sorted(similar_names) if other in name]
             if places:
                 return places[0]
     return None

@@ -53,11 +53,11 @@ def describe_table(file: Path, validation: Path | None, selection: NamedColumns,
     data = _describe_rows(file, rows, further_rows, validation, selection, place)
     if data.kind is None or not faults.names:
         return data
-    faults_note = f"; {count_of(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
+    faults_note = f"; {count_noun(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
     return replace(data, description=data.description + faults_note)
 
 
-def count_of(number: int, what: str) -> str:
+def count_noun(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
@@ -116,9 +116,9 @@ def _describe_rows(
         return data if named_so else replace(data, columns=((picture,), answer))
     # texts for a language model or for embeddings, which have no labels
     if needs_labels and label is None and not selection.texts:
-        unlabelled = _describe_unlabelled(file, rows[0], UNLABELLED)
-        if unlabelled is not None:
-            return nothing(unlabelled, file)
+        fault = _describe_unlabelled(file, rows[0], UNLABELLED)
+        if fault is not None:
+            return nothing(fault, file)
     # columns of texts and of a label, by their names or by their values
     if needs_labels:
         texts = texts or guessing.guess_text(rows)
@@ -139,11 +139,9 @@ def _describe_rows(
         return data if by_name == (texts, label) else replace(data, columns=(texts, label))
     # texts without a label train a language model, unless another column has labels
     few_values = list(guessing.label_candidates(all_rows, texts)) if texts and needs_labels else []
-    unlabelled = (
-        _describe_unlabelled(file, rows[0], PAIRS) if needs_labels and not (few_values or selection.texts) else None
-    )
-    if unlabelled is not None:
-        return nothing(unlabelled, file)
+    fault = _describe_unlabelled(file, rows[0], PAIRS) if needs_labels and not (few_values or selection.texts) else None
+    if fault is not None:
+        return nothing(fault, file)
     if not by_name[0] or few_values:
         return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
     rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
@@ -208,7 +206,7 @@ def _describe_labels(
         remedy = "skip such rows with --set data.on_error=skip"
         if missing_label is not None:
             remedy = f"{missing_label} is none, and such rows are left out"
-        description += f"; {count_of(without, 'row')} without a label: {remedy}"
+        description += f"; {count_noun(without, 'row')} without a label: {remedy}"
     fault = None
     if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
         fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"

@@ -117,8 +117,10 @@ def _compare(
 ) -> None:
     """Raise UnsupportedModel if outputs differ by more than `TOLERANCE` and twice the model's own rounding error."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
-        shapes, expected = [tuple(x.shape) for x in outputs], [tuple(x.shape) for x in reference]
-        raise UnsupportedModel(f"the exported {format} model gives {shapes}, leanify's gives {expected}; not written")
+        shapes, reference_shapes = [tuple(x.shape) for x in outputs], [tuple(x.shape) for x in reference]
+        raise UnsupportedModel(
+            f"the exported {format} model gives {shapes}, leanify's gives {reference_shapes}; not written"
+        )
     error = _difference(outputs, reference)
     if not error < TOLERANCE and not error < min(SHARPEST, 2 * own_rounding()):
         raise UnsupportedModel(

@@ -324,10 +324,10 @@ def _find_row(
         row_cache[likeness] = row_cache[key]
         return row_cache[key], ""
     # candidate rows that agree with the channels that move together, most likely first
-    moved = count_moved_channels(bench, candidate, path) if attention else []
+    moved_channels = count_moved_channels(bench, candidate, path) if attention else []
     if mlps is not None:
         joint = (mlp for mlp in mlps if mlp.owner.path == path and mlp.came.maps <= candidate.came.maps)
-        guesses = attention_guesses(module, path, candidate, bench.numbers, moved, next(joint, None))
+        guesses = attention_guesses(module, path, candidate, bench.numbers, moved_channels, next(joint, None))
     else:
         guesses = mlp_guesses(module, path, candidate, bench.numbers)
     readings = list(itertools.islice(guesses, MAX_GUESSES))
@@ -348,9 +348,9 @@ def _find_row(
     last = f"{candidate.last.name} {' × '.join(map(str, candidate.last.shape))}"
     heads = ""
     if attention:
-        sizes = next(head_sizes(candidate, moved), None)
+        sizes = next(head_sizes(candidate, moved_channels), None)
         if sizes is None and next(head_sizes(candidate), None) is not None:
-            return None, _describe_contradiction(candidate, moved)
+            return None, _describe_contradiction(candidate, moved_channels)
         if sizes is None:
             lengths = ", ".join(map(str, candidate.came.lengths))
             return None, (
@@ -371,11 +371,11 @@ def _find_row(
     )
 
 
-def _describe_contradiction(candidate: Candidate, moved: list[int]) -> str:
+def _describe_contradiction(candidate: Candidate, moved_channels: list[int]) -> str:
     """Describe how the lengths of the multiplied tensors contradict the channels that move together."""
     inner = candidate.last.input_size
     by_length = next(head_sizes(candidate))
-    counts = sorted({count for count in moved if 1 < count < inner})
+    counts = sorted({count for count in moved_channels if 1 < count < inner})
     return (
         f"two readings contradict each other: the lengths of what it multiplies say {by_length['h']} heads × "
         f"{by_length['d']} on {by_length['g']} key/value heads, and one output of its projections moves "

@@ -189,7 +189,7 @@ class Follower(TorchFunctionMode):
                 return
             others = [tensor for tensor, weight in zip(tensors, weights, strict=True) if weight is None]
             came = self._union(others)
-            along = came.along | {called for called, _ in of_parameters}
+            along = came.along | {parameter for parameter, _ in of_parameters}
             came = replace(came, along=along, active=came.active or name in ACTIVATIONS)
         for output in outputs:
             if id(output) not in self._names:
@@ -250,7 +250,7 @@ class Follower(TorchFunctionMode):
         if len(pairs) < 2:
             return None
         (one, first), (other, second) = pairs[-2:] if name in ("addmm", "baddbmm", "addbmm") else pairs[:2]
-        other_weights = {each[0] for x, each in operands if each is not None and x is not one and x is not other}
+        other_weights = {use[0] for x, use in operands if use is not None and x is not one and x is not other}
         if self.watched_map:
             self._keep_input(name, args, one, other, first, second)
         # a depthwise convolution maps no channels: it is on the way, like a norm
@@ -335,9 +335,9 @@ class Follower(TorchFunctionMode):
         if last.name in self._parameter_names:
             return
         # maps of earlier attentions (the first block's values) are inputs here, if this one has its own
-        own = frozenset(use for use in came.maps if use.name not in self._projections)
-        if kind is self.flow.attentions and len(own) > 1:
-            came = replace(came, maps=own)
+        inputs = frozenset(use for use in came.maps if use.name not in self._projections)
+        if kind is self.flow.attentions and len(inputs) > 1:
+            came = replace(came, maps=inputs)
         names = [last.name, *(use.name for use in came.maps)]
         for frame in reversed(self.stack):
             if not frame.path or all(name.startswith(f"{frame.path}.") for name in names):

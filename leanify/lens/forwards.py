@@ -84,8 +84,9 @@ def gated_attention(
         position_bias = self.compute_bias(tokens, tokens).repeat(batch, 1, 1)
     # gate of each head and token: B, h, N, 1
     slices = hidden_states.view(batch, tokens, -1, self.gru_rel_pos_linear.in_features)
-    own = slices[:, :, torch.arange(heads, device=slices.device) % slices.shape[2]].transpose(1, 2)
-    a, b = self.gru_rel_pos_linear(own).view(batch, heads, tokens, 2, 4).sum(-1).sigmoid().chunk(2, -1)  # B, h, N, 1
+    head_gates = slices[:, :, torch.arange(heads, device=slices.device) % slices.shape[2]].transpose(1, 2)
+    sums = self.gru_rel_pos_linear(head_gates).view(batch, heads, tokens, 2, 4).sum(-1)
+    a, b = sums.sigmoid().chunk(2, -1)  # B, h, N, 1
     gate = a * (b * self.gru_rel_pos_const - 1) + 2
     # attention with the gated bias
     q = self.q_proj(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
@@ -153,8 +154,8 @@ def _make_freed_class(upstream: type[nn.Module], reading: Row) -> type[nn.Module
     methods = {name: _compile_method(upstream, name, reading.edits, scope) for name in method_names}
     sources += [getattr(upstream, name) for name in methods]
     # every edit must apply to the installed source
-    installed = "\0".join(inspect.getsource(source) for source in sources)
-    unmet = [old for old in reading.edits if old not in installed]
+    installed_sources = "\0".join(inspect.getsource(source) for source in sources)
+    unmet = [old for old in reading.edits if old not in installed_sources]
     if unmet:
         raise UnsupportedModel(
             f"the row of {reading.name} replaces {unmet[0]!r} in {', '.join(methods)}, and the installed source has no "

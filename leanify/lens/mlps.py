@@ -120,8 +120,8 @@ def measure_active(model: nn.Module, lists: Mapping[str, list[str]], run: Callab
     counts = {}
     for container, paths in lists.items():
         calls, numbers = inputs.get(container, []), tokens.get(container, 0)
-        seen = sum(call.numel() for call in calls)
-        counts[container] = min(len(paths), max(1, round(seen / numbers))) if numbers else len(paths)
+        routed_tokens = sum(call.numel() for call in calls)
+        counts[container] = min(len(paths), max(1, round(routed_tokens / numbers))) if numbers else len(paths)
         # experts that process all tokens get equal inputs; in a chain, each MLP gets the output of the previous one
         sees_all = len(calls) == len(paths) and all(call.numel() == numbers for call in calls)
         if sees_all and not all(torch.equal(call, calls[0]) for call in calls):
@@ -136,12 +136,12 @@ def mark_experts(model: nn.Module, sites: list[Site]) -> list[Site]:
         if site.reading.is_mlp and not site.reading.is_attention and "x" not in site.sizes:
             mlps[site.path] = signature(site)
     attentions = [site.path for site in sites if site.reading.is_attention]
-    marked = {}
+    expert_marks = {}
     for container, paths in expert_lists(model, attentions, mlps).items():
         active = vars(model.get_submodule(container)).get(ACTIVE_KEY)
         if active:
-            marked.update({path: {"x": len(paths), "a": active} for path in paths})
-    return [replace(site, sizes={**site.sizes, **marked.get(site.path, {})}) for site in sites]
+            expert_marks.update({path: {"x": len(paths), "a": active} for path in paths})
+    return [replace(site, sizes={**site.sizes, **expert_marks.get(site.path, {})}) for site in sites]
 
 
 # -- one block -------------

@@ -85,8 +85,8 @@ def describe_obstacle(model: nn.Module) -> str:
             continue
         for words in _computed_weights(name, module):
             return words
-        for called, kind, remedy in sorted(_compiled(module)):
-            return f"{name or 'the model'} calls {called}, {kind}, which shows nothing of what it does: {remedy}"
+        for function_name, kind, remedy in sorted(_compiled(module)):
+            return f"{name or 'the model'} calls {function_name}, {kind}, which shows nothing of what it does: {remedy}"
         integers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.dtype in _PACKED]
         if any(module.get_buffer(key).dim() > 1 for key in integers):
             return (
@@ -107,17 +107,21 @@ _PACKED = (torch.int8, torch.uint8, torch.int32)
 
 def _compiled(module: nn.Module) -> set[tuple[str, str, str]]:
     """The scripts and compiled functions that the methods of a module are or call: name, kind, and what helps."""
-    found = set()
+    functions = set()
     for key, method in vars(upstream_class(module)).items():
         if not inspect.isfunction(method):
             continue
-        called = {name: method.__globals__.get(name) for name in method.__code__.co_names}
-        for name, function in {key: method, **called}.items():
+        global_values = {name: method.__globals__.get(name) for name in method.__code__.co_names}
+        for name, function in {key: method, **global_values}.items():
             if isinstance(function, torch.jit.ScriptFunction):
-                found.add((name, "a torch.jit script", "set PYTORCH_JIT=0 in the environment, or remove the decorator"))
+                functions.add(
+                    (name, "a torch.jit script", "set PYTORCH_JIT=0 in the environment, or remove the decorator")
+                )
             elif name == "flex_attention":
-                found.add((name, "a compiled kernel", "let it call torch.nn.functional.scaled_dot_product_attention"))
+                functions.add(
+                    (name, "a compiled kernel", "let it call torch.nn.functional.scaled_dot_product_attention")
+                )
             elif hasattr(function, "_torchdynamo_orig_callable"):
                 remedy = "set TORCHDYNAMO_DISABLE=1 in the environment, or compile what leanify returns"
-                found.add((name, "compiled by torch.compile", remedy))
-    return found
+                functions.add((name, "compiled by torch.compile", remedy))
+    return functions

@@ -87,8 +87,8 @@ def _read_block(block: nn.Module, path: str, layers: Sequence[LocatedLayer], sit
     for name, parameter in block.named_parameters():
         owner = owners.get(id(parameter)) or _classify(block, name, parameter, experts)
         parts[owner] = parts.get(owner, 0) + parameter.numel()
-    ordered = tuple(Part(kind, where, params, why) for (kind, where, why), params in parts.items())
-    return BlockLedger(path, sum(parts.values()), ordered)
+    parts_in_order = tuple(Part(kind, where, params, why) for (kind, where, why), params in parts.items())
+    return BlockLedger(path, sum(parts.values()), parts_in_order)
 
 
 def _kind(site: Site, layer: LocatedLayer) -> str:
@@ -133,10 +133,10 @@ def describe_kept(located_model: LocatedModel) -> list[str]:
     """Describe the parts that a redesign leaves unchanged, once per kind of block: narrower MLPs and unread maps."""
     blocks: dict[str, str] = {}  # description → path of the first block that it applies to
     for ledger in read_ledger(located_model):
-        kept = [part for part in ledger.parts if part.kind == "kept" and "MLP" in part.why]
+        kept_parts = [part for part in ledger.parts if part.kind == "kept" and "MLP" in part.why]
         unread = [part for part in ledger.parts if part.kind == "unread"]
-        if kept:
-            words = f"kept: {_list_parts(kept, ledger.params)}, narrower than the leading MLP"
+        if kept_parts:
+            words = f"kept: {_list_parts(kept_parts, ledger.params)}, narrower than the leading MLP"
             blocks.setdefault(words, ledger.path)
         if ledger.share("unread") > UNREAD_SHARE:
             words = (

@@ -128,8 +128,8 @@ def attention_guesses(
     # the hidden units in the length of a shared map: once, or twice if gated
     unit_choices: list[dict[int, int]] = [{}]
     if mlp is not None:
-        shared = next(use.out_length for use in candidate.projections if use in mlp.came.maps)
-        unit_choices = [{shared: mlp.last.input_size}, {shared: 2 * mlp.last.input_size}]
+        shared_length = next(use.out_length for use in candidate.projections if use in mlp.came.maps)
+        unit_choices = [{shared_length: mlp.last.input_size}, {shared_length: 2 * mlp.last.input_size}]
     # a projection that feeds another one goes to a space that all heads share, or is a projection like the others
     latent_choices = [candidate.latent_maps, []] if candidate.latent_maps else [[]]
     for units, latent in itertools.product(unit_choices, latent_choices):
@@ -315,9 +315,9 @@ class _Guess:
 
     def _piece(self, length: int, pieces: list[str]) -> str:
         """Return the piece of a layout that has this length."""
-        known = [piece for piece in pieces if symbols(piece) <= self.sizes.keys()]
-        unknown = [piece for piece in pieces if piece not in known]
-        matching = [piece for piece in known if evaluate(piece, self.sizes) == length]
+        known_pieces = [piece for piece in pieces if symbols(piece) <= self.sizes.keys()]
+        unknown = [piece for piece in pieces if piece not in known_pieces]
+        matching = [piece for piece in known_pieces if evaluate(piece, self.sizes) == length]
         return next(iter([*matching, *unknown]), "")
 
     def _is_latent(self, name: str) -> bool:

@@ -122,8 +122,8 @@ class Trial:
         """Whether a row under which growth keeps the outputs obeys the other laws too."""
         # new heads as large as the old ones: a wrong row must not pass because they are small
         self._draw_alike(big, reading, sizes, grown_sizes)
-        widened = self._widened(self.args, self.kwargs, sizes, grown_sizes)
-        if not _outputs_match(self._outputs(big, *widened), self.before):
+        wide_inputs = self._widened(self.args, self.kwargs, sizes, grown_sizes)
+        if not _outputs_match(self._outputs(big, *wide_inputs), self.before):
             self.obstacle = "with more heads as large as the old ones its outputs change: something mixes all heads"
             return False
         if reading.is_attention:
@@ -131,9 +131,9 @@ class Trial:
             if self.obstacle:
                 return False
         # a sample less, a token less
-        for args, kwargs, expected in self._shorter_inputs():
+        for args, kwargs, outputs in self._shorter_inputs():
             try:
-                if not _outputs_match(self._outputs(big, *self._widened(args, kwargs, sizes, grown_sizes)), expected):
+                if not _outputs_match(self._outputs(big, *self._widened(args, kwargs, sizes, grown_sizes)), outputs):
                     self.obstacle = "with a sample or a token less its outputs change"
                     return False
             except Exception as error:
@@ -143,7 +143,7 @@ class Trial:
         last = get_attribute(big, next(iter(reading.columns)))
         weight = last if isinstance(last, Tensor) else last.weight
         weight.copy_(torch.randn_like(weight))
-        return not _outputs_match(self._outputs(big, *widened), self.before)
+        return not _outputs_match(self._outputs(big, *wide_inputs), self.before)
 
     @property
     def has_inputs_of_heads(self) -> bool:
@@ -169,23 +169,23 @@ class Trial:
                         return f"head {head} of {sizes['h']} changes with the other heads: something mixes all heads"
                 return ""
             # maps over heads mix them: the same heads in another order
-            permuted = self._outputs(permute_heads(self.module_copy, reading, sizes))
+            outputs = self._outputs(permute_heads(self.module_copy, reading, sizes))
         except (IndexError, RuntimeError) as error:
             return f"its heads could not be told apart: {format_error(error, 120)}"
-        return "" if _outputs_match(permuted, self.before) else "with its heads in another order its outputs change"
+        return "" if _outputs_match(outputs, self.before) else "with its heads in another order its outputs change"
 
     def _draw_alike(self, big: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> None:
         """Fill the entries that growth added and did not set to zero, twice as large as the old ones, in place."""
         # grow a copy with numbered entries to see which entries of the grown parameters are old
-        numbered = copy.deepcopy(self.module_copy)
-        for parameter in numbered.parameters():
+        numbered_copy = copy.deepcopy(self.module_copy)
+        for parameter in numbered_copy.parameters():
             if parameter.is_floating_point():
                 numbers = torch.arange(parameter.numel(), dtype=parameter.dtype)
                 parameter.copy_(MARK + numbers.view(parameter.shape))
-        numbered = self._grow(numbered, reading, sizes, grown_sizes)
+        numbered_copy = self._grow(numbered_copy, reading, sizes, grown_sizes)
         # noise for all other entries that are not zero
         generator = torch.Generator().manual_seed(1)
-        for parameter, marks in zip(big.parameters(), numbered.parameters(), strict=True):
+        for parameter, marks in zip(big.parameters(), numbered_copy.parameters(), strict=True):
             if not parameter.is_floating_point() or not parameter.numel():
                 continue
             is_old = (marks >= MARK) & (marks == marks.round())
@@ -384,10 +384,10 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
             tries = 3 if len(uses) > 1 and use.out_length <= candidate.last.input_size else 8
             for number in dict.fromkeys((use.out_length - 1) * i // (tries - 1) for i in range(tries)):
                 row = outputs[tuple(torch.unravel_index(torch.tensor(number), lengths))]
-                kept = row.clone()
+                original_row = row.clone()
                 row.copy_(torch.randn(row.shape, generator=generator, dtype=row.dtype) * 2)
                 after = bench.watch(last)
-                row.copy_(kept)
+                row.copy_(original_row)
                 change = (after - before).nan_to_num().abs().amax(0)
                 counts.append(int((change > TOLERANCE * max(float(before.nan_to_num().abs().max()), 1e-3)).sum()))
     except Exception:  # if it cannot be observed, the rows are tried without these counts
@@ -480,14 +480,14 @@ def record_integers(module: nn.Module, assumes_read: bool = True) -> Iterator[di
     """
     # replace dictionaries by watched ones, and classes by watched subclasses
     integers: dict[str, int] = {}
-    assumed: dict[str, int] = integers if assumes_read else {}
+    assumed_integers: dict[str, int] = integers if assumes_read else {}
     original_classes: dict[int, tuple[Any, type]] = {}
     for path, part in module.named_modules():
         for name, value in list(vars(part).items()):
             if type(value) is dict and not name.startswith("_"):
                 part.__dict__[name] = _WatchedDict(value, f"{path}.{name}".lstrip("."), integers)
             elif not (name.startswith("_leanify") or (name.startswith("_") and isinstance(value, Mapping))):
-                _watch_config(value, f"{path}.{name}".lstrip("."), integers, assumed, original_classes)
+                _watch_config(value, f"{path}.{name}".lstrip("."), integers, assumed_integers, original_classes)
         _watch(part, path, integers, original_classes)
     try:
         yield integers
@@ -509,21 +509,21 @@ def _watch_config(
     value: Any,
     path: str,
     integers: dict[str, int],
-    assumed: dict[str, int],
+    assumed_integers: dict[str, int],
     original_classes: dict[int, tuple[Any, type]],
     level: int = 0,
 ) -> None:
-    """Watch a configuration and those nested in it. ``assumed`` gets the integers of those that cannot be watched."""
+    """Watch a configuration and those nested in it; ``assumed_integers`` gets those of classes not watched."""
     if isinstance(value, (nn.Module, Tensor, type, str)) or callable(value) or id(value) in original_classes:
         return
     fields = {name: field for name, field in get_fields(value).items() if isinstance(name, str) and name[:1] != "_"}
     if not fields or level > NESTED:
         return
     if isinstance(value, Mapping) or not _watch(value, path, integers, original_classes):
-        assumed.update({f"{path}.{name}": number for name, number in fields.items() if type(number) is int})
+        assumed_integers.update({f"{path}.{name}": number for name, number in fields.items() if type(number) is int})
     for name, inner in fields.items():
         if not isinstance(inner, (int, float)):
-            _watch_config(inner, f"{path}.{name}", integers, assumed, original_classes, level + 1)
+            _watch_config(inner, f"{path}.{name}", integers, assumed_integers, original_classes, level + 1)
 
 
 def _watch(thing: Any, path: str, integers: dict[str, int], original_classes: dict[int, tuple[Any, type]]) -> bool:
@@ -539,8 +539,8 @@ def _watch(thing: Any, path: str, integers: dict[str, int], original_classes: di
         return value
 
     try:
-        watched = type(kind.__name__, (kind,), {"__getattribute__": get, "__slots__": ()})
-        object.__setattr__(thing, "__class__", watched)  # past a frozen dataclass, which forbids to set attributes
+        watched_class = type(kind.__name__, (kind,), {"__getattribute__": get, "__slots__": ()})
+        object.__setattr__(thing, "__class__", watched_class)  # a frozen dataclass forbids to set attributes
     except Exception:  # a named tuple, a class written in C, one with rules for its subclasses
         return False
     original_classes[id(thing)] = thing, kind

@@ -27,7 +27,7 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, find_routers, is_inside, parameter_names
 from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
-from leanify.lens.whole_laws import run_beside
+from leanify.lens.whole_laws import compare_models
 from leanify.upstream.derived_attributes import (
     drop_path_rates,
     has_rotary_factors,
@@ -83,10 +83,10 @@ def write(
     320
     """
     located_model = locate(model, inputs, rows)
-    written = write_located(located_model, architecture, weights).model
+    new_model = write_located(located_model, architecture, weights).model
     if get_example(model) is not None or width.differs_in_width(located_model.architecture, architecture):
-        run_beside(model, written, keeps_outputs=False)
-    return written
+        compare_models(model, new_model, keeps_outputs=False)
+    return new_model
 
 
 @torch.no_grad()
@@ -134,7 +134,7 @@ def _write_width(located_model: LocatedModel, architecture: Architecture, weight
     while True:
         try:
             candidate, built = next(candidates)
-            written = write_located(built, architecture)
+            new_model = write_located(built, architecture)
             break
         except ShapeError as error:
             if not isinstance(error, width.NoWidth):
@@ -142,13 +142,13 @@ def _write_width(located_model: LocatedModel, architecture: Architecture, weight
                 continue
             raise refusal or error from error
     if next(model.parameters()).is_meta:
-        return written
+        return new_model
     # build it again with values
     new = write_located(locate(width.build_like(candidate, model)), architecture, weights)
     if weights == "keep":
-        at_old_width = width.with_widths(architecture, located_model.architecture)
-        kept = write_located(located_model, at_old_width)
-        width.keep_channels(new.model, kept.model, at_old_width, architecture)
+        at_old_width = width.replace_widths(architecture, located_model.architecture)
+        old_width_model = write_located(located_model, at_old_width)
+        width.keep_channels(new.model, old_width_model.model, at_old_width, architecture)
     return new
 
 
@@ -208,27 +208,27 @@ def grow(
         now = grown.sites_by_path[site.path]
         repeat_rows(site.module, now.module, now.reading, site.sizes, now.sizes)
     if get_example(model) is not None:
-        run_beside(model, grown.model, keeps_outputs=True)
+        compare_models(model, grown.model, keeps_outputs=True)
     return grown.model
 
 
 def unread_parts(located_model: LocatedModel) -> Iterator[str]:
     """Describe the parts that a reading leaves out: blocks without an MLP, attentions with a fixed depth."""
-    without_mlp, unlisted = [], []
+    without_mlp, modules = [], []
     for stage in located_model.stages:
         if not any(layer.mlp for layer in stage.layers):
             without_mlp.append(stage.name or "the model")
         if stage.container is None:
-            unlisted.append(stage.name or "the model")
+            modules.append(stage.name or "the model")
     if without_mlp:
         yield (
             f"{format_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, "
             "an activation, a map back), so no hidden units can be traded; leanify.read(…, rows=…) accepts a row that "
             "describes it"
         )
-    if unlisted:
+    if modules:
         yield (
-            f"{format_names(unlisted)}: this attention is not in a list of equal blocks whose length could change, so "
+            f"{format_names(modules)}: this attention is not in a list of equal blocks whose length could change, so "
             "its depth stays; its heads can change"
         )
 
@@ -423,8 +423,8 @@ def _table_sizes(located_model: LocatedModel, layer_sizes: dict[str, Sizes]) -> 
                     f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they "
                     f"were asked to be {', '.join(map(str, sorted(heads)))}"
                 )
-            shared = table.sizes.keys() & {"h", "g", "d"} & attention_sizes[0].keys()
-            new_sizes = {name: attention_sizes[0][name] for name in shared}
+            shared_symbols = table.sizes.keys() & {"h", "g", "d"} & attention_sizes[0].keys()
+            new_sizes = {name: attention_sizes[0][name] for name in shared_symbols}
             if "l" in table.sizes:
                 lists = (stage for stage in located_model.stages if stage.container is not None)
                 owner = next(stage for stage in lists if is_inside(container_prefix(stage.name), table.path))

@@ -17,7 +17,7 @@ from leanify.lens.row_laws import shorten
 from leanify.upstream.example_inputs import get_example, resize_batch
 
 
-def run_beside(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
+def compare_models(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
     """Run a user's module, or any model of a new width, in its new shape. Raises UnsupportedModel if it fails where the
     old one runs: on the example, with a sample more, and with an entry less along each axis that permits it, because a
     shape may fit one batch by chance.

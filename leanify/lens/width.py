@@ -97,11 +97,11 @@ def _built_candidates(
     if origin.library == "module":
         reason = "the function has no argument width; write it as make(width=…)"
     # possible spellings of the width, the one that worked last first; one that builds the heads, too, needs no surgery
-    numbered = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
+    candidates = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
     first = _known.get(_key(origin), 0)
     other_heads: list[tuple[int, Candidate, LocatedModel]] = []
     unlike: list[tuple[int, Candidate, LocatedModel]] = []  # with other tensors, such as a projection of the embeddings
-    for number, candidate in sorted(numbered, key=lambda pair: pair[0] != first):
+    for number, candidate in sorted(candidates, key=lambda pair: pair[0] != first):
         try:
             built = locate_built(candidate, model)
         except LeanifyError as error:
@@ -142,8 +142,8 @@ def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Base]:
     base = _bases[key]
     if origin.library == "timm":
         now = live_options(model)
-        changed = {name: value for name, value in now.items() if base.options.get(name) != value}
-        origin = replace(origin, options={**origin.options, **changed})
+        new_options = {name: value for name, value in now.items() if base.options.get(name) != value}
+        origin = replace(origin, options={**origin.options, **new_options})
     return origin, base
 
 
@@ -244,7 +244,7 @@ def kept_channels(old: int, new: int, widths: Iterable[tuple[int, int]]) -> Tens
     return torch.arange(min(old, new))
 
 
-def with_widths(new: Architecture, old: Architecture) -> Architecture:
+def replace_widths(new: Architecture, old: Architecture) -> Architecture:
     """Return ``new`` with the widths of the layers in ``old``; additional blocks repeat the last width."""
     stages = []
     for stage, old_stage in zip(new.stages, old.stages, strict=True):
@@ -286,8 +286,8 @@ def _widths(architecture: Architecture) -> str:
 
 def _differences(origin: Origin, candidate: Candidate) -> str:
     options = {**candidate.origin.options, **candidate.arguments}
-    changed = {key: value for key, value in options.items() if origin.options.get(key) != value}
-    return f"{origin} with {str(changed)[:160]}"
+    new_options = {key: value for key, value in options.items() if origin.options.get(key) != value}
+    return f"{origin} with {str(new_options)[:160]}"
 
 
 def _key(origin: Origin) -> str:

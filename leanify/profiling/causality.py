@@ -18,7 +18,7 @@ from leanify.core.errors import LeanifyError
 from leanify.lens.flow import iterate_tensors
 from leanify.lens.located import LocatedModel
 from leanify.lens.surgery import write_located
-from leanify.profiling.counting import call, unmasked_inputs, without_values
+from leanify.profiling.counting import call, drop_values, unmasked_inputs
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.caches import looks_back
@@ -76,7 +76,7 @@ def _measure(located_model: LocatedModel) -> list[bool]:
         small, real = located_model, build_model(origin)  # masks may be plain attributes, which only his code makes
     else:
         small = _shortened(located_model)
-        real = without_values(small.model)
+        real = drop_values(small.model)
     for module in real.modules():  # experts one by one: the implementations for speed copy their weights
         config: Any = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", None) is not None:
@@ -120,11 +120,11 @@ def _shortened(located_model: LocatedModel) -> LocatedModel:
             return stage.reshape(depth=stage.shortest)
         return stage.reshape(depth=stage.shortest, heads=stage.group, mlp=stage.units if primary.mlp else None)
 
-    whole = located_model.architecture
+    architecture = located_model.architecture
     for is_thin in (True, False):
         try:
-            stages = tuple(shorten(stage, is_thin) for stage in whole.stages)
-            return write_located(located_model, Architecture(whole.source, stages))
+            stages = tuple(shorten(stage, is_thin) for stage in architecture.stages)
+            return write_located(located_model, Architecture(architecture.source, stages))
         except LeanifyError:
             continue
     return located_model
@@ -163,9 +163,9 @@ def _draw_parameters(model: nn.Module, inputs: dict[str, Tensor]) -> bool:
                 fan_in = max(parameter.shape[0], parameter.numel() // max(1, parameter.shape[0]))
                 parameter.normal_(0.0, fan_in**-0.5, generator=generator)
             else:
-                drawn = rows[rows < parameter.shape[0]]
-                shape = (len(drawn), *parameter.shape[1:])
-                parameter[drawn] = torch.randn(shape, generator=generator).to(parameter.dtype)
+                drawn_rows = rows[rows < parameter.shape[0]]
+                shape = (len(drawn_rows), *parameter.shape[1:])
+                parameter[drawn_rows] = torch.randn(shape, generator=generator).to(parameter.dtype)
     return True
 
 
@@ -181,21 +181,21 @@ def _last_block(located_model: LocatedModel, index: int) -> str:
 
 def _outputs(model: nn.Module, inputs: dict[str, Tensor], paths: list[str]) -> list[Tensor | None]:
     """The output of every stage as (N, values), None for those that did not run."""
-    seen: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     hooks = []
     for index, path in enumerate(paths):
 
         def note(_: nn.Module, args: Any, result: Any, index: int = index) -> None:
             tensor = next(iterate_tensors(result), None)
-            if tensor is not None and index not in seen:
-                seen[index] = _token_rows(tensor)
-            if len(seen) == len(paths):
+            if tensor is not None and index not in outputs:
+                outputs[index] = _token_rows(tensor)
+            if len(outputs) == len(paths):
                 raise _AllSeen
 
         hooks.append(model.get_submodule(path).register_forward_hook(note))
     with remove_on_exit(hooks), suppress(_AllSeen):
         call(model, inputs)
-    return [seen.get(index) for index in range(len(paths))]
+    return [outputs.get(index) for index in range(len(paths))]
 
 
 def _token_rows(tensor: Tensor) -> Tensor:
@@ -207,17 +207,17 @@ def _token_rows(tensor: Tensor) -> Tensor:
 
 def _change_token(value: Tensor, place: int) -> Tensor:
     """The input with another value at its first (0) or last (-1) place."""
-    changed = value.clone()
+    new_value = value.clone()
     if value.is_floating_point():
         length = value.shape[-1] if value.dim() == 2 else value.shape[1]
         part = max(1, length // 8)
         axis = value.dim() - 1 if value.dim() == 2 or value.shape[-1] > value.shape[1] else 1
         start = 0 if place == 0 else value.shape[axis] - part
-        changed.narrow(axis, start, part).mul_(-1.0).add_(0.5)
-        return changed
+        new_value.narrow(axis, start, part).mul_(-1.0).add_(0.5)
+        return new_value
     old = value[:, place]
-    changed[:, place] = torch.where(old > 0, old - 1, old + 1)
-    return changed
+    new_value[:, place] = torch.where(old > 0, old - 1, old + 1)
+    return new_value
 
 
 def _rows(output: Tensor, value: Tensor) -> tuple[slice, slice]:

@@ -66,8 +66,8 @@ def embedding_parameters(model: nn.Module) -> int | None:
     if type(rows) is not int:
         return None
     # a matrix of a numbered block may have as many rows by chance; a table in a list (lm_heads.0.weight) is no block's
-    outside = [parameter for name, parameter in model.named_parameters() if not re.search(r"\.\d+\.\w+\.", name)]
-    return sum(parameter.numel() for parameter in outside if parameter.shape[:1] == (rows,))
+    outer_parameters = [tensor for name, tensor in model.named_parameters() if not re.search(r"\.\d+\.\w+\.", name)]
+    return sum(parameter.numel() for parameter in outer_parameters if parameter.shape[:1] == (rows,))
 
 
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
@@ -221,14 +221,14 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
 
     No expert rejects a token, though all tokens choose the first.
     """
-    real = without_values(model, device)
+    real = drop_values(model, device)
     with torch.no_grad():
         for parameter in real.parameters():
             parameter.zero_()
     return real
 
 
-def without_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+def drop_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     """The meta model in memory, as `zeros`, but with parameters that have no values yet."""
     real: nn.Module = copy.deepcopy(model).to_empty(device=device)
     user_modules.empty_attributes(real, device)

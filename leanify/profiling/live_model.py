@@ -130,8 +130,8 @@ class LiveModel:
     def sizes(self, shape: Architecture) -> list[int]:
         """Return all parameters in this shape, and the parameters of the blocks; no forward pass is needed."""
         with reraise_as("no other width is built", ShapeError):  # upstream's constructors may raise anything
-            written = write_located(self.located_model, shape)
-        return [parameters(written.model), body_parameters(written)]
+            new_model = write_located(self.located_model, shape)
+        return [parameters(new_model.model), body_parameters(new_model)]
 
     def written(self, shape: Architecture) -> LiveModel:
         """A live model in another shape, for example of another width."""

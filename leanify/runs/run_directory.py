@@ -245,7 +245,7 @@ class RunDirectory:
                 facts[f"test_{key}"] = value
         return facts
 
-    def truncate_after(self, checkpoint: Checkpoint | None) -> list[str]:
+    def discard_later_rows(self, checkpoint: Checkpoint | None) -> list[str]:
         """Delete everything after a checkpoint (all for None): rows, checkpoints, and leftovers of a kill.
 
         What leanify did not write stays. Returns messages about what therefore was renamed. Call it in

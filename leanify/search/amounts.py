@@ -50,8 +50,8 @@ def parse_budget(name: str, value: float | int | str, baseline: float | None, un
         return share * baseline
     # an amount needs its unit, or at least looks like a count
     if unit == "%" or (not unit and (units is not COUNTS or number < 1000 or number != int(number))):
-        above = "" if baseline is None else "is above 1 and "
-        raise BudgetError(f"{name} {value} {above}has no unit; {forms}")
+        alternative = "" if baseline is None else "is above 1 and "
+        raise BudgetError(f"{name} {value} {alternative}has no unit; {forms}")
     return number * units.get(unit, 1.0)
 
 

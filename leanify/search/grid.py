@@ -124,9 +124,9 @@ def apply_mixture(architecture: Architecture, request: Request) -> tuple[Archite
     fields: list[dict[str, int]] = []
     new_stages = []
     for stage in stages:
-        pinned = experts if stage.mixture else {}
-        fields.append(pinned)
-        new_stages.append(stage.mixing(**pinned) if pinned else stage)
+        pinned_experts = experts if stage.mixture else {}
+        fields.append(pinned_experts)
+        new_stages.append(stage.mixing(**pinned_experts) if pinned_experts else stage)
     return replace(architecture, stages=tuple(new_stages)), fields
 
 
@@ -189,10 +189,10 @@ def _depths(architecture: Architecture, tower: Tower, pin: int | None, request: 
         # All stages of a tower count: the input passes through one after the other.
         stages = [architecture.stages[i] for i in tower_stages(architecture, tower)]
         others = [architecture.stages[i] for i in tower.stages if i != tower.lead]
-        fixed_depth = sum(each.depth for each in stages) - stage.depth - sum(each.depth for each in others)
+        fixed_depth = sum(other.depth for other in stages) - stage.depth - sum(other.depth for other in others)
         needed_depth = tower_floor(stages) - fixed_depth
         while floor < stage.depth:
-            following_depth = sum(_following_depth(each, stage, floor, rules) for each in others)
+            following_depth = sum(_following_depth(other, stage, floor, rules) for other in others)
             if floor + following_depth >= needed_depth:
                 break
             floor += 1

@@ -63,8 +63,8 @@ class NarrowSearch:
     def _usual_units(self) -> list[int]:
         """Return the units whose width is a multiple of 64 or of the head_dim, with the baseline's share of heads."""
         primaries = {layer for stage in self.architecture.stages for layer in stage.primaries}
-        usual, near, exact = [], [], []
-        for unit in self.scale.units_below():
+        usual, near_units, exact = [], [], []
+        for unit in self.scale.smaller_units():
             widths = self.scale.widths(unit)
             narrow = {layer: narrow_layer(layer, widths[layer.width], self.scale.adapts) for layer in primaries}
             # an even number of heads if there are many, divisible by the devices
@@ -79,8 +79,8 @@ class NarrowSearch:
                 exact.append(unit)
                 usual += [unit] * (is_usual and is_even)
             elif all(keeps_proportions(old, new, NEAR) for old, new in narrow.items()):
-                near += [unit] * (is_usual and is_even)
-        return usual or near or exact or self.scale.units_below()
+                near_units += [unit] * (is_usual and is_even)
+        return usual or near_units or exact or self.scale.smaller_units()
 
     def params(self, architecture: Architecture) -> int:
         """Return the parameters of a shape, built on meta. Raises ShapeError if upstream cannot build its width."""
@@ -121,10 +121,10 @@ class NarrowSearch:
         """Return the shape of the baseline's depth with at most ``target`` parameters whose MLP is closest to
         proportional. Raises ShapeError if no width works.
         """
-        if not self.scale.units_below():
+        if not self.scale.smaller_units():
             raise ShapeError(f"the width of {self.architecture.source}, {self.lead.width}, goes in no smaller steps")
         try:
-            return self._best_of([self.architecture], target, RATIO, lambda part, depth: 0.0)
+            return self._find_best([self.architecture], target, RATIO, lambda part, depth: 0.0)
         except NoShape:
             # widths too coarse for the budget: the widest that leaves some of it unspent
             guess_share = self._mlp_share(self.architecture, target)
@@ -147,7 +147,7 @@ class NarrowSearch:
             return abs(math.log(part / ideal_part)) + abs(math.log(depth / ideal_depth))
 
         try:
-            return self._best_of(shapes, target, WIDE, off)
+            return self._find_best(shapes, target, WIDE, off)
         except NoShape:
             raise ShapeError("with fewer layers no width within the published bounds has the budget's size") from None
 
@@ -160,14 +160,14 @@ class NarrowSearch:
         exponent = width_exponent(self.prices)
         cost = self.prices.total(self.prices.baseline)
         body = int(cost.params_body)
-        outside, fixed = self._outside
+        outside_params, fixed_params = self._outside
         width = 1.0
         for _ in range(50):
-            share = max(0.001, (target - fixed - outside * width) / body)
+            share = max(0.001, (target - fixed_params - outside_params * width) / body)
             width = (width + min(1.0, share**exponent)) / 2
         return width, min(1.0, share ** (1 - 2 * exponent))
 
-    def _best_of(
+    def _find_best(
         self, shapes: Sequence[Architecture], target: int, max_share: float, off: Callable[[float, float], float]
     ) -> Architecture:
         """Return the best of these depths at any unit: ``off`` (of the shares of width and depth) and the deviation of
@@ -188,7 +188,7 @@ class NarrowSearch:
                 score += ODD * (narrow_layer(self.lead, width, self.scale.adapts).heads % 2 > self.lead.heads % 2)
                 guesses.append((score, unit, depths))
         # count the best guesses until one is close to the target
-        refusal, best, best_params, tried = None, None, 0, 0
+        refusal, best, best_params, tries = None, None, 0, 0
         for _, unit, depths in sorted(guesses, key=lambda guess: guess[0]):
             narrow = replace(self.scale, architecture=depths)
             if depths is not self.architecture and not self.is_deep_enough(narrow.reshape(unit)):
@@ -198,10 +198,10 @@ class NarrowSearch:
             except ShapeError as error:
                 refusal = refusal or error
                 continue
-            tried += 1
+            tries += 1
             if best_params < params <= target:
                 best, best_params = shape, params
-            if best_params >= target * (1 - CLOSE) or tried == TRIED:
+            if best_params >= target * (1 - CLOSE) or tries == TRIED:
                 break
         if best is None:
             raise refusal or NoShape(f"no width of {self.architecture.source} has {target:,} parameters")
@@ -221,11 +221,11 @@ class NarrowSearch:
         shape = tuple(old and old._replace(depth=depths.stages[i].depth) for i, old in enumerate(self.prices.baseline))
         cost = self.prices.total(shape)
         body = int(cost.params_body)
-        outside, fixed = self._outside
+        outside_params, fixed_params = self._outside
         mlp = self._mlp_params - self._changed_mlp_params(self.prices.baseline) + self._changed_mlp_params(shape)
 
         def guess(part: float) -> float:
-            rest = target - fixed - outside * part - body * part**2
+            rest = target - fixed_params - outside_params * part - body * part**2
             if not mlp:
                 return 1.0 if rest >= 0 else 0.0
             return 1 + rest / (mlp * part**2)
@@ -238,18 +238,18 @@ class NarrowSearch:
         convolutional backbone), by a count at about half of the width.
         """
         full = self.prices.total(self.prices.baseline)
-        outside = self.counted(full) - int(full.params_body)
-        if not outside:
+        outside_params = self.counted(full) - int(full.params_body)
+        if not outside_params:
             return 0.0, 0.0
         for unit in sorted(self.units, key=lambda unit: abs(unit - self.scale.unit / 2))[:TRIED]:
             try:
                 params, body = self.prices.costs.sizes(self.scale.reshape(unit))
             except ShapeError:
                 continue
-            fixed = (params - body - outside * unit / self.scale.unit) / (1 - unit / self.scale.unit)
-            fixed = min(max(0.0, fixed), outside)
-            return outside - fixed, fixed
-        return outside, 0.0
+            fixed_params = (params - body - outside_params * unit / self.scale.unit) / (1 - unit / self.scale.unit)
+            fixed_params = min(max(0.0, fixed_params), outside_params)
+            return outside_params - fixed_params, fixed_params
+        return outside_params, 0.0
 
     @cached_property
     def _mlp_params(self) -> int:

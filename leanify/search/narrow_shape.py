@@ -46,13 +46,13 @@ class WidthScale:
             channels = math.gcd(CHANNELS, width)
             step = math.lcm(step, channels // math.gcd(channels, parts))
         scale = cls(architecture, unit, step)
-        if len(scale.units_below()) >= FEWEST:
+        if len(scale.smaller_units()) >= FEWEST:
             return scale
         # too few steps: scale the leading width and round the others
         lead = lead_width(architecture)
         return cls(architecture, lead, math.gcd(CHANNELS, lead), True)
 
-    def units_below(self) -> list[int]:
+    def smaller_units(self) -> list[int]:
         """Return the units of narrower shapes, widest first: multiples of the step below the unit."""
         steps = math.ceil(self.unit / self.step) - 1
         return [self.step * count for count in range(steps, 0, -1)]

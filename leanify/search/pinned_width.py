@@ -28,7 +28,7 @@ def pinned(search: NarrowSearch, pin: Width, target: int | None) -> Architecture
 
     # the nearest width that is possible
     full = search.lead.width
-    units = search.scale.units_below()
+    units = search.scale.smaller_units()
     width = pin if pin > 1 else pin * full
     if not units or width >= full:
         raise ShapeError(f"--width {pin:g}: it must be below the model's width, {full}")

@@ -273,9 +273,9 @@ class Plan(Tabular):
         # one design, or lean and control side by side in a folder that appears whole
         if not control:
             check_disk_space(4 * design.params, Path(directory))
-            written = choose or self.first
+            name = choose or self.first
             write(design, directory, force, lean_directory.TITLE)
-            return replace(self, directory=str(directory), written=written)
+            return replace(self, directory=str(directory), written=name)
         if self.control is None:
             raise LeanifyError(f"lean has no control to write ({'; '.join(self.warnings)})")
         check_disk_space(4 * (design.params + self.control.params), Path(directory))

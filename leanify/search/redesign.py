@@ -88,7 +88,7 @@ def redesign(
     costs = model_costs(source, options)
     prices = price_list(_name(source), costs, options)
     baseline = search.baseline_design(prices)
-    options, narrow = _with_budget(prices, options)
+    options, narrow = _set_budget(prices, options)
     options = _pin_left_out_axes(prices, options)
     request = requests.make_request(prices, options, baseline.cost)
     budget = requests.describe_budget(request, baseline.cost)
@@ -100,21 +100,21 @@ def redesign(
         start = search.baseline_design(prices)
 
     # the best designs, lean's rivals, and the row that is listed first
-    found, seconds, request, timing = _find(prices, request, ranking)
-    rivals = _find_rivals(full_prices, prices, request, found, narrow)
+    result, seconds, request, timing = _find(prices, request, ranking)
+    rivals = _find_rivals(full_prices, prices, request, result, narrow)
     follows = "a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options)
-    first = _first(full_prices, request, found, rivals, follows, ranking is not None)
+    first = _first(full_prices, request, result, rivals, follows, ranking is not None)
     if first is None:
-        raise refusal(prices, request, [each.reason for each in rivals.narrower.values() if each.reason])
-    needs = None if found.lean is not None else lean_needs(prices, request)
+        raise refusal(prices, request, [rival.reason for rival in rivals.narrower.values() if rival.reason])
+    needs = None if result.lean is not None else lean_needs(prices, request)
 
     # bounds that are crossed, what lean costs, and why a rival is missing
-    warning_list = [*warnings(prices, request, start, found.lean), *prices.facts.notes]
+    warning_list = [*warnings(prices, request, start, result.lean), *prices.facts.notes]
     remark_list = [first.reason] if first.reason else []
     if needs is not None:
         remark_list.append(f"no lean: {needs}")
-    remark_list += remarks(prices, request, start, found, rivals.control)
-    for remark in rivals.remarks(full_prices, request, baseline, found.lean):
+    remark_list += remarks(prices, request, start, result, rivals.control)
+    for remark in rivals.remarks(full_prices, request, baseline, result.lean):
         remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # named without its path
 
     # measured latencies
@@ -136,16 +136,16 @@ def redesign(
         first=first.name,
         reason=first.reason,
         chosen=first.design,
-        lean=found.lean,
+        lean=result.lean,
         control=control,
         narrow=rivals.narrower["narrow"].design,
         balanced=rivals.narrower["balanced"].design,
-        plain=found.plain,
-        plain_name=None if found.plain is None else search.plain_name(start, found.plain),
-        candidates=[first.design, *_others(found, first, request)][: options.top],
+        plain=result.plain,
+        plain_name=None if result.plain is None else search.plain_name(start, result.plain),
+        candidates=[first.design, *_others(result, first, request)][: options.top],
         warnings=warning_list,
         remarks=remark_list,
-        searched=found.searched,
+        searched=result.searched,
         seconds=seconds,
         tokens=prices.tokens[changed_towers[0].lead],
         inputs=prices.facts.inputs,
@@ -234,7 +234,7 @@ def price_list(name: str, costs: ModelCosts, options: Options) -> PriceList:
     return PriceList(costs, stage_indices)
 
 
-def _with_budget(prices: PriceList, options: Options) -> tuple[Options, Narrow | None]:
+def _set_budget(prices: PriceList, options: Options) -> tuple[Options, Narrow | None]:
     """Return the options with a budget, and narrow where its width gives it: otherwise half of the parameters."""
     if any(getattr(options, name) is not None for name in (*BUDGETS, *PINS)):
         return options, None
@@ -326,42 +326,42 @@ def _find(
 
 
 def _find_rivals(
-    full_prices: PriceList, prices: PriceList, request: Request, found: search.SearchResult, narrow: Narrow | None
+    full_prices: PriceList, prices: PriceList, request: Request, result: search.SearchResult, narrow: Narrow | None
 ) -> Rivals:
     """Return lean's rivals. With pinned sizes only what has them is a design, so nothing is balanced."""
-    lean = found.lean
+    lean = result.lean
     shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
     control = None if shape is None else make_design(prices, shape)
     target = target_params(full_prices, lean, request)
-    balanced = Narrow(None)
-    if narrow is None and (found.front or request.wants_heads):
+    balanced_rival = Narrow(None)
+    if narrow is None and (result.front or request.wants_heads):
         narrow = find_narrow(full_prices, lean, request)
     if request.wants_heads and not request.is_pinned:
-        balanced = find_balanced(full_prices, lean, request)
-    return Rivals(control, {"narrow": narrow or Narrow(None), "balanced": balanced}, target)
+        balanced_rival = find_balanced(full_prices, lean, request)
+    return Rivals(control, {"narrow": narrow or Narrow(None), "balanced": balanced_rival}, target)
 
 
 def _first(
     prices: PriceList,
     request: Request,
-    found: search.SearchResult,
+    result: search.SearchResult,
     rivals: Rivals,
     follows: str,
     is_own_order: bool,
 ) -> FirstRow | None:
     """Return the row that is listed first, or None if no design at all is within the limits."""
-    designs = {"lean": found.lean, "plain": found.plain}
+    designs = {"lean": result.lean, "plain": result.plain}
     # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
     if not (request.is_measured or request.is_pinned or request.tower_params):
         designs |= {name: one.design for name, one in rivals.narrower.items()}
     first = first_row(prices, request, designs, follows, is_own_order)
-    return FirstRow("also", found.front[0]) if first is None and found.front else first
+    return FirstRow("also", result.front[0]) if first is None and result.front else first
 
 
-def _others(found: search.SearchResult, first: FirstRow, request: Request) -> list[Design]:
+def _others(result: search.SearchResult, first: FirstRow, request: Request) -> list[Design]:
     """Return the designs after the first; without lean the best of each depth."""
-    others = [design for design in found.front if design.architecture != first.design.architecture]
-    if found.lean is None and not request.is_measured:
+    others = [design for design in result.front if design.architecture != first.design.architecture]
+    if result.lean is None and not request.is_measured:
         others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
     return others
 

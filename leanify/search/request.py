@@ -103,14 +103,13 @@ def describe_budget(request: Request, baseline: Cost) -> str:
     if request.tower_params:
         parts = [f"{name} {format_count(limit_params)}" for name, limit_params in request.tower_params.items()]
         return f"blocks of {', '.join(parts)}"
-    most = request.limits.get(request.params_cost)
-    if most is None:
+    max_params = request.limits.get(request.params_cost)
+    if max_params is None:
         if (limit := request.limits.get("macs")) is not None:
             share = format_share(limit / baseline.macs)
             return f"budget {format_operations(limit)} MACs, {share} of {format_operations(baseline.macs)}"
         return "no budget on parameters"
     baseline_params = getattr(baseline, request.params_cost)
     where = "" if request.params_cost == "params" else " in the blocks"
-    return (
-        f"budget {format_count(most)}{where}, {format_share(most / baseline_params)} of {format_count(baseline_params)}"
-    )
+    share = format_share(max_params / baseline_params)
+    return f"budget {format_count(max_params)}{where}, {share} of {format_count(baseline_params)}"

@@ -86,9 +86,9 @@ def _blocks_need(prices: PriceList, request: Request, grids: Sequence[Grid]) -> 
     if grid.depth.min() < grid.old_depth:
         return f"{name}no number of heads above {grid.old.heads} satisfies the rules; see --max-heads"
     depth = grid.old_depth
-    fewer = f"; --min-depth {depth - 1} allows fewer" if depth > max(1, grid.shortest) else ""
+    hint = f"; --min-depth {depth - 1} allows fewer" if depth > max(1, grid.shortest) else ""
     reason = _depth_reason(prices, grid, depth)
-    return f"{name}its {depth} blocks are the fewest within the published bounds{reason}{fewer}"
+    return f"{name}its {depth} blocks are the fewest within the published bounds{reason}{hint}"
 
 
 def _depth_reason(prices: PriceList, grid: Grid, depth: int) -> str:
@@ -115,9 +115,9 @@ def _towers_need(prices: PriceList, request: Request, grids: Sequence[Grid]) -> 
     """Describe what the first tower whose own budget has no lean design would need."""
     for grid in grids:
         if grid.tower.name in request.tower_params and (lean := trades_layers(grid, request)).any():
-            needed = _tower_params(prices, grid, int(grid.params[lean].min()))
-            if needed > request.tower_params[grid.tower.name]:
-                return f"{grid.tower.name}: smallest within the published bounds {needed:,} parameters in its blocks"
+            smallest = _tower_params(prices, grid, int(grid.params[lean].min()))
+            if smallest > request.tower_params[grid.tower.name]:
+                return f"{grid.tower.name}: smallest within the published bounds {smallest:,} parameters in its blocks"
     return _blocks_need(prices, request, grids)
 
 
@@ -144,11 +144,12 @@ def refusal(prices: PriceList, request: Request, reasons: Sequence[str]) -> Budg
     # a tower with its own budget
     for grid in grids:
         if grid.tower.name in request.tower_params:
-            budget, needed = request.tower_params[grid.tower.name], _tower_params(prices, grid, int(grid.params.min()))
-            if needed > budget:
+            budget = request.tower_params[grid.tower.name]
+            smallest = _tower_params(prices, grid, int(grid.params.min()))
+            if smallest > budget:
                 return BudgetError(
                     f"{grid.tower.name} cannot be built from {budget:,} parameters: its smallest design within the "
-                    f"bounds has {needed:,} in its blocks"
+                    f"bounds has {smallest:,} in its blocks"
                 )
     # one limit below the smallest design
     for cost, limit in request.limits.items():
@@ -159,22 +160,22 @@ def refusal(prices: PriceList, request: Request, reasons: Sequence[str]) -> Budg
         option, unit = OPTIONS[cost]
         if cost == "macs" and options.max_macs is None and options.max_latency is not None:
             option = "in proportion --max-latency"
-        outside = int(baseline.params) - int(baseline.params_body)
+        outside_params = int(baseline.params) - int(baseline.params_body)
         message = f"the budget of {limit // per:,} {unit} is below every design within the published bounds"
         message += f" with {' and '.join(pins)}" if pins else ""
         amount, share = math.ceil(smallest / per), math.ceil(smallest / total * 1000) / 1000
         enough = f"{share:g}" if share <= 1 else str(amount)  # a number above 1 is an amount
         message += f": the smallest has {amount:,} ({option} {enough})"
-        if cost == "params" and outside > limit:
+        if cost == "params" and outside_params > limit:
             message += (
-                f"; {format_count(outside)}, {format_share(outside / total)}, are outside of its blocks, in "
-                "embeddings, a backbone and the like, which alone exceed the budget"
+                f"; {format_count(outside_params)}, {format_share(outside_params / total)}, are outside of its blocks, "
+                "in embeddings, a backbone and the like, which alone exceed the budget"
             )
             if "token ids" in prices.facts.inputs:
-                asked = options.target_params if isinstance(options.target_params, (int, float, str)) else limit
+                request_text = options.target_params if isinstance(options.target_params, (int, float, str)) else limit
                 message += (
                     ". A smaller vocabulary makes them smaller: "
-                    f"leanify shrink CHECKPOINT --data DIR --target-params {asked}"
+                    f"leanify shrink CHECKPOINT --data DIR --target-params {request_text}"
                 )
         elif pins:
             message += ". The pinned values prevent it: leave them free"

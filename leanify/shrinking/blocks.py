@@ -31,8 +31,8 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
     """
     left_out: list[nn.Module] = []
     kinds: dict[str, list[Any]] = {}
-    for name, placed in blocks.items():
-        old, new = stage_blocks(located_model, name), [block for _, block in placed]
+    for name, new_blocks in blocks.items():
+        old, new = stage_blocks(located_model, name), [block for _, block in new_blocks]
         if find_stage(located_model, name).container is None:
             raise ShapeError(f"stage {name!r} is not a list of blocks: none can be removed or replaced")
         if isinstance(find_stage(located_model, name).container, Run):
@@ -56,12 +56,12 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
             if length > len(values):
                 setattr(config, key, resize_list(values, length))
     set_origin(model, get_origin(located_model.model))
-    for name, placed in blocks.items():
+    for name, new_blocks in blocks.items():
         container: Any = model.get_submodule(name)
         del container[:]
-        for _, block in placed:
+        for _, block in new_blocks:
             container.append(block)
-    places = {name: [place for place, _ in placed] for name, placed in blocks.items()}
+    places = {name: [place for place, _ in new_blocks] for name, new_blocks in blocks.items()}
     new_located = located_model.locate_copy(model, places).read_sizes()
     rates = {stage.name: drop_path_rates(stage_blocks(located_model, stage.name)) for stage in located_model.stages}
     sync_derived_attributes(model, located_model.architecture, new_located.architecture, rates)
@@ -104,11 +104,11 @@ def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mappi
         setattr(config, key, resize_list(values, config.num_hidden_layers))
     try:
         with torch.device("meta"):
-            expected = upstream_class(block)(config, place)
+            built_block = upstream_class(block)(config, place)
     except Exception:  # upstream's constructor takes other arguments
         return False
-    has_same_weights = dict(block.named_parameters()).keys() == dict(expected.named_parameters()).keys()
-    return has_same_weights and not find_switch(expected, block)
+    has_same_weights = dict(block.named_parameters()).keys() == dict(built_block.named_parameters()).keys()
+    return has_same_weights and not find_switch(built_block, block)
 
 
 def find_switch(a: nn.Module, b: nn.Module) -> str:

@@ -113,8 +113,8 @@ class Prices:
     @property
     def max_params(self) -> int:
         """The largest number of all parameters."""
-        counted = self.baseline.params if self.budget.count == "all" else self.baseline.params_body
-        return self.limit + self.baseline.params - counted
+        baseline_params = self.baseline.params if self.budget.count == "all" else self.baseline.params_body
+        return self.limit + self.baseline.params - baseline_params
 
     @cached_property
     def grown(self) -> tuple[Design | None, Design | None]:
@@ -152,21 +152,21 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
         if names and "vocabulary" not in names:
             raise BudgetError("the smaller vocabulary alone is within the budget; --designs vocabulary takes it")
         return [Candidate("vocabulary", prices.baseline, ())]
-    outside = prices.baseline.params - prices.baseline.params_body
-    if prices.max_params <= outside:
+    outside_params = prices.baseline.params - prices.baseline.params_body
+    if prices.max_params <= outside_params:
         raise BudgetError(
             f"target_params={prices.budget.target_params} is a budget of {prices.max_params:,} parameters, and "
-            f"{outside:,} are outside the blocks, in embeddings and heads; only a larger budget helps"
+            f"{outside_params:,} are outside the blocks, in embeddings and heads; only a larger budget helps"
         )
     moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
-    requested = list(names or USUAL)
+    candidate_names = list(names or USUAL)
     if not names and original.source.origin.library not in ("hf", "timm"):
-        requested.remove("free")  # no library would open it
+        candidate_names.remove("free")  # no library would open it
 
     # one candidate per shape that differs from the baseline and from earlier ones
     several: list[Candidate] = []
     shapes = {prices.baseline.architecture}
-    designs = dict(_designs(prices, requested))
+    designs = dict(_designs(prices, candidate_names))
     if not names and not designs:
         designs = dict(_designs(prices, OTHERS))
     for name in MEANING:
@@ -174,17 +174,17 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
         if design is not None and design.architecture not in shapes:
             shapes.add(design.architecture)
             several.append(Candidate(name, design, moves.get(name, BOTH)))
-    if not designs and "free" not in requested:
+    if not designs and "free" not in candidate_names:
         raise BudgetError(
-            f"no shape of {', '.join(requested)} has at most {format_count(prices.max_params)} parameters. A larger "
-            "budget helps, and so does --designs free"
+            f"no shape of {', '.join(candidate_names)} has at most {format_count(prices.max_params)} parameters. "
+            "A larger budget helps, and so does --designs free"
         )
 
     # shapes that the model's own library cannot build; free shapes are always such
     needs_more = {one.name for one in several if one.shape and not _opens_alone(original, one.shape)}
     if kind == "plain":
         several = [one for one in several if one.name not in needs_more]
-    elif "free" in requested:
+    elif "free" in candidate_names:
         several.append(Candidate("free", None, (), prices.max_params))
         needs_more.add("free")
     if prices.budget.count == "all" and original.fewer is None:
@@ -208,17 +208,17 @@ def _designs(prices: Prices, names: Sequence[str]) -> Iterator[tuple[str, Design
         if grown is None:
             note("no design with more heads fits the budget; the other candidates are used")
             shorter = prices.pinned(heads=heads)
-    found = {"heads": grown, "control": shorter}
+    designs = {"heads": grown, "control": shorter}
     if "narrow" in names:
-        found["narrow"] = prices.pinned(depth=[stage.depth for stage in stages], heads=heads)
+        designs["narrow"] = prices.pinned(depth=[stage.depth for stage in stages], heads=heads)
     if "dropped" in names:
-        found["dropped"] = prices.pinned(heads=heads, mlp=mlp)
+        designs["dropped"] = prices.pinned(heads=heads, mlp=mlp)
     if "paired" in names and shorter is not None:
         depth = [-(-(old.depth + new.depth) // 2) for old, new in zip(stages, shorter.architecture.stages, strict=True)]
-        found["paired"] = prices.pinned(depth=depth, heads=heads)
+        designs["paired"] = prices.pinned(depth=depth, heads=heads)
     if "rotated" in names:
-        found["rotated"] = _rotated(prices)
-    for name, design in found.items():
+        designs["rotated"] = _rotated(prices)
+    for name, design in designs.items():
         if design is not None and name in names:
             yield name, design
 
@@ -263,14 +263,14 @@ def _rotated(prices: Prices) -> Design:
     limit, cost = prices.limit, prices.request.params_cost
 
     def size(shape: Architecture) -> int:
-        written = locate(surgery.write(model, shape))
-        return parameters(written.model) if cost == "params" else body_parameters(written)
+        new_model = locate(surgery.write(model, shape))
+        return parameters(new_model.model) if cost == "params" else body_parameters(new_model)
 
     # the widest first; upstream cannot build some of them
     scale = WidthScale.read(baseline)
     full_width, full_size = baseline.stages[0].primaries[0].width, size(baseline)
     slope, refusal = 0.0, None  # parameters a channel: heads and MLPs stay, so they are a line in the width
-    for unit in scale.units_below():
+    for unit in scale.smaller_units():
         width = scale.width(unit)
         if slope and full_size - slope * (full_width - width) > limit:
             continue

@@ -100,7 +100,7 @@ def calibrate(original: Original, several: Sequence[Candidate]) -> CalibratedTea
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     teacher = CalibratedTeacher(original.module, choosing, batches[1::MEASURING], is_headless(original.module))
     shapes = [one.shape for one in several if one.shape and "rotate" not in one.moves]
-    paired = [one.shape for one in several if one.shape and "pair" in one.moves]
+    pair_shapes = [one.shape for one in several if one.shape and "pair" in one.moves]
     for words in teacher.warnings(shapes):
         note(f"warning: {words}")
 
@@ -115,7 +115,7 @@ def calibrate(original: Original, several: Sequence[Candidate]) -> CalibratedTea
         f"{forecast} on this machine"
     )
     with progress("what each block needs", sum(len(stage.blocks) for stage in teacher.located_model.stages)) as advance:
-        teacher.prepare(shapes, advance, paired)
+        teacher.prepare(shapes, advance, pair_shapes)
     return teacher
 
 

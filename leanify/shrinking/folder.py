@@ -129,8 +129,8 @@ class ShrinkFolder:
         """Return an empty path: files of an interrupted attempt are renamed, because they may be the user's."""
         place = self.place(name)
         if place.exists():
-            kept = writing.keep_aside(place)
-            note(f"{kept} is what an interrupted shrink left of {name}; nothing reads it, so you can remove it")
+            copy = writing.keep_aside(place)
+            note(f"{copy} is what an interrupted shrink left of {name}; nothing reads it, so you can remove it")
         return place
 
     @property

@@ -58,12 +58,12 @@ def transfer_free(
     for turn in range(1, ROUNDS + 1):
         # the variants of each block, and the selection that saves this round's share
         saving = _parameters(current.model) - before + (before - max_params) * turn // ROUNDS
-        taken = solve_program(measure_variants(current, batches, target), saving)
+        variants = solve_program(measure_variants(current, batches, target), saving)
         # the model after the cut: its damage is forecast as a sum, and measured
-        current = current.for_model(cut_blocks(current, taken))
-        forecast = damage + sum(variant.damage for variant in taken)
+        current = current.for_model(cut_blocks(current, variants))
+        forecast = damage + sum(variant.damage for variant in variants)
         damage = divergence(collect_outputs(current.model, teacher.held_out, teacher.headless), teacher.outputs)
-        words = f"round {turn}: {_describe(taken)}; damages add up to {forecast:.3g}"
+        words = f"round {turn}: {_describe(variants)}; damages add up to {forecast:.3g}"
         steps.append(Step(words, "", (), damage))
         on_step(steps[-1])
     return TransferResult(deep_copy(current.model), steps, target.unit, {})
@@ -208,11 +208,11 @@ def solve_program(library: Sequence[Variant], saving: int) -> list[Variant]:
     return [variant for variant, share in zip(library, solution.x, strict=True) if share > 0.5]
 
 
-def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> LocatedModel:
+def cut_blocks(current: CalibratedTeacher, variants: Sequence[Variant]) -> LocatedModel:
     """Return the model with these variants of its blocks, stage by stage."""
     cut = current
-    for stage in dict.fromkeys(variant.stage for variant in taken):
-        shapes = _new_shapes([variant for variant in taken if variant.stage == stage])
+    for stage in dict.fromkeys(variant.stage for variant in variants):
+        shapes = _new_shapes([variant for variant in variants if variant.stage == stage])
         cut = cut.for_model(_reshape_blocks(cut, stage, shapes))
     result = cut.located_model.locate_copy(deep_copy(cut.model))
 
@@ -223,10 +223,10 @@ def cut_blocks(current: CalibratedTeacher, taken: Sequence[Variant]) -> LocatedM
     return result
 
 
-def _new_shapes(taken: Sequence[Variant]) -> dict[int, Block | None]:
+def _new_shapes(variants: Sequence[Variant]) -> dict[int, Block | None]:
     """Return the new shape of each block of a stage, by its place; None for one that is left out."""
     shapes: dict[int, Block | None] = {}
-    for variant in taken:
+    for variant in variants:
         before = shapes.get(variant.place)
         shapes[variant.place] = variant.block
         if before is not None and variant.block is not None:  # the block loses both heads and units

@@ -188,9 +188,9 @@ def _plan_healing(
     def affordable(candidates: int) -> int:
         """Return the number of steps of a schedule if all but one candidate train for a third of it."""
         runs = candidates + (candidates > 1) + seeds - 1  # the leader continues in a second run
-        left = clock.left - runs * (building + 2 * half) - RESERVED_SHARE * 60 * clock.minutes
-        left *= 1 - EVALUATION_SHARE
-        return min(max_steps, max(0, int(left / seconds / (seeds + (candidates - 1) / FIRST))))
+        seconds_left = clock.left - runs * (building + 2 * half) - RESERVED_SHARE * 60 * clock.minutes
+        seconds_left *= 1 - EVALUATION_SHARE
+        return min(max_steps, max(0, int(seconds_left / seconds / (seeds + (candidates - 1) / FIRST))))
 
     candidates = min(len(finalists), 2)
     if schedule.steps is None and affordable(2) < MIN_STEPS_OF_TWO and candidates > 1:

@@ -64,7 +64,7 @@ def judge(original: Original, model: nn.Module) -> Quality:
     evaluator = original.evaluator
     splits = evaluator.splits
     assert splits.test is not None
-    with _on_device(original, model):
+    with _move_to_device(original, model):
         if original.recipe.data.task != "sentence-embedding":
             halves = splits.validation, splits.test
             values = [evaluator.metrics(model, half)[evaluator.task.metric] for half in halves]
@@ -76,7 +76,7 @@ def judge(original: Original, model: nn.Module) -> Quality:
 
 
 @contextmanager
-def _on_device(original: Original, model: nn.Module) -> Iterator[None]:
+def _move_to_device(original: Original, model: nn.Module) -> Iterator[None]:
     before = next(model.parameters()).device
     model.to(original.evaluator.accelerator.device)
     try:
@@ -93,13 +93,13 @@ def check_original(original: Original) -> None:
             f"{name} has no trained head for {data.path} ({data.task}), so there is no quality to keep; "
             f"{remedy(name, original.recipe)}"
         )
-    with _on_device(original, original.module), reraise_as(f"{name} cannot be judged on {data.path}", DataError):
+    with _move_to_device(original, original.module), reraise_as(f"{name} cannot be judged on {data.path}", DataError):
         evaluator.try_sample(original.module)
         # what a classifier's outputs mean: where names say nothing a score shows it
         if data.task in ("classification", "text-classification") and evaluator.splits.labels.names:
             validation = evaluator.splits.validation
-            few = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))
-            evaluator.splits.labels.check_score(evaluator.metrics(original.module, few)["top1"] / 100, len(few))
+            sample = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))
+            evaluator.splits.labels.check_score(evaluator.metrics(original.module, sample)["top1"] / 100, len(sample))
 
 
 def judged_on(original: Original) -> str:

@@ -97,20 +97,20 @@ class Original:
         accelerator = build_accelerator(self.recipe)
         splits = self.splits
         if self.recipe.data.task == "sentence-embedding":
-            splits = self._with_targets(accelerator)
+            splits = self._add_targets(accelerator)
         task = make_task(self.recipe, splits)
         return Evaluator(self.recipe, splits, task, accelerator, is_sharded=False, skipped_names=set())
 
-    def _with_targets(self, accelerator: Any) -> Splits:
+    def _add_targets(self, accelerator: Any) -> Splits:
         """The splits with the teacher's embeddings, which reads its own tokens."""
         if self.fewer is None:
             return add_targets(self.splits, build_teacher(self.recipe, self.module, self.teacher), accelerator)
         parts: dict[str, Any] = {}
-        known = whole_samples(self)._with_targets(accelerator)
+        targets = whole_samples(self)._add_targets(accelerator)
         for name in SPLITS:
             samples = getattr(self.splits, name)
-            parts[name] = samples and TeacherTargets(samples, getattr(known, name).embeddings)
-        return replace(self.splits, pooling=known.pooling, **parts)
+            parts[name] = samples and TeacherTargets(samples, getattr(targets, name).embeddings)
+        return replace(self.splits, pooling=targets.pooling, **parts)
 
     @property
     def healing_splits(self) -> Splits:
@@ -119,7 +119,7 @@ class Original:
         if self.fewer is None or self.fewer.taught is None or distill is None or not distill.weight:
             return splits
         train = splits.train
-        return replace(splits, train=TaughtSamples(train, base_of(train), places_of(train), self.fewer.taught))
+        return replace(splits, train=TaughtSamples(train, base_samples(train), base_places(train), self.fewer.taught))
 
     @property
     def length_ratio(self) -> float:
@@ -150,7 +150,7 @@ class Original:
         return self.recipe.data.length
 
 
-def base_of(samples: Any) -> Any:
+def base_samples(samples: Any) -> Any:
     """The data set below selections."""
     while isinstance(samples, Selection):
         samples = samples.whole
@@ -165,18 +165,18 @@ def whole_samples(original: Original) -> Original:
         samples, old = getattr(original.splits, name), getattr(before.splits, name)
         if samples is None:
             continue
-        base = base_of(samples)
+        base = base_samples(samples)
         if len(base) == len(old):  # of a split that was read by the new tokenizer sample by sample
             parts[name] = rebase(samples, old)
-        elif len(base) == len(base_of(old)):
-            parts[name] = rebase(samples, base_of(old))
+        elif len(base) == len(base_samples(old)):
+            parts[name] = rebase(samples, base_samples(old))
     return replace(before, splits=replace(before.splits, **parts))
 
 
-def places_of(samples: Any) -> np.ndarray:
+def base_places(samples: Any) -> np.ndarray:
     """The places of samples in the data set below selections."""
     if isinstance(samples, Selection):
-        places: np.ndarray = places_of(samples.whole)[samples.indices]
+        places: np.ndarray = base_places(samples.whole)[samples.indices]
         return places
     return np.arange(len(samples))
 
@@ -211,10 +211,10 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
 
     # the recipe; the model keeps its own dropout, only the copy that heals has another
     recipe = _usual_recipe(name, data, settings)
-    section, named = recipe.model, {setting.partition("=")[0].strip() for setting in settings}
-    own, no_dropout = source.origin.options, {}
+    section, setting_keys = recipe.model, {setting.partition("=")[0].strip() for setting in settings}
+    options, no_dropout = source.origin.options, {}
     for key, rate in section.override.items():
-        if "drop" in key and f"model.override.{key}" not in named and own.get(key, rate) != rate:
+        if "drop" in key and f"model.override.{key}" not in setting_keys and options.get(key, rate) != rate:
             no_dropout[key] = rate
     override = {key: value for key, value in section.override.items() if key not in no_dropout}
     if override or section.cls is not None:

@@ -182,7 +182,7 @@ def join_sites(
     resize(model, first_site.path, first_site.module, first_site.reading, first_site.sizes, sizes)
     first_half = {name: torch.arange(first_site.sizes[name]) for name in joined_symbols}
     second_half = {name: torch.arange(second_site.sizes[name]) for name in joined_symbols}
-    shifted = {name: second_half[name] + first_site.sizes[name] for name in joined_symbols}
+    second_symbols = {name: second_half[name] + first_site.sizes[name] for name in joined_symbols}
     stay: list[dict[str, Tensor]] = (
         [{"h": head_rows, "g": head_rows} for head_rows in rows] if rows is not None else [{}, {}]
     )
@@ -191,7 +191,7 @@ def join_sites(
         if axes.grows:
             axes.value.zero_()
             _place(axes, first, (first_site.sizes, first_half | stay[0]), (sizes, first_half | stay[0]))
-            _place(axes, second, (second_site.sizes, second_half | stay[1]), (sizes, shifted | stay[1]))
+            _place(axes, second, (second_site.sizes, second_half | stay[1]), (sizes, second_symbols | stay[1]))
         elif axes.name == "bias" and axes.owner in output_projections(first_site):
             axes.value.add_(second)
         elif not torch.equal(first, second):

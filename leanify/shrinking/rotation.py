@@ -145,11 +145,11 @@ class _Rotation:
             # the projections behind each norm of the block; several sublayers may share one
             readers: dict[str, dict[int, nn.Module]] = {}
             for sublayer in block.sublayers:
-                behind = readers.setdefault(f"{block.path}.{sublayer.norm}", {})
+                gains = readers.setdefault(f"{block.path}.{sublayer.norm}", {})
                 for part in sublayer.readers:
                     module = weighted_part(sublayer.site.module, part)
                     if module is not None:
-                        behind[id(module)] = module
+                        gains[id(module)] = module
                 self._fold_scale(block, sublayer)
             affines += [self._fold_norm(path, [*modules.values()]) for path, modules in readers.items()]
             block_readers += readers.values()

@@ -125,14 +125,14 @@ def shrink(
     clock = Clock(minutes)
     with progress(f"reading {source} and its data", None):
         original = resolve(checkpoint, data, settings)
-    named = list(designs)
+    names = list(designs)
     budget = Budget(target_params, count)
     if dry_run:
         findings: dict[str, Any] = {}
         with _explain_memory(original):
             prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, findings)
-            prepared, time_plan = _prepare(prices.original, several, named, clock, findings)
-            return Shrunk(_rehearse(prepared, _baseline(original, budget), time_plan, minutes), None)
+            preparation, time_plan = _prepare(prices.original, several, names, clock, findings)
+            return Shrunk(_rehearse(preparation, _baseline(original, budget), time_plan, minutes), None)
 
     request = {
         "source": source,
@@ -157,10 +157,10 @@ def shrink(
     with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
         # refuse models that cannot be trained before anything is written
         prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, folder.findings)
-        prepared, time_plan = _prepare(prices.original, several, named, folder.clock, folder.findings)
+        preparation, time_plan = _prepare(prices.original, several, names, folder.clock, folder.findings)
         folder.keep()
         baseline = _baseline(original, budget)
-        return _shrink_in(folder, prepared, baseline, time_plan.candidates, rates, seeds, explain)
+        return _shrink_into(folder, preparation, baseline, time_plan.candidates, rates, seeds, explain)
 
 
 def _baseline(original: Original, budget: Budget) -> Design:
@@ -182,8 +182,8 @@ def _candidates(
     is_alone = list(designs) == ["vocabulary"]
     if tokens != "keep":
         # all samples are counted, and those that the minutes allow are split anew
-        few = replace(original, splits=_limit_samples(original, minutes, findings)[0])
-        cut = fewer_tokens(few, original.splits.train, prices.max_params, tokens, multiple, findings, is_alone)
+        sample = replace(original, splits=_limit_samples(original, minutes, findings)[0])
+        cut = fewer_tokens(sample, original.splits.train, prices.max_params, tokens, multiple, findings, is_alone)
         if cut.fewer is not None:
             note(describe_vocabulary(cut.fewer.facts))
             if is_alone and tokens != "auto":  # its budget is what these tokens leave
@@ -205,7 +205,7 @@ def _limit_samples(original: Original, minutes: float, findings: dict[str, Any])
 
 
 def _prepare(
-    original: Original, several: Sequence[Candidate], named: Sequence[str], clock: Clock, findings: dict[str, Any]
+    original: Original, several: Sequence[Candidate], chosen: Sequence[str], clock: Clock, findings: dict[str, Any]
 ) -> tuple[Original, TimePlan]:
     """Time this machine, limit the samples, split the batch if memory is short, and plan the minutes.
 
@@ -229,7 +229,7 @@ def _prepare(
         note(f"a batch of {batch} goes in {passes} passes of {-(-batch // passes)}, as memory allows")
 
     # plan the minutes, and leave out candidates if there are too few
-    time_plan = plan_time(original, several, named, clock, forward, memory_bytes)
+    time_plan = plan_time(original, several, chosen, clock, forward, memory_bytes)
     if "chosen shapes" in findings:
         names = findings["chosen shapes"]["names"]
         time_plan = replace(time_plan, candidates=[one for one in several if one.name in names])
@@ -294,11 +294,11 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
         splits, teacher = original.healing_splits, original.teacher
         facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
-    whole = original if original.fewer is None else original.fewer.before
+    whole_original = original if original.fewer is None else original.fewer.before
     return {
         "source": original.name,
         "task": original.recipe.data.task,
-        "original": baseline.to_json() | vocabulary_costs(whole.shell),
+        "original": baseline.to_json() | vocabulary_costs(whole_original.shell),
         "candidates": [candidate.to_json() | vocabulary_costs(original.shell) for candidate in time_plan.candidates],
         "vocabulary": None if original.fewer is None else original.fewer.facts,
         "steps_predicted": original.recipe.schedule.steps or int(healing_seconds / max(facts["seconds_a_step"], 1e-6)),
@@ -309,7 +309,7 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
     }
 
 
-def _shrink_in(
+def _shrink_into(
     folder: ShrinkFolder,
     original: Original,
     baseline: Design,
@@ -320,16 +320,16 @@ def _shrink_in(
 ) -> Shrunk:
     task = original.evaluator.task
     # the original and a trivial model, on the samples that judge
-    whole = original if original.fewer is None else whole_samples(original)
+    whole_original = original if original.fewer is None else whole_samples(original)
     costs = {"params": baseline.params, "macs": baseline.macs}
     with progress(f"judging {original.name}", None):
-        finding = folder.once("original", lambda: judge(whole, whole.module).to_finding() | costs)
+        finding = folder.once("original", lambda: judge(whole_original, whole_original.module).to_finding() | costs)
         trivial = folder.once("reference", lambda: reference(original))
     words = "" if trivial is None else f"; {trivial['name']}: {format_metric(task.metric, trivial['value'])}"
     note(f"original: {Quality.from_finding(finding).describe(task.metric)}{words}; {judged_on(original)}")
     if original.no_dropout:
-        own = original.source.origin.options
-        changes = ", ".join(f"{key} {own[key]:g} → {rate:g}" for key, rate in original.no_dropout.items())
+        options = original.source.origin.options
+        changes = ", ".join(f"{key} {options[key]:g} → {rate:g}" for key, rate in original.no_dropout.items())
         note(f"healing without noise, {changes}; the result keeps its own")
 
     # the candidates with the original's weights, their latencies, and the healing of those that keep most
@@ -338,10 +338,10 @@ def _shrink_in(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         raise ShapeError(f"no candidate can carry the weights of {original.name}: {reasons}")
     latency = folder.once("latency", lambda: _latencies(original, carried))
-    ranked = sorted(carried, key=lambda one: -one.quality.score(task.sign))
-    for one in ranked:
+    candidates = sorted(carried, key=lambda one: -one.quality.score(task.sign))
+    for one in candidates:
         note(f"{one.name}: carried, {one.quality.describe(task.metric)}")
-    healed = heal(folder, original, ranked[:HEALED_CANDIDATES], rates, seeds)
+    healed = heal(folder, original, candidates[:HEALED_CANDIDATES], rates, seeds)
 
     # the best of all, carried or healed, on the samples that choose
     results: list[Carried | Healed] = [*carried, *healed]
@@ -359,7 +359,7 @@ def _shrink_in(
         "original": {key: getattr(baseline, key) for key in ("depth", "heads", "mlp")}
         | _public(Quality.from_finding(finding))
         | costs
-        | vocabulary_costs(whole.shell)
+        | vocabulary_costs(whole_original.shell)
         | latency.get("original", {}),
         "candidates": rows,
         "chosen": best.name,
@@ -383,16 +383,16 @@ def _row(
     if candidate.name in refusals:
         return {**row, "carried": None, "healed": None, "refused": refusals[candidate.name]}
     before = next(one for one in carried if one.name == candidate.name)
-    kept = {**_public(before.quality), "params": before.params, "macs": before.macs}
-    kept |= {"damage": before.damage, "unit": before.unit, "steps": list(before.steps)}
+    carried_row = {**_public(before.quality), "params": before.params, "macs": before.macs}
+    carried_row |= {"damage": before.damage, "unit": before.unit, "steps": list(before.steps)}
     after = next((one for one in healed if one.name == candidate.name), None)
-    trained: dict[str, Any] | None = None
+    healed_row: dict[str, Any] | None = None
     if after is not None:
-        trained = {**_public(after.quality), "steps": after.steps, "rate": after.rate, "stopped": after.stopped}
+        healed_row = {**_public(after.quality), "steps": after.steps, "rate": after.rate, "stopped": after.stopped}
         if after.qualities:
             seeds = {"seeds": len(after.qualities), "low": min(after.qualities), "high": max(after.qualities)}
-            trained |= seeds
-    return {**row, **before.shape, "macs": before.macs, "carried": kept, "healed": trained}
+            healed_row |= seeds
+    return {**row, **before.shape, "macs": before.macs, "carried": carried_row, "healed": healed_row}
 
 
 def _public(quality: Quality) -> dict[str, Any]:
@@ -417,8 +417,8 @@ def _carry_all(
             refusals[candidate.name] = finding["refused"]
         else:
             carried.append(Carried.from_finding(candidate, folder.place(candidate.name), finding))
-    changed = [one for one in todo if one.name != "vocabulary"]
-    teacher = calibrate(original, changed) if changed else None
+    candidates = [one for one in todo if one.name != "vocabulary"]
+    teacher = calibrate(original, candidates) if candidates else None
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
         one = _carry_one(folder, original, teacher, candidate, explain)
         if isinstance(one, Carried):
@@ -456,8 +456,8 @@ def _carry_one(
 def _keep_best(folder: ShrinkFolder, original: Original, carried: Sequence[Carried]) -> list[Carried]:
     """Return the candidates, of which only those that may be healed stay in memory."""
     sign = original.evaluator.task.sign
-    ranked = sorted(carried, key=lambda one: -one.quality.score(sign))
-    best = ranked[:HEALED_CANDIDATES] if folder.clock.minutes else []
+    candidates = sorted(carried, key=lambda one: -one.quality.score(sign))
+    best = candidates[:HEALED_CANDIDATES] if folder.clock.minutes else []
     return [one if one in best else replace(one, model=None) for one in carried]
 
 

@@ -33,7 +33,7 @@ class TaughtSamples:
         self.length, self.first = (window.length, 1) if isinstance(window, Corpus) else (window.rows.shape[1], 0)
         self.taught = taught
         if hasattr(samples, "batch"):
-            self.batch = lambda indices: self._with_taught(samples.batch(indices), indices)
+            self.batch = lambda indices: self._add_taught_mask(samples.batch(indices), indices)
         if hasattr(samples, "draw"):
             self.draw = self._draw
 
@@ -44,9 +44,9 @@ class TaughtSamples:
         return getattr(self.samples, name)
 
     def _draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
-        return self._with_taught(self.samples.draw(seed, keys), np.array([index for _, index in keys]))
+        return self._add_taught_mask(self.samples.draw(seed, keys), np.array([index for _, index in keys]))
 
-    def _with_taught(
+    def _add_taught_mask(
         self, batch: tuple[dict[str, Tensor], Tensor], indices: np.ndarray
     ) -> tuple[dict[str, Tensor], Tensor]:
         inputs, targets = batch

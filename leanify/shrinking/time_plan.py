@@ -169,32 +169,32 @@ def _select_samples(samples: Any, max_samples: int, recipe: TrainingRecipe) -> A
 def plan_time(
     original: Original,
     candidates: Sequence[Candidate],
-    named: Sequence[str],
+    names: Sequence[str],
     clock: Clock,
     forward: float,
     memory_bytes: int | None,
 ) -> TimePlan:
-    """Forecast the time, and drop candidates until healing has its share; the user's ``named`` candidates stay.
+    """Forecast the time, and drop candidates until healing has its share; those that the user chose by ``names`` stay.
 
     ``forward`` are the seconds that the original takes for a sample.
     """
     splits, baseline = original.splits, original.located.architecture
-    evaluated = len(splits.validation) + (0 if splits.test is None else len(splits.test))
-    embedded = 0
+    held_out = len(splits.validation) + (0 if splits.test is None else len(splits.test))
+    texts = 0
     if original.recipe.data.task == "sentence-embedding":
-        embedded = evaluated + len(splits.train)
-    calibrated, tokens = calibration_samples(original), mean_tokens(original)
+        texts = held_out + len(splits.train)
+    samples, tokens = calibration_samples(original), mean_tokens(original)
     # the time used so far (reading, building, timing) counts too
-    moments = CALIBRATION_PASSES * calibrated * forward
-    fixed_seconds = {"start": clock.seconds, "teacher": embedded * forward, "moments": moments}
+    moments = CALIBRATION_PASSES * samples * forward
+    fixed_seconds = {"start": clock.seconds, "teacher": texts * forward, "moments": moments}
 
     chosen = sorted(candidates, key=lambda candidate: PRIORITY.index(candidate.name))
     left_out: list[str] = []
     while True:
-        carrying = sum(carrying_passes(one, baseline, calibrated, tokens) for one in chosen) * forward
-        evaluations = (1 + len(chosen)) * evaluated * forward
+        carrying = sum(carrying_passes(one, baseline, samples, tokens) for one in chosen) * forward
+        evaluations = (1 + len(chosen)) * held_out * forward
         total = sum(fixed_seconds.values()) + carrying + evaluations
-        droppable = [candidate for candidate in chosen if candidate.name not in named]
+        droppable = [candidate for candidate in chosen if candidate.name not in names]
         is_over = clock.minutes > 0 and total > (1 - HEALING_SHARE) * 60 * clock.minutes
         if not is_over or len(chosen) == 1 or not droppable:
             break
@@ -212,15 +212,15 @@ def calibration_samples(original: Original) -> int:
     return min(max(32, count), len(original.splits.train))
 
 
-def carrying_passes(candidate: Candidate, baseline: Architecture, calibrated: float, tokens: int | None) -> float:
+def carrying_passes(candidate: Candidate, baseline: Architecture, samples: float, tokens: int | None) -> float:
     """Return the cost of a transfer in forward passes per sample, without the moments that all shapes share."""
-    held_out = calibrated / 4
+    held_out = samples / 4
     if candidate.shape is None:  # every variant of every block runs on some of the held-out samples
         blocks = sum(stage.depth for stage in baseline.stages)
-        scored = min(held_out, max(8.0, FREE_TOKENS / (tokens or PATCHES)))
-        return 2 * (CALIBRATION_PASSES * calibrated + blocks * VARIANTS * scored)
+        score_samples = min(held_out, max(8.0, FREE_TOKENS / (tokens or PATCHES)))
+        return 2 * (CALIBRATION_PASSES * samples + blocks * VARIANTS * score_samples)
     if "rotate" in candidate.moves:  # the states of all blocks
-        return calibrated + held_out
+        return samples + held_out
     lost_blocks = 0
     for old, new in zip(baseline.stages, candidate.shape.stages, strict=True):
         lost_blocks += max(0, old.depth - new.depth)

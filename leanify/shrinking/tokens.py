@@ -41,7 +41,7 @@ from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.neighbours import compare_embeddings
-from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_of, places_of
+from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
 from leanify.shrinking.taught import taught_tokens, token_stream
 from leanify.sources import side_files
 from leanify.training.preparation import data_section
@@ -105,8 +105,10 @@ def count_tokens(samples: Any) -> Counter[int]:
     chosen = choose_indices(samples, COUNTED, "random")
     for start in range(0, len(chosen), 256):
         indices = chosen[start : start + 256]
-        if isinstance(base_of(samples), Masked):
-            some = torch.from_numpy(base_of(samples).rows[places_of(samples)[indices]].flatten().astype(np.int64))
+        if isinstance(base_samples(samples), Masked):
+            some = torch.from_numpy(
+                base_samples(samples).rows[base_places(samples)[indices]].flatten().astype(np.int64)
+            )
         elif hasattr(samples, "batch"):
             inputs = samples.batch(indices)[0]
             ids, mask = inputs["input_ids"], inputs.get("attention_mask")
@@ -125,9 +127,9 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
     all_params = parameters(original.shell)
     a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
-    most = min(ranking.total - len(ranking.required_ids), int(-(-saving // a_token)) + multiple)
+    maximum = min(ranking.total - len(ranking.required_ids), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
-        return ranking.total - most
+        return ranking.total - maximum
     # the score on a few samples: of blocks, and of each size
     few_samples, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
@@ -137,7 +139,7 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
     with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
         for number, share in enumerate((*SHARES, 0.0)):
             advance(number)
-            count = ranking.total - int(share * most)
+            count = ranking.total - int(share * maximum)
             of_blocks = max(0.0, saving - (ranking.total - count) * a_token)
             if of_blocks > (1 - MIN_BLOCKS) * blocks:
                 continue
@@ -150,7 +152,7 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
             if best is None or total < best[0]:
                 best = total, count
     if best is None:
-        return ranking.total - most
+        return ranking.total - maximum
     return best[1]
 
 
@@ -165,15 +167,15 @@ def vocabulary_costs(model: nn.Module) -> dict[str, int]:
 
 def _few_samples(original: Original) -> Original:
     """Return the original with a few samples that choose; windows of a text are left as they are."""
-    base = base_of(original.splits.train)
+    base = base_samples(original.splits.train)
     if not isinstance(base, Sentences):
         return original
     parts: dict[str, Any] = {}
     for name in SPLITS:
         samples = getattr(original.splits, name)
         count = _sample_count(samples, original) if name == "validation" else 2
-        places = places_of(samples)[choose_indices(samples, count, "random")]
-        parts[name] = base_of(samples).split_by(original.splits.tokenizer, places.tolist())
+        places = base_places(samples)[choose_indices(samples, count, "random")]
+        parts[name] = base_samples(samples).retokenise(original.splits.tokenizer, places.tolist())
     return replace(original, splits=replace(original.splits, **parts))
 
 
@@ -237,7 +239,7 @@ def cut_original(
     recipe = replace(original.recipe, data=data, distill=distill)
     splits = _split_anew(original.splits, folder) or load_splits(data_section(recipe), shell)
     facts = _facts(original.splits, splits, vocabulary, kept_tokens, counts)
-    old, new = (token_stream(base_of(one.train)) for one in (original.splits, splits))
+    old, new = (token_stream(base_samples(one.train)) for one in (original.splits, splits))
     taught = None if old is None or new is None else taught_tokens(old, new, vocabulary, kept_tokens)
     fewer = FewerTokens(original, folder, facts, taught)
     return replace(
@@ -269,14 +271,14 @@ def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept_tokens: K
 
 def _split_anew(splits: Splits, folder: Path) -> Splits | None:
     """Return the same samples in the same order, split by another tokenizer; None if they are windows of a text."""
-    if not isinstance(base_of(splits.train), Sentences):
+    if not isinstance(base_samples(splits.train), Sentences):
         return None
     tokenizer = tokenizers.load(folder)
     parts: dict[str, Any] = {"tokenizer": tokenizer}
     for name in SPLITS:
         samples = getattr(splits, name)
         if samples is not None:
-            parts[name] = base_of(samples).split_by(tokenizer, places_of(samples).tolist())
+            parts[name] = base_samples(samples).retokenise(tokenizer, base_places(samples).tolist())
     return replace(splits, **parts)
 
 
@@ -284,21 +286,21 @@ def _facts(
     before: Splits, after: Splits, vocabulary: Vocabulary, kept_tokens: KeptTokens, counts: Mapping[int, int]
 ) -> dict[str, Any]:
     """Return the vocabulary's part of the report, judged on the samples that choose."""
-    gone = sorted(
+    dropped_tokens = sorted(
         (number for number in counts if number not in kept_tokens.new_ids), key=lambda number: -counts[number]
     )
     facts: dict[str, Any] = {"tokens": len(kept_tokens.ids), "kept": len(kept_tokens.ids) / kept_tokens.old_count}
     facts["texts_split_as_before"] = facts["length_ratio"] = None
     old: Any = before.validation
     new: Any = after.validation
-    if isinstance(base_of(old), Sentences):
+    if isinstance(base_samples(old), Sentences):
         chosen = choose_indices(old, 2000, "random")
-        known = torch.zeros(1 + max(vocabulary.tokens), dtype=torch.bool)
-        known[list(kept_tokens.ids)] = True
+        is_known = torch.zeros(1 + max(vocabulary.tokens), dtype=torch.bool)
+        is_known[list(kept_tokens.ids)] = True
         same = old_count = new_count = 0
         for index in chosen:
             ids = old.batch(np.array([index]))[0]["input_ids"][0]
-            is_same = bool(known[ids].all())
+            is_same = bool(is_known[ids].all())
             same += is_same
             if not is_same:
                 old_count += len(ids)
@@ -307,7 +309,7 @@ def _facts(
         facts["length_ratio"] = new_count / old_count if old_count else 1.0
     elif before.bytes_per_target and after.bytes_per_target:
         facts["length_ratio"] = before.bytes_per_target / after.bytes_per_target
-    facts["dropped"] = [vocabulary.tokens[number] for number in gone[:DROPPED]]
+    facts["dropped"] = [vocabulary.tokens[number] for number in dropped_tokens[:DROPPED]]
     return facts
 
 

@@ -122,8 +122,8 @@ def _registered() -> frozenset[str]:
 @cache
 def model_types() -> list[str]:
     """transformers' model types: its folders, and the types of parts that its configurations name."""
-    spelt = _find_all("transformers", "models/*/configuration_*.py", r'^    model_type(?:: str)? = "([\w.-]+)"')
-    return sorted({*spelt, *(path.parent.name for path in _files("transformers", "models/*/configuration_*.py"))})
+    names = _find_all("transformers", "models/*/configuration_*.py", r'^    model_type(?:: str)? = "([\w.-]+)"')
+    return sorted({*names, *(path.parent.name for path in _files("transformers", "models/*/configuration_*.py"))})
 
 
 def is_model_type(name: str) -> bool:
@@ -133,10 +133,10 @@ def is_model_type(name: str) -> bool:
 
 
 def _find_all(package: str, pattern: str, expression: str) -> set[str]:
-    found = set()
+    names = set()
     for path in _files(package, pattern):
-        found.update(re.findall(expression, path.read_text("utf-8"), re.MULTILINE))
-    return found
+        names.update(re.findall(expression, path.read_text("utf-8"), re.MULTILINE))
+    return names
 
 
 def _files(package: str, pattern: str) -> list[Path]:

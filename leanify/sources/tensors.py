@@ -170,22 +170,22 @@ def fit_names(
     prefix are left out if the others are a whole model. Both are said in a warning, unless ``own`` is the prefix, under
     which upstream itself keeps the model in one with a head. Raises SourceError if two prefixes fit equally well.
     """
-    known = set(names)
-    hits = len(known & tensors.keys())
-    if hits == len(known):
+    known_names = set(names)
+    hits = len(known_names & tensors.keys())
+    if hits == len(known_names):
         return tensors
     # torch's wrappers of parts of a model
     bare = {".".join(part for part in name.split(".") if part not in WRAPPERS): one for name, one in tensors.items()}
-    same = known & bare.keys() if len(bare) == len(tensors) else set()
+    same = known_names & bare.keys() if len(bare) == len(tensors) else set()
     counts = {"": len(same)}
-    # what stands before a few of the other names, and how many of all stand behind it or as they are
-    others = sorted(known - same)
+    # prefixes of a few of the other names, and how many of all names have one of them, or none
+    others = sorted(known_names - same)
     for name in others[:: len(others) // SAMPLE_NAMES + 1]:
         for key in bare:
             if key.endswith(f".{name}"):
                 counts.setdefault(key.removesuffix(name), 0)
     for prefix in counts:
-        counts[prefix] = sum(prefix + name in bare or name in same for name in known)
+        counts[prefix] = sum(prefix + name in bare or name in same for name in known_names)
     best = max(counts.values())
     if best <= hits:
         return tensors
@@ -198,9 +198,11 @@ def fit_names(
     prefix = prefixes[0]
     others = [key for key in bare if not key.startswith(prefix)]
     fitting = {key.removeprefix(prefix): one for key, one in bare.items() if key.startswith(prefix)}
-    kept = {key for key in others if best < len(known) or (key in known and key not in fitting)}  # or reported
-    fitting |= {key: bare[key] for key in kept}
-    others = [key for key in others if key not in kept]
+    # tensors that fit without the prefix, and all others to be reported unless the rest is a whole model
+    is_partial = best < len(known_names)
+    unprefixed = {key for key in others if is_partial or (key in known_names and key not in fitting)}
+    fitting |= {key: bare[key] for key in unprefixed}
+    others = [key for key in others if key not in unprefixed]
     taken_off = [repr(f"{part}.") for part in WRAPPERS if any(part in key.split(".") for key in tensors)]
     taken_off += [repr(prefix)] if prefix else []
     if taken_off == [repr(own)]:

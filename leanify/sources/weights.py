@@ -247,9 +247,9 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     with reraise_as(f"{weights} does not load as {origin.cls}"):
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
         if file is not None and file.suffix != ".json" and info["missing_keys"] and info["unexpected_keys"]:
-            stored = read_tensors(file) if tensors is None else tensors
-            fitting = _fit_names(model, stored, file)
-            if fitting is not stored:  # with the names that upstream knows
+            tensors_by_name = read_tensors(file) if tensors is None else tensors
+            fitting = _fit_names(model, tensors_by_name, file)
+            if fitting is not tensors_by_name:  # with the names that upstream knows
                 model, info = cls.from_pretrained(None, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
@@ -298,13 +298,13 @@ def _read_config(directory: Path) -> Any:
 def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> None:
     # names of new tensors, and of tensors that were not used
     model_names = list(model.state_dict())
-    new, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    new, left_over = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     new = sorted({*new, *(str(entry[0]) for entry in info["mismatched_keys"])})
     name = type(model).__name__
     if len(new) == len(model_names):
         raise SourceError(f"{weights} has no tensor of {name}; the first missing ones: {preview(new)}")
     if new:
-        rest = f", {len(unexpected)} unused ({preview(unexpected)})" if unexpected else ""
+        rest = f", {len(left_over)} unused ({preview(left_over)})" if left_over else ""
         message = (
             f"{weights} as {name}: {len(model_names) - len(new)} tensors carried over, {len(new)} re-initialised "
             f"({preview(new)}){rest}"

@@ -73,10 +73,10 @@ class UsualSettings:
 
 def merge_tallies(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """Merge the tallies of several batches or processes, on the CPU."""
-    merged = {}
+    total = {}
     for name in next(filter(None, parts), {}):
-        merged[name] = torch.cat([part[name] for part in parts if part]).cpu()
-    return merged
+        total[name] = torch.cat([part[name] for part in parts if part]).cpu()
+    return total
 
 
 def make_task(recipe: TrainingRecipe, splits: Splits) -> Task:

@@ -176,9 +176,9 @@ def data_recipe(data: OwnData, path: str) -> Recipe:
     return recipes.apply_settings(recipes.load(f"own-{data.kind}"), settings)
 
 
-def count_epochs(samples: int | None, seen: int = SAMPLES) -> int:
+def count_epochs(samples: int | None, samples_seen: int = SAMPLES) -> int:
     """The epochs of a run on own data, by the samples of its training split (None if there are many)."""
-    return min(100, max(3, seen // (samples or seen)))
+    return min(100, max(3, samples_seen // (samples or samples_seen)))
 
 
 def data_settings(data: OwnData, path: str) -> list[str]:

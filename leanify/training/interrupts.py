@@ -59,8 +59,8 @@ class Interrupts:
     def _record(self, number: int, frame: Any) -> None:
         self.signal = self.signal or number
         # after Ctrl-C every signal acts at once; after another one only Ctrl-C does
-        restored = [*self.handlers] if number == signal.SIGINT else [signal.SIGINT]
-        for other in restored:
+        numbers = [*self.handlers] if number == signal.SIGINT else [signal.SIGINT]
+        for other in numbers:
             if self.handlers.get(other) is not None:
                 signal.signal(other, self.handlers[other])
 

@@ -265,7 +265,7 @@ class Trainer:
         # remove later rows and checkpoints; record this process's environment
         if self.main:
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
-            warnings = run.truncate_after(checkpoint)
+            warnings = run.discard_later_rows(checkpoint)
             warnings += run.note_environment(device=device, processes=processes, steps=self.steps)
             if message := run.mend_card(lambda recipe: describe_model(recipe, self.unwrapped_model, self.splits.names)):
                 warnings.append(message)

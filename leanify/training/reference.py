@@ -84,9 +84,9 @@ def judge_run(run: RunDirectory) -> Judgement | None:
     complete = recipe.to_train()
     max_batches = max(1, MAX_SAMPLES // complete.schedule.batch_size)
     eval_batches = min(complete.run.eval_batches or max_batches, max_batches)
-    limited = replace(recipe, run=replace(complete.run, eval_batches=eval_batches))
+    short_recipe = replace(recipe, run=replace(complete.run, eval_batches=eval_batches))
     try:
-        reference = score_reference(limited, complete.run.seed)
+        reference = score_reference(short_recipe, complete.run.seed)
     except LeanifyError:  # the run has succeeded; only the reference is missing
         return None
     value = run.summary().get(f"test_{reference.metric}", best.metrics.get(reference.metric))

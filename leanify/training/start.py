@@ -20,7 +20,7 @@ from leanify.core.path_kinds import unused_path
 from leanify.core.recipe import Recipe
 from leanify.core.recipe_code import is_code
 from leanify.core.terminal import note
-from leanify.data.data_checks import look_at
+from leanify.data.data_checks import inspect_splits
 from leanify.data.samples import Splits
 from leanify.data.texts import tokenizers
 from leanify.profiling.counting import parameters
@@ -82,7 +82,7 @@ def train(
             run.check_unedited()
             value = run.recipe
             if recipe is not None or settings or teacher is not None:
-                request = _as_request(value if recipe is None else recipe, settings, teacher)
+                request = _resolve_request(value if recipe is None else recipe, settings, teacher)
                 run.check_recipe(_add_recorded_decoding(request.recipe, value))
             with raised_by_all():
                 trainer = Trainer(recorded_recipe(run), listener)
@@ -91,7 +91,7 @@ def train(
             raise RecipeError(
                 "a recipe is needed: a file, a name (leanify train --list) or a leanify.core.recipe.Recipe"
             )
-        request = _as_request(recipe, settings, teacher)
+        request = _resolve_request(recipe, settings, teacher)
         value = request.recipe
 
         # no rate was chosen: a short test finds a good one for weights that heal
@@ -115,7 +115,7 @@ def _report_look(trainer: Trainer) -> None:
     """Report the properties of the user's own data. Raises DataError for data from which nothing can be learnt."""
     if trainer.recipe.data.path is None:
         return
-    look = look_at(trainer.splits)
+    look = inspect_splits(trainer.splits)
     if trainer.main:
         note(f"data: {look.line}")
         for warning in look.warnings:
@@ -173,7 +173,7 @@ def resolve(recipe: str | Path | Recipe, settings: Sequence[str] = (), teacher: 
     return make_request(recipe, settings, teacher).recipe
 
 
-def _as_request(recipe: str | Path | Recipe | Request, settings: Sequence[str], teacher: str | None) -> Request:
+def _resolve_request(recipe: str | Path | Recipe | Request, settings: Sequence[str], teacher: str | None) -> Request:
     return recipe if isinstance(recipe, Request) else make_request(recipe, settings, teacher)
 
 

@@ -51,8 +51,8 @@ def place(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return tensor.to(dtype)
     with tempfile.NamedTemporaryFile(dir=_folders[-1]) as file:
         _reserve(file.fileno(), tensor.numel() * dtype.itemsize)
-        mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype).view(tensor.shape)
-    return mapped.copy_(tensor)
+        flat = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype).view(tensor.shape)
+    return flat.copy_(tensor)
 
 
 def _reserve(file: int, size: int) -> None:

@@ -136,12 +136,12 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
 
 def _changed_arguments(arguments: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> dict[str, Any]:
     """The arguments of a timm constructor that change, with their new values."""
-    changed = {}
+    new_values = {}
     for name, value in arguments.items():
         new_value = _resize(name, value, sizes, is_loose)
         if new_value != value:
-            changed[name] = new_value
-    return changed
+            new_values[name] = new_value
+    return new_values
 
 
 def _change_config(config: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> dict[str, Any]:
@@ -188,32 +188,32 @@ def constructor_arguments(origin: Origin) -> dict[str, Any]:
     import_timm()
     from timm.models import model_entrypoint
 
-    recorded: list[tuple[type, dict[str, Any]]] = []
+    calls: list[tuple[type, dict[str, Any]]] = []
 
     name = origin.name.partition(".")[0]
 
     def record(builder: Callable[..., Any], cls: type, variant: str, *args: Any, **arguments: Any) -> Any:
         if variant != name:  # a backbone inside the model
             return builder(cls, variant, *args, **arguments)
-        recorded.append((cls, arguments))
+        calls.append((cls, arguments))
         raise _Recorded
 
     try:
         with _builder(record), torch.device("meta"):
             model_entrypoint(name)(pretrained=False, **origin.options)
     except Exception:  # `_Recorded`, or the error of an entry point that does not use timm's builder
-        if not recorded:
+        if not calls:
             return dict(origin.options)
-    cls, passed = recorded[0]
+    cls, call_arguments = calls[0]
     # arguments that are not passed have the class's defaults
     arguments: dict[str, Any] = {}
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.default is not inspect.Parameter.empty:
             arguments[parameter.name] = parameter.default
     # a configuration's fields are arguments too
-    for configuration in _configurations(passed).values():
+    for configuration in _configurations(call_arguments).values():
         arguments |= {field.name: getattr(configuration, field.name) for field in fields(configuration)}
-    return arguments | passed
+    return arguments | call_arguments
 
 
 def _configurations(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,14 +225,14 @@ class _Recorded(Exception):
     """Ends the call of an entry point whose arguments are recorded."""
 
 
-def _passing(changed: Mapping[str, Any]) -> Callable[..., nn.Module]:
+def _passing(new_values: Mapping[str, Any]) -> Callable[..., nn.Module]:
     """A builder that passes these arguments in place of the entry point's."""
 
     def build(builder: Callable[..., nn.Module], *args: Any, **arguments: Any) -> nn.Module:
-        outside = dict(changed)
+        outside = dict(new_values)
         for key, configuration in _configurations(arguments).items():
             names = {field.name for field in fields(configuration)}
-            inside = {name: value for name, value in changed.items() if name in names}
+            inside = {name: value for name, value in new_values.items() if name in names}
             arguments[key] = replace(configuration, **inside)
             outside = {name: value for name, value in outside.items() if name not in names}
         return builder(*args, **{**arguments, **outside})

@@ -46,7 +46,7 @@ def named_ids(model: nn.Module) -> set[int]:
     """The ids that a model's configurations need. Those outside its table name no token."""
     rows = vocabulary_rows(model)
     model_ids: set[int] = set()
-    for config in _of_this_vocabulary(model, rows):
+    for config in _vocabulary_configs(model, rows):
         for key, value in vars(config).items():
             if key.endswith(ID_KEYS):
                 model_ids |= {number for number in _numbers(value) if 0 <= number < rows}
@@ -61,7 +61,7 @@ def named_ids(model: nn.Module) -> set[int]:
 def cut_configurations(model: nn.Module, tokens: KeptTokens) -> None:
     """Write new sizes and ids into all configurations of a model, in place."""
     rows, new_ids = vocabulary_rows(model), tokens.new_ids
-    for config in _of_this_vocabulary(model, rows):
+    for config in _vocabulary_configs(model, rows):
         for key, value in list(vars(config).items()):
             if key in SIZES and type(value) is int:
                 setattr(config, key, len(tokens.rows(value)))
@@ -76,7 +76,7 @@ def cut_configurations(model: nn.Module, tokens: KeptTokens) -> None:
                 setattr(config, key, _renumber(value, new_ids))
 
 
-def _of_this_vocabulary(model: nn.Module, rows: int) -> Iterator[Any]:
+def _vocabulary_configs(model: nn.Module, rows: int) -> Iterator[Any]:
     """The configurations whose ids are the tokenizer's: those of another size have a vocabulary of their own."""
     for config in configurations(model):
         if getattr(config, "vocab_size", rows) == rows:

@@ -70,7 +70,7 @@ def width_verdict(library: str, name: str) -> WidthVerdict:
     scale = WidthScale.read(shape)
     reason = f"its widths {sorted(set(primary_widths(shape)))} have no common part that could be smaller"
     for share in SHARES:
-        units = scale.units_below()
+        units = scale.smaller_units()
         if not units:
             break
         target = scale.reshape(min(units, key=lambda unit: abs(unit - share * scale.unit)))
@@ -125,7 +125,7 @@ def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> bool:
     """
     scale = WidthScale.read(shape)
     reason = ""
-    for unit in scale.units_below():
+    for unit in scale.smaller_units():
         try:
             narrow = surgery.write(model, scale.reshape(unit)).double().eval()
         except LeanifyError:
@@ -209,7 +209,7 @@ def width_axes(model: nn.Module, shape: Architecture) -> dict[str, list[int]]:
     units. Empty where upstream builds no other width of the same tensors.
     """
     scale = WidthScale.read(shape)
-    for unit in scale.units_below():
+    for unit in scale.smaller_units():
         try:
             narrow = surgery.write(find.build_on_meta(describe(model)), _at_unit(scale, unit))
         except LeanifyError:

@@ -58,17 +58,17 @@ def new_entry(place: Path, what: str) -> Iterator[Path]:
 
     Where another process is faster, its content stays: concurrent writers produce the same.
     """
-    made = False
+    is_new = False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with writing.temp_folder(place) as folder:
-            made = True
+            is_new = True
             folder.chmod(0o700)
             yield folder
             if not place.exists():
                 folder.rename(place)
     except OSError as error:
-        if not made:
+        if not is_new:
             raise DataError(
                 f"{what} could not be saved in {place.parent} ({error.strerror}); choose another folder with "
                 "XDG_CACHE_HOME"

@@ -89,17 +89,17 @@ def text_encoding(path: Path, error: type[LeanifyError] = SourceError) -> str:
         for mark, encoding in BYTE_ORDER_MARKS.items():
             if start.startswith(mark):
                 return encoding
-        assumed = None
+        assumption = None
         if b"\0" in start[:4096]:
-            assumed = _unmarked_utf16(start[:4096])
-            if assumed is None:
+            assumption = _unmarked_utf16(start[:4096])
+            if assumption is None:
                 raise error(f"{path} has zero bytes: it {not_utf8(path, 'UTF-16LE')}")
         elif _decodes(start, "utf-8") is None and _is_windows_text(start, file):
-            assumed = CODE_PAGES[0]
-    if assumed is None:
+            assumption = CODE_PAGES[0]
+    if assumption is None:
         return "utf-8-sig"
-    warnings.warn(f"{path} is not UTF-8; it is read as {assumed.replace('cp', 'windows-')}", stacklevel=2)
-    return assumed
+    warnings.warn(f"{path} is not UTF-8; it is read as {assumption.replace('cp', 'windows-')}", stacklevel=2)
+    return assumption
 
 
 def not_utf8(path: Path, encoding: str = "WINDOWS-1252") -> str:

@@ -227,8 +227,8 @@ def to_eight_bits(values: np.ndarray, pixel_range: tuple[float, ...] = FULL_RANG
 
     every_value = np.arange(FULL_RANGE[1] + 1)
     low, high = pixel_range
-    scaled = ((every_value - low) * (255 / max(high - low, 1))).round().clip(0, 255).astype(np.uint8)
-    eight_bits = scaled[values]
+    table = ((every_value - low) * (255 / max(high - low, 1))).round().clip(0, 255).astype(np.uint8)
+    eight_bits = table[values]
     if values.ndim == 3:  # alpha has a range of its own
         opacity = slice(colour_channels(values), None)
         eight_bits[..., opacity] = (every_value / 257).round().astype(np.uint8)[values[..., opacity]]

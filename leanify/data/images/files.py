@@ -171,13 +171,13 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     if not names:
         return None
     # folders beside the table, those of its split first; a table in meta/ or annotations/ is beside them, too
-    beside = [*class_folders(file.parent), *(class_folders(file.parent.parent) if file.parent.name in META else ())]
+    neighbours = [*class_folders(file.parent), *(class_folders(file.parent.parent) if file.parent.name in META else ())]
     split = parse_split(file.stem) or parse_split(file.parent.name)
-    beside.sort(
+    neighbours.sort(
         key=lambda folder: split is None or parse_split(folder.name) is None or parse_split(folder.name) != split
     )
-    folders = [file.parent, *([file.parent.parent] if file.parent.name in META else ()), *beside]
-    for folder in beside:
+    folders = [file.parent, *([file.parent.parent] if file.parent.name in META else ()), *neighbours]
+    for folder in neighbours:
         folders += class_folders(folder)[:MAX_BESIDE]
     has_suffix = all(str(name).lower().endswith(IMAGES) for name in names)
     for folder in folders[:MAX_BESIDE]:
@@ -229,8 +229,8 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
     folders = class_folders(folder)
     place = choose_split(folders, split)
     if place is None and len(folders) <= FEW_FOLDERS and choose_split(folders, "train") is None:
-        inside = [inner for inner in map(class_folders, folders) if choose_split(inner, "train") is not None]
-        place = choose_split(inside[0], split) if len(inside) == 1 else None
+        inner_folders = [inner for inner in map(class_folders, folders) if choose_split(inner, "train") is not None]
+        place = choose_split(inner_folders[0], split) if len(inner_folders) == 1 else None
     if place is None or (place in folders and _is_class(place, folders)):
         return None
     inner = class_folders(place)

@@ -126,15 +126,15 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         scale=scale,
         names=tuple(classes),
         labels=labels,
-        unchanged=without_augmentation(train, plain),
+        unchanged=plain_samples(train, plain),
         decoding=decoder.settings,
     )
 
 
-def without_augmentation(samples: Any, plain: Any) -> Any:
+def plain_samples(samples: Any, plain: Any) -> Any:
     """The same pictures without augmentation."""
     if isinstance(samples, Selection):
-        return Selection(without_augmentation(samples.whole, plain), samples.indices)
+        return Selection(plain_samples(samples.whole, plain), samples.indices)
     return Pictures(samples.files, plain, samples.mode, samples.decoder, samples.skips)
 
 

@@ -39,9 +39,9 @@ def guess_label(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
     candidates = label_candidates(rows, texts)
     if len(candidates) < 2:
         return next(iter(candidates), None)
-    named = [name for name in candidates if _words(name) & LABEL_WORDS and not _words(name) & BESIDE_LABELS]
-    if len(named) == 1:
-        return named[0]
+    label_names = [name for name in candidates if _words(name) & LABEL_WORDS and not _words(name) & BESIDE_LABELS]
+    if len(label_names) == 1:
+        return label_names[0]
     if all(name.startswith("column ") for name in candidates):
         # scores are rarer than years and sources of texts
         scores = [name for name, cells in candidates.items() if are_scores(map(str, cells))]
@@ -84,11 +84,11 @@ def find_choices(row: Row) -> list[str]:
     inner = [name for name in names if isinstance(row[name], dict) and any(map(CHOICES.fullmatch, row[name]))]
     stems: dict[str, list[str]] = {}
     for name in names:
-        if found := CHOICE.fullmatch(name):
-            stems.setdefault(found[1], []).append(name)
-    numbered = next((same for same in stems.values() if len(same) > 1), [])
+        if match := CHOICE.fullmatch(name):
+            stems.setdefault(match[1], []).append(name)
+    choices = next((same for same in stems.values() if len(same) > 1), [])
     letters = [name for name in names if name in ("A", "B", "C", "D", "E") and not str(row[name]).isdigit()]
-    return lists or inner or numbered or (letters if letters[:3] == ["A", "B", "C"] else [])
+    return lists or inner or choices or (letters if letters[:3] == ["A", "B", "C"] else [])
 
 
 def has_boxes(names: Sequence[str]) -> bool:

@@ -203,8 +203,8 @@ def _find_delimiter(file: TextIO, first: str, usual: str) -> str:
     next(iter(file), "")
     if mark := even_mark(lines):
         return mark
-    unquoted = QUOTED_CELL.sub("", first)
-    return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in unquoted), usual)
+    header = QUOTED_CELL.sub("", first)
+    return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in header), usual)
 
 
 def _has_quoted_cells(file: TextIO, tabs: int) -> bool:

@@ -49,7 +49,7 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def split_by(self, tokenizer: Any, indices: Sequence[int] | None = None) -> Sentences:
+    def retokenise(self, tokenizer: Any, indices: Sequence[int] | None = None) -> Sentences:
         """Return the same samples, or some of them, split by another tokenizer."""
         rows = self.rows if indices is None else [self.rows[index] for index in indices]
         return Sentences(rows, tokenizer, self.length, self.types)
@@ -71,11 +71,11 @@ class Sentences:
 
 def _portions(rows: Sequence[Row], truncation_side: str) -> Iterator[list[list[str]]]:
     """Yield the texts of rows in portions for the tokenizer; what no truncated text would keep is cut off."""
-    kept = slice(-tokenizers.LONGEST, None) if truncation_side == "left" else slice(tokenizers.LONGEST)
+    window = slice(-tokenizers.LONGEST, None) if truncation_side == "left" else slice(tokenizers.LONGEST)
     portion: list[list[str]] = []
     size = 0
     for texts, _ in rows:
-        portion.append([text[kept] for text in texts])
+        portion.append([text[window] for text in texts])
         size += sum(map(len, portion[-1]))
         if len(portion) == ENCODED_AT_ONCE or size >= CHARACTERS_AT_ONCE:
             yield portion

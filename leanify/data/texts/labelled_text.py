@@ -52,11 +52,11 @@ class LabelledTable:
                 rows.append((tuple(cell for cell in cells if cell is not None), answer))
         # a label that means "no label" is not a class
         missing = columns.missing_label((answer for _, answer in rows), order)
-        kept = [row for row in rows if row[1] != missing]
-        if not kept:
+        labelled_rows = [row for row in rows if row[1] != missing]
+        if not labelled_rows:
             raise DataError(f"{file} has no row with a text and a label")
-        left_out = f", {len(rows) - len(kept):,} rows of label {missing} left out" if missing else ""
-        return LabelledTable(file, f"{' and '.join(texts)} → {label}{left_out}", kept, order)
+        left_out = f", {len(rows) - len(labelled_rows):,} rows of label {missing} left out" if missing else ""
+        return LabelledTable(file, f"{' and '.join(texts)} → {label}{left_out}", labelled_rows, order)
 
     @property
     def names(self) -> list[str]:

@@ -143,9 +143,9 @@ def encoder(tokenizer: Any) -> Encode:
         # all lines at once, which the tokenizer encodes in parallel
         documents = [_lines(part) for part in block.split(tokens.END)]
         lines = [*chain(*documents)]
-        encoded = tokenizers.encode(tokenizer, lines, add_special_tokens=False)["input_ids"] if lines else []
+        line_ids = tokenizers.encode(tokenizer, lines, add_special_tokens=False)["input_ids"] if lines else []
         # documents behind one another
-        parts, ids = [], iter(encoded)
+        parts, ids = [], iter(line_ids)
         for place, document in enumerate(documents, 1):
             parts += [next(ids) for _ in document]
             if place < len(documents) and "".join(document).strip():

@@ -46,8 +46,8 @@ def find_table(path: Path, split: str) -> Path | None:
     folder = find_split_folder(path, split)
     if folder is not None:
         return only_file(folder, TABLES)
-    inside = [find_split_file(path / name, split, TABLES) for name in META]
-    return next((file for file in inside if file is not None), None)
+    files = [find_split_file(path / name, split, TABLES) for name in META]
+    return next((file for file in files if file is not None), None)
 
 
 def find_classes(data: DataSection) -> list[str]:

@@ -28,8 +28,8 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
         return (lambda texts, _: [[byte % vocab for byte in text.encode()] for text in texts]), words
     tokenizer = tokenizers.load(directory, "put the tokenizer that the model was trained with there")
 
-    def encode(texts: list[str], around: bool) -> list[list[int]]:
-        return [ids.tolist() for ids in tokenizers.encode(tokenizer, texts, add_special_tokens=around)["input_ids"]]
+    def encode(texts: list[str], with_ends: bool) -> list[list[int]]:
+        return [ids.tolist() for ids in tokenizers.encode(tokenizer, texts, add_special_tokens=with_ends)["input_ids"]]
 
     return encode, f"the tokenizer in {directory}"
 
@@ -71,26 +71,26 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     while part := "".join(islice(lines, 64)):
         for start in range(0, len(part), tokenizers.LONGEST):
             buffer += encode([part[start : start + tokenizers.LONGEST]], False)[0]
-            whole = len(buffer) // tokens * tokens
-            yield from (buffer[place : place + tokens] for place in range(0, whole, tokens))
-            is_cut, buffer = is_cut or whole > 0, buffer[whole:]
+            full_length = len(buffer) // tokens * tokens
+            yield from (buffer[place : place + tokens] for place in range(0, full_length, tokens))
+            is_cut, buffer = is_cut or full_length > 0, buffer[full_length:]
     if buffer and not is_cut:
         yield buffer
 
 
-def read_texts(path: Path, faults: Faults | None = None, named: Sequence[str] = ()) -> Iterator[str]:
+def read_texts(path: Path, faults: Faults | None = None, text_columns: Sequence[str] = ()) -> Iterator[str]:
     """Yield the texts of a table. Raises DataError for a row without text, unless ``faults`` are skipped."""
     faults = faults or Faults()
 
     def choose(names: Sequence[str]) -> list[str]:
-        return [choose_text(path, names, named)]
+        return [choose_text(path, names, text_columns)]
 
-    return read_text_column(path, read_table(path, faults, choose), faults, named)
+    return read_text_column(path, read_table(path, faults, choose), faults, text_columns)
 
 
-def choose_text(path: Path, names: Sequence[str], named: Sequence[str]) -> str:
+def choose_text(path: Path, names: Sequence[str], requested_columns: Sequence[str]) -> str:
     """The column of texts: the named one, one of a usual name, or the only one. Raises DataError."""
-    guess = named or guess_texts(names) or (tuple(names) if len(names) == 1 else ())
+    guess = requested_columns or guess_texts(names) or (tuple(names) if len(names) == 1 else ())
     if not guess:
         raise DataError(
             f"{path} has no text column, found {preview(list(map(str, names)), 8)}: rename the one with the texts to "
@@ -100,12 +100,12 @@ def choose_text(path: Path, names: Sequence[str], named: Sequence[str]) -> str:
 
 
 def read_text_column(
-    path: Path, rows: Iterator[tuple[str, Row]], faults: Faults, named: Sequence[str] = ()
+    path: Path, rows: Iterator[tuple[str, Row]], faults: Faults, text_columns: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the texts of (place, row) pairs, from the column that the first row has."""
     column = None
     for place, row in rows:
-        column = column or choose_text(path, list(row), named)
+        column = column or choose_text(path, list(row), text_columns)
         text = faults.text(_join_turns(row.get(column)), f"{path}, {place}: {column}")
         if text is not None:
             yield text

@@ -32,8 +32,8 @@ def try_first(folder: Path, load: Callable[[], Any]) -> None:
     for path in files:
         check_size(path, DataError)
     names = read_object(folder / "tokenizer_config.json", DataError).get("fast_tokenizer_files") or []
-    known = {path.name for path in files}
-    if not isinstance(names, list) or not known.issuperset(name for name in names if isinstance(name, str)):
+    file_names = {path.name for path in files}
+    if not isinstance(names, list) or not file_names.issuperset(name for name in names if isinstance(name, str)):
         raise DataError(
             f"{folder}/tokenizer_config.json names fast_tokenizer_files that are no tokenizer files beside it"
         )

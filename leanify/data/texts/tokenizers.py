@@ -104,9 +104,9 @@ def encode(tokenizer: Any, *texts: Sequence[str], **options: Any) -> dict[str, l
     """
     what = f"the tokenizer {tokenizer.name_or_path}"
     size = sum(map(len, chain(*texts)))
-    packed = bounds.call(partial(_encode, tokenizer, *texts, **options), what, bounds.SECONDS + size / SLOWEST)
-    bounds.check(sum(flat.nbytes for flat, _ in packed.values()), f"what {what} makes of these texts")
-    return {name: np.split(flat, lengths.cumsum()[:-1]) for name, (flat, lengths) in packed.items()}
+    ids_and_lengths = bounds.call(partial(_encode, tokenizer, *texts, **options), what, bounds.SECONDS + size / SLOWEST)
+    bounds.check(sum(flat.nbytes for flat, _ in ids_and_lengths.values()), f"what {what} makes of these texts")
+    return {name: np.split(flat, lengths.cumsum()[:-1]) for name, (flat, lengths) in ids_and_lengths.items()}
 
 
 def _encode(tokenizer: Any, *texts: Sequence[str], **options: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -153,15 +153,15 @@ def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
     # from the cache, written again if it is missing or damaged
-    cached = _read(home)
-    if cached is None:
+    entry = _read(home)
+    if entry is None:
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
         _keep(source, encode, home)
-        cached = _read(home)
-    if cached is None:
+        entry = _read(home)
+    if entry is None:
         raise DataError(f"the token ids of {source} in {home} cannot be read: remove that folder")
-    source.faults.names.extend(cached[1])
-    return cached[0]
+    source.faults.names.extend(entry[1])
+    return entry[0]
 
 
 def _read(home: Path) -> tuple[Ids, list[str]] | None:
