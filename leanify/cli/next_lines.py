@@ -35,7 +35,7 @@ def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Seq
     train = ["leanify", "train", designs[0]]
     if weights is not None:
         compare += ["--weights", weights]
-        if not is_bare_checkpoint(Path(weights)):  # which does not say of which model it is, as a teacher must
+        if not is_bare_checkpoint(Path(weights)):  # which does not name its model, as a teacher must
             train += ["--teacher", weights]
     has_data = _has_data(plan.source)
     if not has_data:

@@ -149,7 +149,7 @@ def _choose(device: str) -> None:
 def _check(
     chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool
 ) -> str | Recipe | None:
-    """What is to be trained, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
+    """The request to train, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
     from leanify.core import recipe as recipes
     from leanify.core.errors import LeanifyError
 

@@ -37,7 +37,7 @@ from leanify.upstream.reraise import reraise_as
 DEFAULT_RECIPE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL, NARROW), 3, "0.5"
 ALONE_SEEDS = 4  # with three, one repetition in eight was undecided (`recipes/results/demonstration.md`)
-ALONE_MARGIN = 2.0  # points: 540 validation digits cannot show less; an answer says to what the errors may grow
+ALONE_MARGIN = 2.0  # points: 540 validation digits cannot show less; an answer names the bound of the errors
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _price_plan(request: Request) -> StudyPlan:
 
 
 def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[str, duration.Timing], str]:
-    """Time the designs and apply the limit in minutes; also return a sentence about what the limit removes, or ""."""
+    """Time the designs and apply the limit in minutes; also return a sentence about what was cut, or ""."""
     # runs on the user's own data are evaluated and logged evenly over the recipe's steps
     evaluations = default_recipe.EVALUATIONS if request.has_default_schedule else None
     timings = duration.time_designs(plan, evaluations)

@@ -89,7 +89,7 @@ class Shares:
 
     first, second   the shares, from 0 to 1
     part            the first design's part of the sum of both designs' variances over seeds
-    unit            the quality of a share of 1 less that of 0
+    unit            the difference in quality between shares of 1 and 0
     """
 
     first: float
@@ -126,7 +126,7 @@ class Estimate:
     sample_part      the variance due to the validation samples, without the noise that ``seed_part`` already contains;
                      None if it is unknown
     noise_part       the noise of single runs on single samples, below which the runs' part cannot be; None if unknown
-    shares           the shares whose difference this is; None if it is no difference of accuracies
+    shares           the shares whose difference this is; None unless it is a difference of accuracies
     """
 
     mean: float

@@ -55,7 +55,7 @@ def describe_margin(study: Findings, first: Outcome, margin: float) -> str:
     mean = study.result(BASELINE).quality.mean if study.plan.has(BASELINE) else None
     if first.best is None or mean is None:
         return words
-    # what remains to be lost, and to what the margin lets it grow
+    # the errors that remain, and their bound by the margin
     what_remains, sign = f"distance to {first.best:g}", ""
     if first.metric in ERRORS:
         what_remains, sign = "errors", "%"

@@ -130,9 +130,9 @@ def _limit(kind: int, maximum: int) -> None:
 
 
 def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T:
-    """What a function returns in a fork of this process that is limited in memory and processor time.
+    """The value of a function, called in a fork of this process that is limited in memory and processor time.
 
-    Raises DataError, which begins with ``what``, if the fork does not end well. What the function returns is pickled.
+    Raises DataError, which begins with ``what``, if the fork does not end well. The value is pickled.
     """
     if sys.platform != "linux":
         return function()
@@ -171,7 +171,7 @@ def call(function: Callable[[], T], what: object, seconds: float = SECONDS) -> T
 
 
 def _receive(reader: int, maximum: int, deadline: float) -> tuple[bytearray, int]:
-    """What the fork writes until it ends; and the status that it is due if that is too much, or takes too long."""
+    """The fork's output until it ends; and the status that it is due if the output is too long, or takes too long."""
     answer = bytearray()
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reader, 1 << 20)

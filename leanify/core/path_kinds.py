@@ -68,7 +68,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_bare_checkpoint(path: Path) -> bool:
-    """Whether a file of weights lies beside no configuration that says of which model they are."""
+    """Whether a file of weights has no configuration next to it that names their model."""
     return is_checkpoint(path) and not any((path.absolute().parent / name).is_file() for name in (CARD, CONFIG))
 
 

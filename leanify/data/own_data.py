@@ -25,7 +25,7 @@ LISTS = (
 
 @dataclass(frozen=True)
 class OwnData:
-    """The data found at a path; without a ``kind`` there are none, and ``fault`` says what was found instead."""
+    """The data found at a path; without a ``kind`` there are none, and ``fault`` names the reason."""
 
     kind: Kind | None
     description: str  # with counts and names

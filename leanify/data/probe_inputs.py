@@ -58,7 +58,7 @@ def feed(
 
     ``tokens`` is the length of a text sample; ``directory`` is the model's, whose tokenizer is used.
     """
-    # the input's kind decides what is read
+    # the input's kind decides which data are read
     if samples < 1:
         raise DataError(f"the number of samples is {samples}; it must be at least 1")
     where = f"{data} cannot be read" if data is not None else "no random input can be made for this model"

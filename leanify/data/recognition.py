@@ -36,7 +36,7 @@ from leanify.data.texts.own_texts import find_table
 TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
 MAX_LINES = 1000  # lines of two files by which one has the labels of the other
-DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all that lies in it
+DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -51,7 +51,7 @@ OTHERWISE = {  # suffix → how to make a file that is read
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
 LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures
 FEW_PARTS = 9  # of a table, which a line can join
-NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts that are no prose
+NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts other than prose
 BOXES = {  # file next to pictures of detection → the format that has it
     "annotations/instances_*.json": "COCO",
     "*/_annotations.coco.json": "COCO",
@@ -439,7 +439,7 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
 
 
 def _hint_labels(place: Path) -> str:
-    """How labels in the names of pictures, or in a file beside them, become a table; "" where neither is seen."""
+    """How labels in the names of pictures, or in a file next to them, become a table; "" without either."""
     images = list(islice(find_images(place), MAX_LINES))
     kinds = {NUMBERED.sub("", image.stem) for image in images}
     if len(kinds) > 1 and "" not in kinds and 3 * len(kinds) <= len(images):

@@ -58,7 +58,7 @@ def is_split(name: str) -> bool:
 
 
 def are_split_names(names: Iterable[str]) -> bool:
-    """Whether names are all of splits, by themselves or by what they have in common (seg_train, seg_test)."""
+    """Whether names are all of splits, by themselves or joined to one common word (seg_train, seg_test)."""
     names = [*names]
     parses = [parse_split(name) for name in names]
     others = {parse[1] for parse in parses if parse is not None}
@@ -78,7 +78,7 @@ def _similar_names(word: str, names: Iterable[str]) -> set[str]:
 def choose_split(paths: Sequence[Path], split: str) -> Path | None:
     """The file or folder of a split among others: by its exact name, a synonym in any case, or its words.
 
-    Other words than a split's must be those of a training file or folder beside it. Of several the first one is taken,
+    Other words than a split's must be in the name of a training file or folder, too. Of several the first one is taken,
     and for training none.
     """
     # the whole name is the split

@@ -76,7 +76,7 @@ class Came:
     lengths   axis lengths of the tensors in the last product, the values' axes first
     active    whether an activation function is on the way
     inner     paths of the modules that computed the products
-    behind    names of the maps that lie before those in ``maps``
+    behind    names of the maps before the ones in ``maps``
     """
 
     maps: frozenset[Use] = frozenset()

@@ -104,7 +104,7 @@ _FORWARDS: dict[str, Callable[..., Any]] = {"multihead": multihead, "gated": gat
 
 
 def free(module: nn.Module) -> None:
-    """Adapt the forwards of ``module`` and its submodules in place, if their rows say so; idempotent."""
+    """Adapt the forwards of ``module`` and its submodules in place, if their rows demand it; idempotent."""
     for part in module.modules():
         reading = find_row(part)
         if reading and (reading.edits or reading.forward) and "freed" not in vars(type(part)):

@@ -1,4 +1,4 @@
-"""What keeps a model from being read or copied, in words that name the part and the line that helps."""
+"""Obstacles to reading or copying a model, described by the part that causes them and the line that helps."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 def map_axes(module: nn.Module, rows: str | None, columns: str | None) -> dict[str, dict[int, str]]:
     """Return {tensor: {axis: layout}} for the own tensors of a linear map or norm.
 
-    Besides the weight, a tensor follows where it is as long as the outputs or inputs (a bias, a low-rank addition).
+    Besides the weight, a tensor follows that is as long as the outputs or inputs (a bias, a low-rank addition).
     """
     features = linear_features(module)
     is_depthwise = isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels

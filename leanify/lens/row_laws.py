@@ -5,7 +5,7 @@ The test uses a float64 copy of the module with random parameters, because zeros
     growth        with twice the heads (or hidden units) and zero output columns the outputs are unchanged; with other
                   output columns they change
     alike         they are also unchanged if the new heads are as large as the old ones
-    independence  what one head adds to the outputs does not change if all other heads get new random values
+    independence  one head's share of the outputs does not change if all other heads get new random values
     permutation   they are unchanged if the heads are reordered in all tensors; the heads of a key/value group move
                   together, and are reordered among themselves. Maps over heads (talking heads) obey this law instead of
                   independence, heads with a constant of their own (ALiBi's slopes) only independence
@@ -366,8 +366,8 @@ def is_user_code(filename: str) -> bool:
 def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[int]:
     """Count the channels of the concatenated heads that change with one output of a projection, for several outputs.
 
-    One output of the queries moves the channels of its head, one of the keys those of its group, and one of the values
-    one channel per head of the group. Returns an empty list if the concatenated heads cannot be observed.
+    One output of the queries moves the channels of its head, one of the keys the channels of its group, one of
+    the values one channel per head of the group. Returns an empty list if the concatenated heads cannot be observed.
     """
     last = relative_path(candidate.last.name, path)
     uses = candidate.projections
@@ -513,7 +513,7 @@ def _watch_config(
     original_classes: dict[int, tuple[Any, type]],
     level: int = 0,
 ) -> None:
-    """Watch a configuration and those nested in it; ``assumed_integers`` gets those of classes not watched."""
+    """Watch a configuration and those nested in it; ``assumed_integers`` gets integers of unwatched classes."""
     if isinstance(value, (nn.Module, Tensor, type, str)) or callable(value) or id(value) in original_classes:
         return
     fields = {name: field for name, field in get_fields(value).items() if isinstance(name, str) and name[:1] != "_"}

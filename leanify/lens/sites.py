@@ -226,7 +226,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
                 f"{model_name(model)} does not run on inputs that leanify makes up ({format_error(cause, 140)}), so "
                 f"its attention cannot be tried. {OWN_BATCH}"
             ) from error
-        failures = {unknown: f"it could not be run: {error}"}  # the error names what is missing
+        failures = {unknown: f"it could not be run: {error}"}  # the error names the missing part
     sites = find_sites(model)
     unknown_path = _unknown_attention(model, sites)
     if unknown_path is not None and get_example(model) is None:

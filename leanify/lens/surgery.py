@@ -48,7 +48,7 @@ def read(model: nn.Module, inputs: Any = None, rows: Rows = None) -> Architectur
     For a module that is neither timm's nor transformers', ``inputs`` is an example of its forward's input: a tensor, a
     tuple of arguments, or a dictionary by argument name. One forward pass finds its attentions and MLPs; the result is
     stored with the model, so later calls need no inputs. ``rows`` describes the layout of classes that are not found:
-    `Row` values like those of ``leanify/lens/families``, TOML text, or a TOML file.
+    `Row` values as in ``leanify/lens/families``, TOML text, or a TOML file.
 
     Warns about parts that it could not read. Raises UnsupportedModel if there is no attention, or one with an unknown
     layout.

@@ -1,4 +1,4 @@
-"""Run a whole model beside the one that it was made from: a user's forward may depend on sizes outside attentions."""
+"""Run a whole model and the one that it was made from: a user's forward may depend on sizes outside attentions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare_models(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:
 
 
 def _other_inputs(model: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (in words, inputs): the example, one of another batch, and those with an entry less along one axis."""
+    """Yield (description, inputs): the example, one of another batch, and those with an entry less along one axis."""
     example = make_inputs(model)
     yield "", example
     first = next(iterate_tensors(list(example.values())), None)

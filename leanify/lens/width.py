@@ -38,7 +38,7 @@ _last_built: WeakKeyDictionary[nn.Module, tuple[object, Candidate, LocatedModel]
 
 @dataclass(frozen=True)
 class Base:
-    """What an origin builds without changes: its shape, its options as they are, and the names of its parameters."""
+    """The model that an origin builds without changes: shape, options, and names of parameters."""
 
     architecture: Architecture
     options: dict[str, Any]
@@ -77,7 +77,7 @@ def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Itera
             "width; name the function that does as the source, model.py:make, with an argument: make(width=…)"
         )
     origin, base = _current_origin(model, origin)
-    # on meta, what the last sizes were built by comes first if they are asked for again
+    # on meta, the candidate that built the last sizes comes first if they are requested again
     sizes = (origin, [(layer.width, layer.heads, layer.kv_heads, layer.head_dim) for layer in new.layers()])
     is_meta = next(model.parameters()).is_meta
     if is_meta and model in _last_built and _last_built[model][0] == sizes:
@@ -184,7 +184,7 @@ def build_like(candidate: Candidate, model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_shape: Architecture) -> None:
     """Copy the first channels of every tensor of ``old`` into ``new``, in place; their other sizes must be equal.
-    Raises ShapeError if nothing says which channels of a tensor follow the width.
+    Raises ShapeError if it is not clear which channels of a tensor follow the width.
 
     An axis may contain the width several times (queries, keys and values of one map; four merged pixels): the first
     channels of each part are kept.
@@ -223,7 +223,7 @@ def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_s
 
 
 def _check_alone(name: str, old: int, new: int, widths: Iterable[tuple[int, int]]) -> None:
-    """Raise ShapeError if an axis holds the width beside channels that stay: nothing says which are which."""
+    """Raise ShapeError if an axis holds the width and channels that stay, which nothing tells apart."""
     if any(old * new_width == new * old_width for old_width, new_width in widths):
         return
     for old_width, new_width in widths:

@@ -65,7 +65,7 @@ def embedding_parameters(model: nn.Module) -> int | None:
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if type(rows) is not int:
         return None
-    # a matrix of a numbered block may have as many rows by chance; a table in a list (lm_heads.0.weight) is no block's
+    # a numbered block may have a matrix of as many rows by chance; a table in a list (lm_heads.0.weight) is outside
     outer_parameters = [tensor for name, tensor in model.named_parameters() if not re.search(r"\.\d+\.\w+\.", name)]
     return sum(parameter.numel() for parameter in outer_parameters if parameter.shape[:1] == (rows,))
 

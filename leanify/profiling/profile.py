@@ -147,7 +147,7 @@ def profile(
 
 
 def _read(model: nn.Module, inputs: Any = None, rows: Any = None) -> str:
-    """The shape of a model in words; "not read" for a module of the user's own without layers that leanify knows."""
+    """The shape of a model as text; "not read" for a module of the user's own without layers that leanify knows."""
     try:
         return str(surgery.read(model, inputs, rows))
     except UnsupportedModel:

@@ -26,7 +26,7 @@ UNITS = {
 def parse_budget(name: str, value: float | int | str, baseline: float | None, units: Mapping[str, float]) -> float:
     """Return a budget in absolute units: a share of ``baseline`` (at most 1, or with %), or an amount with its unit.
 
-    Without a baseline there are no shares. A whole number of at least a thousand needs no unit if it is a count. Raises
+    Without a baseline, shares are refused. A whole number of at least a thousand needs no unit if it is a count. Raises
     BudgetError.
     """
     # a number and its unit, the longest unit that fits

@@ -34,7 +34,7 @@ TRIED = 4  # number of shapes to count
 RATIO = 2.0  # maximum factor on the MLP's ratio; beyond it, the design would no longer isolate the width
 NEAR = 0.02  # deviation of heads × head_dim from its share, where no usual width has it exactly (gpt-oss)
 WIDE = 1.5  # factor on the MLP's ratio that balanced does not exceed, and above which a remark names it
-ODD = 0.05  # in a comparison of shapes: an odd number of heads or layers, or a width that is no multiple of 64
+ODD = 0.05  # in a comparison of shapes: an odd number of heads or layers, or a width that 64 does not divide
 EXPERT_STEPS = (64, 32)  # hidden units of an expert, as kernels take them
 MLP_STEPS = (64, 32, 16, 8)
 SMALL_MLP_STEPS = (8, 1)  # below a width of 256
@@ -154,7 +154,7 @@ class NarrowSearch:
     def published_shares(self, target: int) -> tuple[float, float]:
         """Return the shares of width and of depth at ``target`` parameters, as in published families.
 
-        With s the share of the parameters in the blocks, width is s^a and depth s^(1 − 2a); what is outside of the
+        With s the share of the parameters in the blocks, width is s^a and depth s^(1 − 2a); the rest outside of the
         blocks shrinks with the width.
         """
         exponent = width_exponent(self.prices)
@@ -253,7 +253,7 @@ class NarrowSearch:
 
     @cached_property
     def _mlp_params(self) -> int:
-        """The parameters of all MLPs: those of a model whose MLPs are twice as wide, less the baseline's."""
+        """The parameters of all MLPs: the difference between a model with MLPs twice as wide and the baseline."""
         return self.params(self.scale.reshape(self.scale.unit, 2.0, 1)) - self.params(self.architecture)
 
     def _changed_mlp_params(self, shape: Shape) -> int:

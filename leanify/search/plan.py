@@ -225,7 +225,7 @@ class Plan(Tabular):
 
     def pick_design(self, name: str | None = None) -> Design:
         """Return the design named lean, plain, narrow, balanced or control, N for the Nth candidate, or by default the
-        one that is listed first. Raises ShapeError; also without a name if there is no lean.
+        one that is listed first. Raises ShapeError; also without a name if lean is missing.
         """
         available = {known_name: design for known_name, design in self.named_designs.items() if design is not None}
         if name is None and self.lean is None:

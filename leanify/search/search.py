@@ -3,7 +3,7 @@
 The towers share a budget in proportion to their blocks; if a tower cannot become small enough, the others save the
 rest. Lean is the first design, in the common order (`ranking`), that has fewer layers and more heads, meets the bounds
 (`rules`) and uses the budget. Plain is the first design without more heads. The alternatives are the first design of
-every depth. Where no design with more heads is within the bounds, there is no lean, and plain and its alternatives
+every depth. If no design with more heads is within the bounds, lean is missing, and plain and its alternatives
 remain.
 """
 
@@ -36,9 +36,9 @@ class SearchResult:
 
     lean      the best design that trades layers for heads, or the best one with the user's heads; None if there is none
     plain     the best design without more heads, None if there is none or heads are pinned
-    front     lean (or plain if there is no lean), the best of every other depth, and then the next best
+    front     lean (or plain without a lean), the best of every other depth, and then the next best
     searched  the number of priced designs
-    headless  the names of towers in which no head was added, beside one in which some were
+    headless  the names of towers in which no head was added, if another has more
     """
 
     lean: Design | None

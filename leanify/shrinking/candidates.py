@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a shrunk model may have: a share of the parameters or a number of them, of all or of the blocks ("body")."""
+    """The budget of a shrunk model: a share of the parameters or a number of them, of all or of the blocks ("body")."""
 
     target_params: float | int | str
     count: str = "all"

@@ -88,7 +88,7 @@ class Carried:
 
 
 def calibrate(original: Original, several: Sequence[Candidate]) -> CalibratedTeacher:
-    """Return the original with its outputs on calibration data, and what each block needs in the candidates' shapes."""
+    """Return the original with its outputs on calibration data, and the statistics of each block for the candidates."""
     recipe, splits = original.recipe, original.evaluator.splits
     torch.manual_seed(recipe.run.seed)
     batches = calibration_batches(original, splits, TOKENS)

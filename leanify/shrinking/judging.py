@@ -95,7 +95,7 @@ def check_original(original: Original) -> None:
         )
     with _move_to_device(original, original.module), reraise_as(f"{name} cannot be judged on {data.path}", DataError):
         evaluator.try_sample(original.module)
-        # what a classifier's outputs mean: where names say nothing a score shows it
+        # the meaning of a classifier's outputs: if names do not tell it, a score does
         if data.task in ("classification", "text-classification") and evaluator.splits.labels.names:
             validation = evaluator.splits.validation
             sample = Selection(validation, choose_indices(validation, LABEL_SAMPLES, "random"))

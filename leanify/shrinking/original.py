@@ -114,7 +114,7 @@ class Original:
 
     @property
     def healing_splits(self) -> Splits:
-        """The splits that heal: of a text with fewer tokens, the samples say which targets the teacher knows."""
+        """The splits that heal: of a text with fewer tokens, the samples mark the targets that the teacher knows."""
         splits, distill = self.evaluator.splits, self.recipe.distill
         if self.fewer is None or self.fewer.taught is None or distill is None or not distill.weight:
             return splits

@@ -66,7 +66,7 @@ def rotate(
     batch = {name: value[:PROBE_SAMPLES] for name, value in teacher.batches[0].items()}
     rotation.fold_norms(batch)
 
-    # all components at the old width; then the leading ones, beside channels of zeros and alone
+    # all components at the old width; then the leading ones, with channels of zeros and alone
     (width,), (new_width,) = set(primary_widths(teacher.architecture)), set(primary_widths(architecture))
     components = rotation.components(teacher)
     original = collect_outputs(teacher.model, [batch])
@@ -119,7 +119,7 @@ def _differing_axes(model: nn.Module, narrow_model: nn.Module) -> dict[str, list
 
 @dataclass
 class _Rotation:
-    """What a rotation changes in a model: the axes of its residual stream, and the gains that were folded."""
+    """The parts of a model that a rotation changes: the axes of its residual stream, and the gains that were folded."""
 
     located_model: LocatedModel
     axes: Mapping[str, list[int]]
@@ -230,7 +230,7 @@ class _Rotation:
         return components
 
     def basis(self, components: Tensor, count: int) -> Tensor:
-        """Return the map (d, count) to the new channels; those of a LayerNorm sum to zero."""
+        """Return the map (d, count) to the new channels, which sum to zero for a LayerNorm."""
         if not self.is_centred:
             return components[:, :count]
         ones = torch.ones(count, 1, dtype=components.dtype)
@@ -239,7 +239,7 @@ class _Rotation:
         return basis
 
     def apply(self, target: nn.Module, basis: Tensor, gain: float) -> None:
-        """Set the parameters of ``target`` to those of the folded model in another basis of the residual stream."""
+        """Set the parameters of ``target`` to the folded model's in another basis of the residual stream."""
         # a norm without a mean may add a constant to all channels, which its readers see as before
         count = int(basis.any(0).sum())
         reader_basis = basis + basis.any(0) / count if self.is_centred else basis

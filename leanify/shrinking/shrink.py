@@ -181,7 +181,7 @@ def _candidates(
     prices = Prices(original, budget)
     is_alone = list(designs) == ["vocabulary"]
     if tokens != "keep":
-        # all samples are counted, and those that the minutes allow are split anew
+        # all samples are counted, and as many as the minutes allow are split again
         sample = replace(original, splits=_limit_samples(original, minutes, findings)[0])
         cut = fewer_tokens(sample, original.splits.train, prices.max_params, tokens, multiple, findings, is_alone)
         if cut.fewer is not None:

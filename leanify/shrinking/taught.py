@@ -1,6 +1,6 @@
 """Which targets of a language model with fewer tokens the original teaches: tokens that are split as before.
 
-There the original with these tokens alone computes what the whole original does, so its logits are those of the kept
+There the original with these tokens alone computes the same as the whole original: its logits are equal for the kept
 tokens. Where a token that went is split into pieces it knows nothing better than the text, which teaches instead.
 """
 
@@ -22,7 +22,7 @@ from leanify.vocabulary.kinds import BYTE, Vocabulary
 
 
 class TaughtSamples:
-    """Samples of a text whose inputs say which of their targets the teacher's logits teach.
+    """Samples of a text whose inputs mark the targets that the teacher's logits teach.
 
     places  of the samples among all windows of the text
     taught  of each token of the text; the target of a causal model's first token is the second one

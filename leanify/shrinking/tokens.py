@@ -2,8 +2,8 @@
 
 A row of the embeddings costs less than its share of the blocks as long as few texts need it, and more in the end. So
 a few sizes of the vocabulary are tried: the damage of each is measured on samples that choose, with the texts split
-anew against the original on its own tokens, and the blocks must save the rest of the budget. A block's damage grows
-with the square of the share that it loses, up to the damage of its loss d; spread where it costs least, a loss of k
+again against the original on its own tokens, and the blocks must save the rest of the budget. A block's damage grows
+with the square of the share that it loses, up to the damage of its loss d; spread at the least cost, a loss of k
 blocks' parameters does k² / Σ 1/d. The size with the smallest sum is taken.
 
 The weights are then carried from the model with fewer tokens, but judged, and embeddings healed, against the original.
@@ -123,7 +123,7 @@ def count_tokens(samples: Any) -> Counter[int]:
 
 
 def _choose_count(original: Original, ranking: RankedTokens, limit: int, multiple: int, is_alone: bool) -> int:
-    """Return the number of tokens with the least damage, that of the blocks' saving included."""
+    """Return the number of tokens with the least damage, including the damage of the blocks' saving."""
     all_params = parameters(original.shell)
     a_token = (embedding_parameters(original.shell) or 0) / vocabulary_rows(original.shell)
     saving, blocks = all_params - limit, parameters(nn.ModuleList(original.located.blocks))
@@ -186,7 +186,7 @@ def _sample_count(samples: Any, original: Original) -> int:
 
 
 def price_blocks(original: Original) -> tuple[float, float]:
-    """Return the mean parameters of a block, and the damage of losing so many where it costs least: 1 / Σ 1/d."""
+    """Return the mean parameters of a block, and the least damage of losing this many: 1 / Σ 1/d."""
     located_model, before = locate(original.module), _score(original)
     stage = max(located_model.stages, key=lambda stage: len(stage.blocks))
     blocks = stage_blocks(located_model, stage.name)

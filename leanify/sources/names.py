@@ -1,4 +1,4 @@
-"""Names of models, looked up in the installed libraries' files: what is no name is told without importing them."""
+"""Names of models, looked up in the installed libraries' files: wrong names are refused without importing them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = "timm model, transformers model type, recipe, hub id or path"
 
 
 def check_names(texts: str | list[str] | None) -> str | list[str] | None:
-    """Return what a command takes as SOURCE. Raises SourceError for a name that can only be a mistake."""
+    """Return a command's SOURCE. Raises SourceError for a name that can only be a mistake."""
     for text in [texts] if isinstance(texts, str) else texts or []:
         _check_name(text)
     return texts
@@ -94,7 +94,7 @@ def complete_name(source: str, name: str) -> str:
 
 
 def unknown_name(source: str, name: str, candidates: list[str], kinds: str = KINDS) -> str:
-    """The message for a name that is no model's, with the nearest candidates."""
+    """The message for a name without a model, with the nearest candidates."""
     full_names = {}
     for full in candidates:
         full_names[full] = full

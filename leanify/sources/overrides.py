@@ -129,7 +129,7 @@ def class_name(auto: str, config: PretrainedConfig) -> str:
 
 
 def _default_class(config: PretrainedConfig) -> str:
-    """AutoModel's class for a configuration; of a type without a bare model, that of another Auto class."""
+    """AutoModel's class for a configuration; for a type without a bare model, another Auto class's."""
     from transformers.models.auto import modeling_auto
 
     names = [name for name in sorted(vars(modeling_auto)) if re.fullmatch("MODEL_.*MAPPING_NAMES", name)]

@@ -36,7 +36,7 @@ DEEPEST = 3  # levels of them: a dict may contain itself
 def read_tensors(path: str | Path, library: str = "") -> dict[str, Tensor]:
     """Return the tensors of a ``.safetensors`` file or a ``torch.save``d state dict, on the CPU.
 
-    The state dict may be nested under ``state_dict``, ``model`` or ``module``; of averaged weights beside it a warning
+    The state dict may be nested under ``state_dict``, ``model`` or ``module``; of averaged weights next to it a warning
     says whether they were taken, as ``timm``'s loader does. Raises SourceError for anything else, including a pickle
     that would run code, an archive that unpacks to far more than its size, and a checksum mismatch.
     """
@@ -134,7 +134,7 @@ def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _class_hint(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """The setting that makes a classifier of timm fit, where nothing else does not; "" for others."""
+    """The setting that makes a classifier of timm fit, if its classifier alone does not fit; "" for others."""
     head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     if not isinstance(head, str) or f"{head}.weight" not in model.state_dict():
         return ""

@@ -281,7 +281,7 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
 
 
 def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """`fit_names` for the names that transformers takes: the model's, or those of its part without the head."""
+    """`fit_names` for the names that transformers takes: the model's, or its part's without the head."""
     names = list(model.state_dict())
     prefix = f"{model.base_model_prefix}."
     fitting = fit_names(tensors, names, file, prefix)

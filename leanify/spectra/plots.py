@@ -107,7 +107,7 @@ def _kappa_per_layer(ax: Axes, index: int, name: str, layers: Sequence[LayerProb
     a layer without κ (a single token) is a gap marked with a dash.
     """
     colour, marker, stroke = COLOURS[index % len(COLOURS)], MARKERS[index % 8], STROKES[index % 4]
-    # medians over samples with their quartiles, NaN where there is none to draw
+    # medians over samples with their quartiles, NaN for a layer without one
     xs = list(range(len(layers)))
     medians: list[float] = []
     lows: list[float] = []

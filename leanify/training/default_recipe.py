@@ -78,7 +78,7 @@ def read_recipe(source: str, path: str | None = None) -> Recipe | None:
 
 
 def make_recipe(source: str, path: str | None, has_teacher: bool, columns: NamedColumns) -> Recipe:
-    """The recipe for a model, or for the user's data: at ``path`` for a recipe of own data, else named by SOURCE.
+    """The recipe for a model, or for the user's data: at ``path`` for a recipe of own data, or named by SOURCE.
 
     ``path`` is the data of a model, too, which decides the task; with a teacher the model decides it. ``columns`` are
     what the user names of a table. Raises RecipeError, and SourceError for an unknown SOURCE.

@@ -3,11 +3,11 @@
     loss = (1 − weight) · task + weight · T² · KL(teacher ‖ student, both at temperature T) + hidden_weight · hidden
 
 KL follows Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over targets. A model of one output, a
-regression, has no distribution: (student − teacher)² stands in for T² · KL. ``hidden`` is the mean
+regression, has no distribution: (student − teacher)² replaces T² · KL. ``hidden`` is the mean
 squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a
 sample and over the pairs. If the widths differ, a linear map from the student's to the teacher's is trained too
 (TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
-Samples may say which of their targets the logits teach (``TAUGHT``): the others are learnt from the task alone.
+Samples may mark the targets that the logits teach (``TAUGHT``): the others are learnt from the task alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LONG_STEP = 10.0  # seconds of a first step in which the warm-up no longer count
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be trained, as the command line and `train` both make it: `make_request`."""
+    """A request to train, as the command line and `train` both make it: `make_request`."""
 
     recipe: Recipe  # with settings and teacher
     name: str = "run"  # of the run's folder in runs/
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def has_open_rate(self) -> bool:
-        """Whether nobody chose the learning rate, so that a test may."""
+        """Whether the learning rate is a default, so that a test may choose it."""
         return self.is_default and not any(setting.strip().startswith("optim.lr=") for setting in self.settings)
 
 
@@ -146,7 +146,7 @@ def make_request(
 ) -> Request:
     """The recipe of this name, of a run, or the usual one of a model or data, with a teacher and settings applied.
 
-    ``name`` is what the run is called, by default after the recipe. Raises LeanifyError.
+    ``name`` is the run's, by default the recipe's. Raises LeanifyError.
     """
     # the recipe; the user's data decide which one a model gets
     path = next((setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.path=")), None)

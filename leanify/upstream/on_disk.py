@@ -84,7 +84,7 @@ def place_weights(module: nn.Module) -> None:
 
 
 def deep_copy(module: M, memo: Mapping[int, Any] | None = None) -> M:
-    """Return a deep copy of a module, inside `on_disk` with its tensors in files; ``memo`` as that of deepcopy."""
+    """Return a deep copy of a module, inside `on_disk` with its tensors in files; ``memo`` as in deepcopy."""
     copies = dict(memo or {})
     tensors = (*module.parameters(), *module.buffers()) if _folders else ()
     for tensor in tensors:

@@ -1,6 +1,6 @@
 """The origin of a model, what upstream needs to build it again, and the record that keeps it with the model.
 
-One record holds what leanify knows about a model as a whole; it lies in the model, and copies inherit it. Facts of
+One record holds what leanify knows about a model as a whole: an attribute of the model that copies inherit. Facts of
 single modules stay with them: the row that reads a module (`lens.families`), how many experts process a token
 (`lens.mlps`), and why the depth of its blocks is fixed (`lens.blocks`).
 """
@@ -59,7 +59,7 @@ class ModelRecord:
     """The facts of one model. A record never changes: `note_fact` replaces it, so copies of a model share none."""
 
     origin: Origin | None = None  # how upstream builds the model
-    is_stamped: bool = False  # leanify built or reshaped it: ``origin`` holds, also where it is None
+    is_stamped: bool = False  # leanify built or reshaped it: ``origin`` holds, even None
     inputs: Mapping[str, Any] | None = None  # the example that a user gave, by argument
     new_tensors: tuple[str, ...] = ()  # initialised while loading, because the checkpoint lacks them
     stages: tuple[str, ...] = ()  # their names before a cut to one block, after which a list is none

@@ -146,7 +146,7 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
 
 
 def resize_list(values: list[Any], length: int) -> list[Any]:
-    """The first ``length`` values; the last one is repeated where there are fewer."""
+    """The first ``length`` values; the last one is repeated if they are fewer."""
     return values[:length] + values[-1:] * (length - len(values))
 
 

@@ -103,7 +103,7 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
     """Old → new widths, with heads that upstream's constructor may accept: the heads of ``new``, divisors of the width
     next to them, and the old ones.
     """
-    # what each old number of the configuration may become: widths, and three choices of heads
+    # the new values of each number of the configuration: widths, and three choices of heads
     widths: dict[int, int] = {}
     targets: dict[int, int] = {}
     kept_sizes: dict[int, int] = {}  # heads of the old head_dim
@@ -157,7 +157,7 @@ def _change_config(config: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> d
 
 def _resize(name: str, value: Any, sizes: Sizes, is_loose: bool) -> Any:
     """The new value of an argument: a number, or a list with one for each stage."""
-    if name == "attention_hidden_size":  # Zamba: the width of states beside the embeddings
+    if name == "attention_hidden_size":  # Zamba: the width of states and embeddings together
         widths = {2 * old: 2 * new for old, new in sizes.widths.items()}
         return _replace_numbers(value, widths, ())
     names_width = WIDTH_NAME.search(name) or (is_loose and LOOSE_NAME.search(name))

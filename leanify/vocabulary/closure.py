@@ -1,6 +1,6 @@
 """Which tokens must stay, and which stay besides them.
 
-A text whose tokens all stay is split as before, and any other text without an unknown where it had none:
+A text whose tokens all stay is split as before, and any other text without a new unknown:
 
 - special and added tokens stay, an unknown token that is only an added one among them;
 - single characters stay (in a byte-level BPE these are the 256 bytes), or with byte fallback ``<0x00>`` to ``<0xFF>``;

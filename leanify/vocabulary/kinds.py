@@ -131,7 +131,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
 
-    # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses what is damaged
+    # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses damaged ones
     text = read_text(folder / FILE, DataError)
     kind = bounds.call(lambda: type(Tokenizer.from_str(text).model).__name__, f"the tokenizer {folder / FILE}")
     if kind not in ("WordPiece", "BPE", "Unigram"):

@@ -27,7 +27,7 @@ def vocabulary_rows(model: Any) -> int:
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Every configuration of a model once: those of its modules, nested ones, and the generation config."""
+    """Every configuration of a model once: its modules', nested ones, and the generation config."""
     pending: list[Any] = []
     for module in model.modules():
         for key in ("config", "generation_config"):
@@ -77,7 +77,7 @@ def cut_configurations(model: nn.Module, tokens: KeptTokens) -> None:
 
 
 def _vocabulary_configs(model: nn.Module, rows: int) -> Iterator[Any]:
-    """The configurations whose ids are the tokenizer's: those of another size have a vocabulary of their own."""
+    """The configurations whose ids are the tokenizer's: others have a vocabulary of another size."""
     for config in configurations(model):
         if getattr(config, "vocab_size", rows) == rows:
             yield config

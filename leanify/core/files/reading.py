@@ -103,7 +103,7 @@ def text_encoding(path: Path, error: type[LeanifyError] = SourceError) -> str:
 
 
 def not_utf8(path: Path, encoding: str = "WINDOWS-1252") -> str:
-    """What is wrong with a text of another encoding, and the command that converts it."""
+    """The fault of a text in another encoding, and the command that converts it."""
     name = shlex.quote(path.name)
     return f"is not UTF-8 text (if it is {encoding}: iconv -f {encoding} -t UTF-8 {name} > new{path.suffix})"
 
@@ -296,7 +296,7 @@ def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
 
 
 def read_object(path: Path, error: type[LeanifyError] = SourceError) -> dict[str, Any]:
-    """The object in a JSON file, as `read_json` reads it; {} if there is no file or something else in it."""
+    """The object in a JSON file, as `read_json` reads it; {} without a file or an object in it."""
     content = read_json(path, error) if path.is_file() else None
     return content if isinstance(content, dict) else {}
 

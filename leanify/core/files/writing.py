@@ -214,7 +214,7 @@ def try_lock(handle: int) -> bool:
 
 @contextmanager
 def temp_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside a path, which is removed at the end, or after a kill by the next process."""
+    """Yield a temporary folder next to a path, which is removed at the end, or after a kill by the next process."""
 
     def make(temp: Path) -> int:
         temp.mkdir()

@@ -34,7 +34,7 @@ LOOKED_UP, MAX_BESIDE, FEW_FOLDERS = 20, 40, 5  # cells, and folders in which th
 MASKS = re.compile(
     r"masks?|annot(ation)?s?|anns?|labels?|gts?|gtfine|ground_?truths?|segment(ation)?s?|segmentationclass"
 )
-PICTURE_WORDS = re.compile(  # what a folder of pictures is called, besides the words for masks
+PICTURE_WORDS = re.compile(  # names of folders of pictures, without the words for masks
     r"[\d_ .-]|train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval|jpe?g|png|leftimg8bit|images?|imgs?|photos?|pictures?"
     r"|originals?|inputs?|rgb|dir(?=$|_)|folder|dataset|set|data|bit"
 )
@@ -123,7 +123,7 @@ def class_folders(folder: Path) -> list[Path]:
 
 
 def data_folder(place: Path) -> Path:
-    """The folder of the data: the only one in a folder that has nothing else but notes (data/ beside README.md)."""
+    """The folder of the data: the only one in a folder that has nothing else but notes (data/ and README.md)."""
     for _ in range(FEW_FOLDERS):
         try:
             entries = [entry for entry in place.iterdir() if not is_tool_folder(entry.name)]
@@ -170,7 +170,7 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     names = [cell for cell in cells if isinstance(cell, (str, int)) and str(cell).strip()][:LOOKED_UP]
     if not names:
         return None
-    # folders beside the table, those of its split first; a table in meta/ or annotations/ is beside them, too
+    # folders next to the table, its split's first; for a table in meta/ or annotations/ also the folders next to meta/
     neighbours = [*class_folders(file.parent), *(class_folders(file.parent.parent) if file.parent.name in META else ())]
     split = parse_split(file.stem) or parse_split(file.parent.name)
     neighbours.sort(
@@ -189,7 +189,7 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
 
 
 def mask_folders(place: Path) -> list[str]:
-    """The folders of masks beside those of their pictures, in a folder or in its split; [] if there are none."""
+    """The folders of masks of a folder with pictures and masks, or of its training split; [] if there are none."""
     for folder in filter(None, (place, find_split_folder(place, "train"))):
         names = [inner.name for inner in class_folders(folder) if next(find_images(inner), None) is not None]
         kinds = {name: PICTURE_WORDS.sub("", name.lower()) for name in names}
@@ -206,7 +206,7 @@ def describe_unread(others: Counter[str]) -> str:
 
 
 def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
-    """How many of the images that a table names are no files, and a sentence: the first, where one of its name is."""
+    """The number of images that a table names and that do not exist, and a sentence about the first."""
     missing = [picture for picture in pictures if isinstance(picture, Path) and not picture.is_file()]
     if not missing:
         return 0, ""
@@ -222,7 +222,7 @@ def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
 def find_split_folder(folder: Path, split: str) -> Path | None:
     """The folder of a split, by its name or a usual one (`split_names`); None if there is none.
 
-    It may lie in the only folder that has splits, and be the folder of its name in another one, as archives unpack.
+    It may be inside the only folder that has splits, or inside a folder of its own name, as archives unpack.
     """
     if not folder.is_dir():
         return None

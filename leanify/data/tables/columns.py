@@ -239,8 +239,8 @@ def describe_table(file: Path) -> str:
 
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
-    """The one file of a folder that ends so and is no split's, which is the one to train on; None if there are more."""
-    # a .json may be anything else, too, and Kaggle's sample of an answer is no data
+    """The only file of a folder with such an ending and without a split's name, to train on; None if there are more."""
+    # a .json may be anything else, too, and Kaggle's sample of an answer holds no data
     files = [file for file in _visible_files(folder) if "submission" not in file.name.lower()]
     tables = [file for file in files if lower_suffix(file) in suffixes and file.suffix != ".json"]
     if not tables and ".csv" in suffixes and len(files) <= MAX_LINES:

@@ -197,7 +197,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
 
 
 def _find_delimiter(file: TextIO, first: str, usual: str) -> str:
-    """The delimiter of a table: one that the first lines agree on, else the first usual one in its header."""
+    """The delimiter of a table: one that the first lines agree on, or the first usual one in its header."""
     lines = [first, *(line for line in islice(file, HEADER_ROWS) if line.strip())]
     file.seek(0)
     next(iter(file), "")

@@ -1,6 +1,6 @@
 """Text for masked language models: documents, joined by the tokenizer's separator and cut into samples.
 
-Samples are packed to the full length, so that there is no padding (Crammed BERT's packing, Geiping &
+Samples are packed to the full length, without padding (Crammed BERT's packing, Geiping &
 Goldstein 2022, section 4.4). A share of each sample's tokens is masked: 80% of these become the mask token,
 10% a random token, and 10% stay (Devlin et al. 2019, section 3.1). The number of masked tokens is that share,
 rounded, rather than random, so that each sample's number of targets is known in advance.

@@ -58,7 +58,7 @@ def make_tokenizer(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
 def load(name: str | Path, instead: str = OTHERS) -> Any:
     """Load a tokenizer from a directory or the hub, without running code that comes with it.
 
-    ``instead`` ends the error message. transformers builds a tokenizer without words, and does not say so,
+    ``instead`` ends the error message. transformers builds a tokenizer without words in silence,
     where its vocabulary file is missing: that is an error here. Raises DataError.
     """
     folder, is_folder = Path(name), Path(name).is_dir()
@@ -97,9 +97,9 @@ def _read(folder: Path, name: str | Path, instead: str) -> Any:
 
 
 def encode(tokenizer: Any, *texts: Sequence[str], **options: Any) -> dict[str, list[np.ndarray]]:
-    """Encode texts, or pairs of them: token ids of each text, and their types where they are asked for.
+    """Encode texts, or pairs of them: token ids of each text, and their types on request.
 
-    It happens in a fork that is limited in memory and time. Raises DataError where that is not enough, or where the
+    It happens in a fork that is limited in memory and time. Raises DataError if the limits are too low, or if the
     tokenizer's rules fail: a regular expression among them may need exponential time, for which the library gives up.
     """
     what = f"the tokenizer {tokenizer.name_or_path}"
