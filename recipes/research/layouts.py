@@ -2,8 +2,8 @@
 
     python -m recipes.research.layouts > recipes/results/layouts.md
 
-`layouts.toml` has the layouts. A verdict is right where the kind, the classes and whether there is validation data are
-what the set's authors mean, or where what leanify does not train on is refused with the words that help.
+`tables/layouts.toml` has the layouts. A verdict is right where the kind, the classes and whether there is validation
+data are what the set's authors mean, or where what leanify does not train on is refused with the words that help.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from PIL import Image
 from leanify.data.own_data import OwnData
 from leanify.data.recognition import recognise
 
-LAYOUTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+FILE = Path(__file__).parent / "tables" / "layouts.toml"
+LAYOUTS: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text("utf-8"))
 TEXTS = ("a fine and sunny day in may", "a dull, wet and rainy night", "the train to town was late again")
 ROWS = 40
 
