@@ -347,7 +347,7 @@ def layout_case(draw: random.Random, home: Path) -> None:
 
 def source_case(draw: random.Random, home: Path) -> None:
     """Names, overrides and configurations of models."""
-    names = ["vit_tiny", "bert", "hf/gpt2", "timm/deit_tiny", "leanify/gpt2-tinystories", "digits", str(home), "a/b"]
+    names = ["vit_tiny", "bert", "hf/gpt2", "timm/deit_tiny", "gpt2.py:Gpt2", "digits", str(home), "a/b"]
     kind = draw.choice(list(HF))
     how = draw.randrange(4)
     if how == 0:

@@ -114,7 +114,11 @@ def test_resume_is_bit_identical(tmp_path: Path) -> None:
         (["data.task=classification"], RecipeError, "is a regression task; data.task is classification"),
         (["data.path=/tmp"], RecipeError, "data.path does not apply to .*farthest_point.py"),
         (["data.length=1"], RecipeError, "needs at least 2 points"),
-        (["model.source=leanify/nystromformer", "model.override=", "model.head_dim="], DataError, "takes points"),
+        (
+            ["model.source=nystromformer.py:Nystromformer", "model.override=", "model.head_dim="],
+            DataError,
+            "takes points",
+        ),
         (["data.name=nearest-point"], RecipeError, "not a data set for regression; name the function that reads it"),
     ],
 )

@@ -30,7 +30,7 @@ from leanify.training.interrupts import Interrupted
 TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 TEXT = """
 [model]
-source = "leanify/gpt2-tinystories"
+source = "gpt2.py:Gpt2"
 override = { depth = 1, width = 16, heads = 2, vocab = 256, length = 32 }
 [data]
 name = "letters"

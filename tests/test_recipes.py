@@ -234,7 +234,9 @@ def test_lean_splits_keep_count(name: str, words: list[str]) -> None:
 
 def test_recipe_is_a_source(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[model]\nsource = "leanify/nystromformer"\ndepth = 1\nheads = 3\n[model.override]\nlength = 64\n')
+    file.write_text(
+        '[model]\nsource = "nystromformer.py:Nystromformer"\ndepth = 1\nheads = 3\n[model.override]\nlength = 64\n'
+    )
     model = leanify.load(file)
     assert model(torch.zeros(2, 64, dtype=torch.long)).shape == (2, 10)
     assert "1 × [3×32, mlp 128, width 64]" in str(leanify.read(model))

@@ -218,7 +218,7 @@ def test_missing_answers_are_explained(tmp_path: Path) -> None:
     unknown = read_study(folder_of(tmp_path / "unknown", kept=False))
     assert unknown.evaluated == 0
     assert all(verdict.answer == "undecided" for verdict in unknown.verdicts)
-    assert all("did not keep" in verdict.words for verdict in unknown.verdicts)
+    assert all("samples are unknown" in verdict.words for verdict in unknown.verdicts)
     single = read_study(folder_of(tmp_path / "single", seeds=2, failed=dict.fromkeys(NAMES, 1)))
     assert single.pairs[0].low is None
     assert all("1 seed;" in verdict.words for verdict in single.verdicts)
@@ -470,4 +470,4 @@ def test_needed_seeds_or_samples_are_named(
     assert all(fact in words for fact in facts)
     assert not any(other in words for other in others)
     assert "below 3 seeds" in describe_needed(replace(NEARLY, seeds=2), needed)
-    assert "did not keep" in describe_needed(replace(NEARLY, sample_part=None), needed)
+    assert "samples are unknown" in describe_needed(replace(NEARLY, sample_part=None), needed)

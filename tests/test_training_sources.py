@@ -32,8 +32,8 @@ def test_run_brings_its_recipe(tmp_path: Path) -> None:
         ("vit", "classification", "AutoModelForImageClassification"),
         ("gpt2", "causal-lm", "AutoModelForCausalLM"),
         ("bert", "masked-lm", "AutoModelForMaskedLM"),
-        ("leanify/gpt2-tinystories", "causal-lm", None),
-        ("leanify/crammed-bert", "masked-lm", None),
+        ("gpt2.py:Gpt2", "causal-lm", None),
+        ("crammed_bert.py:CrammedBert", "masked-lm", None),
     ],
 )
 def test_recipe_defaults_follow_model_kind(source: str, task: str, cls: str | None) -> None:

@@ -86,7 +86,7 @@ def own(blocks: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def own_gpt2() -> tuple[nn.Module, Any]:
     model = leanify.load(
-        "leanify/gpt2-tinystories",
+        "gpt2.py:Gpt2",
         overrides={"vocab": 31, "width": 24, "depth": 3, "heads": 3, "head_dim": 6, "mlp": 40},
     )
     ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))

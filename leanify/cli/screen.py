@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli.next_lines import print_next
-from leanify.core.recipe_code import current_data, is_code
+from leanify.core.recipe_code import is_code
 from leanify.core.task_names import can_be_applied
 from leanify.core.terminal import bars, console, progress
 from leanify.core.units import (
@@ -103,7 +103,7 @@ def format_value(value: Any) -> str:
 
 def is_own(data: DataSection) -> bool:
     """Whether a run's data is the user's own and of a kind that `leanify predict` takes."""
-    return data.path is not None and can_be_applied(data.task) and not is_code(current_data(data.name))
+    return data.path is not None and can_be_applied(data.task) and not is_code(data.name)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------

@@ -238,9 +238,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def _shape(of: Mapping[str, Any]) -> str:
-    """Depth, heads and hidden units; reports of earlier versions lack the original's."""
-    if "depth" not in of:
-        return ""
+    """Depth, heads and hidden units."""
     if of["heads"] is None or isinstance(of["heads"], list) or isinstance(of["mlp"], list):
         return "a shape a block"
     width = f", {of['width']} wide" if of.get("width") else ""
@@ -257,11 +255,10 @@ def result_sentence(report: Mapping[str, Any]) -> str:
         return f"nothing was written: healing would take {report['steps_predicted']:,} steps, {time}"
     name, original, reference = report["metric"], report["original"], report.get("reference")
 
-    # the quality of the result; reports of earlier versions have it in the candidate alone
+    # the quality of the result
     chosen = next(candidate for candidate in report["candidates"] if candidate["name"] == report["chosen"])
-    is_healed = report.get("healed", chosen["healed"] is not None)
-    quality = report.get("quality", chosen["healed" if is_healed else "carried"]["quality"])
-    treatment = "healed" if is_healed else "carried and not healed"
+    quality = report["quality"]
+    treatment = "healed" if report["healed"] else "carried and not healed"
     comparisons = [f"the original {format_metric_value(name, original['quality'])}"]
     if reference:
         comparisons.append(f"{reference['name']} {format_metric_value(name, reference['value'])}")

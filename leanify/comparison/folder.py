@@ -95,7 +95,7 @@ class Outcome:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Outcome:
-        """Create an outcome from JSON: values missing in an earlier version stay unset, unknown ones are ignored."""
+        """Create an outcome from JSON: missing values stay unset, unknown ones are ignored."""
         fields_known = {name: data[name] for name in Outcome.__dataclass_fields__ if name in data}
         kappas = tuple((int(step), float(kappa)) for step, kappa in data.get("kappas", ()))
         bounds = data.get("kappa_bounds")
@@ -187,7 +187,7 @@ class StudyFolder:
         return [key for key in self.plan.runs() if self.outcome(key) is None]
 
     def run_samples(self, key: Key) -> NDArray[np.float64] | None:
-        """Return each validation sample's contribution to a run's quality (N,); None in runs of earlier versions.
+        """Return each validation sample's contribution to a run's quality (N,); None if it has none.
 
         Raises DirectoryError if the file is damaged.
         """

@@ -51,7 +51,7 @@ class PlannedDesign:
     rank: int = 0
     predicted: float | None = None
     rate: float | None = None
-    width: Sizes | None = None  # None in studies of older versions, whose designs have the baseline's width
+    width: Sizes | None = None
 
     @property
     def inner(self) -> Sizes:
@@ -287,12 +287,10 @@ class _StudyFile:
     budget: str | None = None
     margin: float | None = None
     tokens: int | None = None
-    tournament: bool = False  # of earlier versions
     weights: str | None = None
     baseline_macs: int | None = None
     rates: tuple[float, ...] = (1.0,)
     more_rates: tuple[float, ...] = ()
-    order: int = 2  # of earlier versions
 
 
 def _plan(table: Mapping[str, Any]) -> StudyPlan:
@@ -300,22 +298,8 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
     if isinstance(number, int) and number > FORMAT:
         raise RecipeError(f"it was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
     file: _StudyFile = read_table(_StudyFile, table)
-    if file.tournament:
-        raise RecipeError("it is a tournament of an earlier version; leanify show RUN shows its runs")
     designs = []
     for name, sizes in file.designs.items():
         designs.append(read_table(PlannedDesign, {"name": name, **sizes}, f"designs.{name}"))
-    return StudyPlan(
-        title=file.title,
-        recipe=recipes.from_dict(file.recipe),
-        budget=file.budget,
-        seeds=file.seeds,
-        designs=tuple(designs),
-        threads=file.threads,
-        margin=file.margin,
-        tokens=file.tokens,
-        weights=file.weights,
-        baseline_macs=file.baseline_macs,
-        rates=file.rates,
-        more_rates=file.more_rates,
-    )
+    fields = {name: value for name, value in vars(file).items() if name != "format"}
+    return StudyPlan(**fields | {"recipe": recipes.from_dict(file.recipe), "designs": tuple(designs)})

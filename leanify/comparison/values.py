@@ -36,7 +36,7 @@ class Costs:
     """Costs measured in interleaved rounds, ``batch`` samples at a time except for the latency of one sample.
 
     Rates are in samples per second; bytes are of training, measured and predicted. Each value is the median over the
-    rounds; its range has the middle half of them, None in studies of earlier versions.
+    rounds; its range has the middle half of them.
     """
 
     latency_s: float

@@ -175,7 +175,7 @@ def describe_needed(estimate: Estimate, needed: statistics.Needed | None) -> str
     if estimate.seeds < MIN_SEEDS:
         return f"below {MIN_SEEDS} seeds nothing is answered"
     if estimate.sample_part is None:
-        return "the outcomes of its samples are unknown, which runs of an earlier version did not keep"
+        return "the outcomes of its samples are unknown"
     if needed is None:
         return "the noise of a run is unknown"
     if needed.samples is not None:

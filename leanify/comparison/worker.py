@@ -115,9 +115,9 @@ def _probes(file: Path) -> dict[str, list[Any]]:
         return {}
     probes = {}
     for step, value in content.items():
-        entry = value if isinstance(value, list) else [value]  # earlier versions wrote no bounds
+        entry = value if isinstance(value, list) else []
         numbers = entry[:2] if len(entry) == 3 and entry[2] is None else entry  # the upper bound may be missing
-        is_valid = len(entry) in (1, 3) and all(type(number) in (int, float) for number in numbers)
+        is_valid = len(entry) == 3 and all(type(number) in (int, float) for number in numbers)
         if is_valid and re.fullmatch("[0-9]{1,12}", step):
             probes[step] = entry
     return probes

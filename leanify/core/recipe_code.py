@@ -9,30 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from leanify.core.built_in_recipes import home
 
 _CODE = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(\.\w+)*):(?P<name>[A-Za-z_]\w*)")
 
-# names in older recipes, runs and lean directories → the code that builds or reads the same today
-_OLD_SOURCES: Mapping[str, str] = {
-    "leanify/crammed-bert": "leaner-transformers/crammed_bert.py:CrammedBert",
-    "leanify/gpt2-tinystories": "leaner-transformers/gpt2.py:Gpt2",
-    "leanify/nystromformer": "leaner-transformers/nystromformer.py:Nystromformer",
-    "leanify/point-encoder": "leaner-transformers/point_encoder.py:PointEncoder",
-}
-_OLD_DATA: Mapping[str, str] = {
-    "farthest-point": "leaner-transformers/farthest_point.py:splits",
-    "lra-image": "leaner-transformers/lra.py:image",
-    "lra-listops": "leaner-transformers/lra.py:listops",
-    "lra-pathfinder": "leaner-transformers/lra.py:pathfinder",
-    "lra-retrieval": "leaner-transformers/lra.py:retrieval",
-    "lra-text": "leaner-transformers/lra.py:text",
-}
 # The models and data of the built-in recipes. A run from anywhere may name these, and no other function of their files.
-SHIPPED_CODE = frozenset([*_OLD_SOURCES.values(), *_OLD_DATA.values()])
+SHIPPED_CODE = frozenset(
+    f"leaner-transformers/{name}"
+    for name in (
+        "crammed_bert.py:CrammedBert", "gpt2.py:Gpt2", "nystromformer.py:Nystromformer",
+        "point_encoder.py:PointEncoder", "farthest_point.py:splits",
+        "lra.py:image", "lra.py:listops", "lra.py:pathfinder", "lra.py:retrieval", "lra.py:text",
+    )
+)  # fmt: skip
 
 
 def is_code(text: str) -> bool:
@@ -44,16 +35,6 @@ def split_code(text: str) -> tuple[str, str] | None:
     """The file or module, and the function; None for a name of another form."""
     match = _CODE.fullmatch(text)
     return None if match is None else (match["place"], match["name"])
-
-
-def current_source(source: str) -> str:
-    """The current name of a model that an older leanify named differently."""
-    return _OLD_SOURCES.get(source, source)
-
-
-def current_data(name: str) -> str:
-    """The current name of a data set that an older leanify named differently."""
-    return _OLD_DATA.get(name, name)
 
 
 def resolve_code(text: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
-from leanify.core.recipe_code import current_data, is_code
+from leanify.core.recipe_code import is_code
 from leanify.core.task_names import TASKS
 from leanify.data.common import refuse_keys, subset
 from leanify.data.samples import DatasetSamples, Selection, Splits
@@ -25,11 +25,10 @@ def load_splits(data: DataSection, model: nn.Module) -> Splits:
     """Load a recipe's data in the form that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it must be a share of train, at least 0 and below 1")
-    name = current_data(data.name)
-    if data.options and not is_code(name):
-        raise RecipeError(f"data.options are for the function of data.name = file.py:function, not for {name}")
+    if data.options and not is_code(data.name):
+        raise RecipeError(f"data.options are for the function of data.name = file.py:function, not for {data.name}")
     with reraise_as(f"the data {data.name!r} cannot be read", DataError):
-        splits = _call_code(name, data, model) if is_code(name) else _read(data, model)
+        splits = _call_code(data, model) if is_code(data.name) else _read(data, model)
 
     # every other validation sample judges, and the rest choose
     if data.judge and splits.test is None:
@@ -55,21 +54,23 @@ def _read(data: DataSection, model: nn.Module) -> Splits:
     return splits
 
 
-def _call_code(name: str, data: DataSection, model: nn.Module) -> Splits:
+def _call_code(data: DataSection, model: nn.Module) -> Splits:
     """The splits that a function of the user's returns: `Splits`, or two torch data sets and the number of classes."""
-    function = user_modules.load_function(user_modules.origin_of_code(name), user_modules.DATA)
+    function = user_modules.load_function(user_modules.origin_of_code(data.name), user_modules.DATA)
     result: Any = function(data, model)
     if isinstance(result, Splits):
         return result
     if not (isinstance(result, tuple) and len(result) in (2, 3)):
         raise DataError(
-            f"{name} returned a {type(result).__name__}; it must return two torch data sets, to train and to validate, "
-            "whose items are (inputs, target), then for classes their number; or leanify.data.samples.Splits"
+            f"{data.name} returned a {type(result).__name__}; it must return two torch data sets, to train and to "
+            "validate, whose items are (inputs, target), then for classes their number; or leanify.data.samples.Splits"
         )
     train, validation, *number = result
     if not number and data.task.endswith("classification"):
-        raise DataError(f"{name} returned two data sets; for {data.task} return the number of classes as a third item")
+        raise DataError(
+            f"{data.name} returned two data sets; for {data.task} return the number of classes as a third item"
+        )
     refuse_keys(data, "holdout")
     learnt = subset(DatasetSamples(train), data)
-    description = f"{name}, {len(learnt):,} samples to train and {len(validation):,} to validate"
+    description = f"{data.name}, {len(learnt):,} samples to train and {len(validation):,} to validate"
     return Splits(learnt, DatasetSamples(validation), description, classes=next(iter(number), None))

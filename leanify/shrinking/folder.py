@@ -70,7 +70,6 @@ class ShrinkFolder:
             isinstance(findings, dict) and isinstance(before, dict) and all(map(_is_sound, findings, findings.values()))
         ):
             raise DirectoryError(f"{path / STATE} is damaged; remove {path} to start again")
-        before = {"seeds": 1, **before}  # folders of earlier versions lack it
         now = json.loads(json.dumps(request))
         changes = [f"{key}: {before.get(key)} → {now.get(key)}" for key in now if before.get(key) != now.get(key)]
         if changes:
@@ -219,8 +218,8 @@ def _is_sound(name: str, finding: Any) -> bool:
 
 
 def _is_timing(value: Any) -> bool:
-    """Whether this is a median with, in folders of a newer leanify, the lowest and highest time."""
+    """Whether this is a median with the lowest and highest time."""
     if not isinstance(value, dict) or not isinstance(value.get("latency_s"), NUMBER):
         return False
-    ends = value.get("latency_range", [0.0, 0.0])
+    ends = value.get("latency_range")
     return isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, NUMBER) for end in ends)

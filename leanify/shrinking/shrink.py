@@ -113,10 +113,6 @@ def shrink(
     source, place = str(checkpoint), Path(output or f"{Path(str(checkpoint)).name or 'model'}-lean")
     if minutes < 0:
         raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
-    if shape == "uniform":
-        raise LeanifyError(
-            "--shape uniform is gone: --designs narrow makes blocks of one size, --shape plain all shapes"
-        )
     if shape not in ("free", "plain"):
         raise LeanifyError(f"--shape {shape!r} is not one of free, plain")
     if seeds < 1:

@@ -25,7 +25,7 @@ from leanify.core import path_kinds as places
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, SourceError
 from leanify.core.files.reading import check_regular, read_json
-from leanify.core.recipe_code import current_source, is_code
+from leanify.core.recipe_code import is_code
 from leanify.lens import surgery
 from leanify.runs import checkpoints, run_directory
 from leanify.sources import heads, hub, lean_directory, pooling, weights
@@ -116,7 +116,6 @@ def find(
     if isinstance(source, recipe.Recipe):
         return _find_recipe(source, "the recipe", options, cls, pretrained)
     text = str(source)
-    text = current_source(text)
     # code and recipes, which are named by their files
     if is_code(text):
         return override_source(ModelSource(user_modules.parse_module_source(text)), options, cls)
@@ -141,7 +140,6 @@ def find(
 
 def recorded_source(text: str) -> str | ModelSource:
     """A SOURCE that a recipe or a run names, for `find`: its code is run only if the user named it himself."""
-    text = current_source(text)
     return ModelSource(user_modules.origin_of_code(text)) if is_code(text) else text
 
 

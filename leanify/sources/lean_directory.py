@@ -17,7 +17,7 @@ Writing is atomic (`new_directory`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from leanify.core.files import writing
 from leanify.core.files.reading import checksum, read_json
 from leanify.core.files.writing import new_directory
 from leanify.core.path_kinds import CARD, FORMAT, check_format
-from leanify.core.recipe_code import current_source
 from leanify.lens import surgery
 from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.describe import check_rebuilt, describe
@@ -206,9 +205,6 @@ def read_card(directory: Path) -> Card:
     try:
         check_format({"format": card["format"]}, directory)
         origin = Origin(**card["origin"])
-        # models that once came with the package are named by their recipes' code now
-        if origin.library == "leanify":  # of an older leanify, which had these models inside
-            origin = replace(user_modules.origin_of_code(current_source(str(origin))), options=origin.options)
         if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
             raise TypeError("origin must have a name (string) and options (object)")
         if not isinstance(origin.pictures, dict):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.files.reading import is_file, open_file, read_lines
 from leanify.core.recipe import DataSection
-from leanify.core.recipe_code import current_data, is_code
+from leanify.core.recipe_code import is_code
 from leanify.core.task_names import IMAGES, TASKS, can_be_applied
 from leanify.data.common import max_text_length
 from leanify.data.faults import Faults
@@ -62,7 +62,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
     """
     run_directory = RunDirectory.open(run)
     data = recorded_recipe(run_directory).data
-    if data is None or not can_be_applied(data.task) or data.name in BUILT_IN or is_code(current_data(data.name)):
+    if data is None or not can_be_applied(data.task) or data.name in BUILT_IN or is_code(data.name):
         name = "nothing" if data is None else f"{data.name} ({data.task})"
         raise RecipeError(
             f"{run} was trained on {name}; leanify predict takes runs on images or labelled texts of your own. In "
