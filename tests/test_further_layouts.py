@@ -50,22 +50,6 @@ def test_only_folder_is_entered(tmp_path: Path, name: str) -> None:
     assert len(read(tmp_path, found)[0]) == 2
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
-        ("JPEGImages", "SegmentationClass"),
-        ("train/img", "train/gt", "test/img", "test/gt"),
-        ("imgs_train", "masks_train"),
-        ("original", "ground_truth"),
-    ],
-)
-def test_masks_are_no_classes(tmp_path: Path, places: tuple[str, ...]) -> None:
-    pictures(tmp_path, *places)
-    found = recognise(tmp_path)
-    assert found.kind is None
-    assert "masks" in str(found.fault)
-
-
 @pytest.mark.parametrize("names", [("with_mask", "without_mask"), ("mask", "no_mask"), ("label", "barcode")])
 def test_masks_may_be_classes(tmp_path: Path, names: tuple[str, str]) -> None:
     pictures(tmp_path, *names)
@@ -83,23 +67,6 @@ def test_rows_of_boxes_are_no_classes(tmp_path: Path, sides: str, is_single: boo
     found = recognise(tmp_path)
     assert (found.kind == "images") == is_single
     assert is_single or "boxes in pictures" in str(found.fault)
-
-
-CHOICES: dict[str, dict[str, Any]] = {
-    "COPA": {"premise": "a b", "choice1": "a b", "choice2": "a c", "question": "cause", "label": 0},
-    "WinoGrande": {"sentence": "he _ it", "option1": "Ian", "option2": "Dennis", "answer": "1"},
-    "ARC": {"id": "x1", "question": {"stem": "why so", "choices": [{"text": "a", "label": "A"}]}, "answerKey": "A"},
-    "HellaSwag": {"ctx": "a man is", "endings": ["x", "y"], "label": 1},
-    "letters": {"prompt": "why so", "A": "x", "B": "y", "C": "z", "answer": "B"},
-}
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_choices_are_no_classes(tmp_path: Path, name: str) -> None:
-    json_lines(tmp_path, "train.jsonl", CHOICES[name], CHOICES[name] | {"label": 1, "answer": "2", "answerKey": "B"})
-    found = recognise(tmp_path)
-    assert found.kind is None
-    assert "AutoModelForMultipleChoice" in str(found.fault)
 
 
 SEVERAL = {
@@ -154,22 +121,6 @@ def test_labels_in_a_file_of_their_own_are_joined(tmp_path: Path, name: str) -> 
     line = str(found.fault).partition("join them to a table, ")[2]
     subprocess.run(["bash", "-c", line], check=True)
     assert (recognise(tmp_path / "train.tsv").classes, recognise(tmp_path / "train.tsv").kind) == (2, "sentences")
-
-
-@pytest.mark.parametrize(
-    ("row", "learnt"),
-    [
-        ({"question": "why so late", "answer": "it had to be"}, "answer"),
-        ({"id": "1", "article": "a long story", "highlights": "a story"}, "article"),
-        ({"context": "a long story", "question": "why so late", "answers": {"text": ["a"]}}, "context"),
-        ({"dialogue": "A: hello you", "summary": "they meet"}, "dialogue"),
-    ],
-)
-def test_answers_and_summaries_have_no_labels(tmp_path: Path, row: dict[str, Any], learnt: str) -> None:
-    json_lines(tmp_path, "train.jsonl", row)
-    found = recognise(tmp_path)
-    assert found.kind is None
-    assert f"--set data.text={learnt}" in str(found.fault)
 
 
 @pytest.mark.parametrize("names", [("cardstrain", "cardstest"), ("TrainDogs", "ValidDogs"), ("mytrain", "mydev")])

@@ -51,25 +51,6 @@ def test_samples_follow_timms_order(tmp_path: Path) -> None:
     assert [ours.filename(i, absolute=False) for i in range(9)] == [theirs.filename(i) for i in range(9)]
 
 
-@pytest.mark.parametrize(
-    ("train", "validation"), [("Training", "Validation"), ("train", "dev"), ("TRAIN", "VAL"), ("train", "eval")]
-)
-def test_usual_split_names_are_known(tmp_path: Path, train: str, validation: str) -> None:
-    for name in ("cat", "dog"):
-        image(tmp_path / train / name / "a.png")
-        image(tmp_path / validation / name / "b.png")
-    found = recognise(tmp_path)
-    assert (found.is_validated, found.samples, found.classes) == (True, 2, 2)
-    readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
-    assert ([len(reader) for reader in readers], classes) == ([2, 2], ["cat", "dog"])
-
-
-def test_split_folders_are_not_classes(tmp_path: Path) -> None:
-    image(tmp_path / "val" / "cat" / "a.png")
-    image(tmp_path / "Test" / "cat" / "a.png")
-    assert recognise(tmp_path).kind is None
-
-
 def test_shared_subfolders_are_mentioned(tmp_path: Path) -> None:
     for outer in ("group0", "group1"):
         for inner in ("cat", "dog"):

@@ -62,16 +62,6 @@ def test_tables_and_texts_are_recognised(
         assert words in found.description
 
 
-def test_parquet_tables_are_recognised(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"sentence": "a", "label": 3}, {"sentence": "b", "label": 4}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
-    found = recognise(tmp_path)
-    assert (found.kind, found.classes, found.samples) == ("sentences", 2, 2)
-
-
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "\0\n"])
 def test_unknown_folders_are_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.csv").write_text(text)

@@ -40,18 +40,6 @@ def pictures(folder: Path, *names: str) -> None:
         Image.new("RGB", (8, 8)).save(folder / name)
 
 
-def texts_by_class(folder: Path) -> None:
-    for name in ("train/neg", "train/pos"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "0.txt").write_text("a text")
-
-
-def saved_texts(folder: Path) -> None:
-    import datasets
-
-    datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": TEXTS})).save_to_disk(folder)
-
-
 CASES: dict[str, tuple[Any, str]] = {
     "empty": (lambda place: None, "it is empty. It looks for images in DIR/CLASS/"),
     "archive": (lambda place: (place / "a.tar.gz").touch(), "a.tar.gz is packed: unpack it"),
@@ -78,8 +66,6 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda place: [labelled(place / "data" / "train.csv"), (place / "notes.html").touch()],
         "data is data: name it",
     ),
-    "texts by class": (texts_by_class, "texts in folders of their classes (neg, pos) are not read"),
-    "saved texts": (saved_texts, "write texts as train.parquet"),
     "texts by split": (
         lambda place: [labelled(place / split / f"{n}.txt") for split in ("train", "val") for n in range(2)],
         "texts in folders of splits (train, val) are not read: write a file for each",
