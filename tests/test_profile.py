@@ -93,6 +93,7 @@ def test_predicted_memory_matches_allocator(source: str, overrides: dict[str, An
     need = peak.MemoryNeed(ADAMW * weight_bytes(shell), peak.fit_lines(shell, 64))
     for size in (1, 6):
         assert need.of(size) == pytest.approx(training_peak(shell, size, 64), rel=0.02, abs=2_000_000)
+        assert peak.trace_peak(shell, size, 64) == pytest.approx(need.of(size) - need.fixed_bytes, rel=1e-3)
 
 
 @pytest.mark.parametrize("source", ["hf/bart", pytest.param("hf/mixtral", marks=pytest.mark.long)])

@@ -332,5 +332,4 @@ def predict_training_bytes(model: nn.Module, batch: int, tokens: int | None = No
     be trained on its example inputs.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    lines = peak.fit_lines(model, tokens, is_fused=is_fused)
-    return peak.MemoryNeed(3 * weights, lines).of(batch)
+    return 3 * weights + peak.trace_peak(model, batch, tokens, is_fused=is_fused)

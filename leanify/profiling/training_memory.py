@@ -98,7 +98,7 @@ def fit_lines(
     """
     # bytes after each operation, of both batches
     step = partial(_series, loss=loss, half=half, is_fused=is_fused, again=again)
-    small, large = _trace_sizes(model, tokens, step, weights) or _trace_zeros(model, tokens, step)
+    small, large = _trace_sizes(model, tokens, step, weights, BATCHES) or _trace_zeros(model, tokens, step)
     if len(small) != len(large):  # another way through the model: only the peaks are comparable
         small, large = small.max(keepdims=True), large.max(keepdims=True)
     slopes = (large - small) // (BATCHES[1] - BATCHES[0])
@@ -109,18 +109,27 @@ def fit_lines(
     return tuple((int(constants[place]), int(slopes[place])) for place in best)
 
 
+def trace_peak(model: nn.Module, batch: int, tokens: int | None = None, *, is_fused: bool = False) -> int:
+    """The most bytes of activations and gradients in a step of one batch, as `fit_lines` predicts them for any."""
+    step = partial(_series, loss=squares, half=False, is_fused=is_fused, again=False)
+    series = _trace_sizes(model, tokens, step, None, (batch,))
+    return int(series[0].max()) if series else MemoryNeed(0, fit_lines(model, tokens, is_fused=is_fused)).of(batch)
+
+
 Step = Callable[[nn.Module, dict[str, Tensor]], np.ndarray]
 
 
-def _trace_sizes(model: nn.Module, tokens: int | None, step: Step, weights: torch.dtype | None) -> list[np.ndarray]:
-    """Trace a step of both batches without memory; [] if the model does not run so."""
+def _trace_sizes(
+    model: nn.Module, tokens: int | None, step: Step, weights: torch.dtype | None, batches: tuple[int, ...]
+) -> list[np.ndarray]:
+    """Trace a step of each batch without memory; [] if the model does not run so."""
     # tensors of torch's fake mode have sizes and no memory
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     series = []
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            for batch in BATCHES:
+            for batch in batches:
                 inputs = counting.unmasked_inputs(model, tokens, "cpu", batch)
                 if weights is not None:
                     inputs = {k: x.to(weights) if x.is_floating_point() else x for k, x in inputs.items()}
