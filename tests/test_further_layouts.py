@@ -14,6 +14,7 @@ import pytest
 
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
+from leanify.data.own_data import NamedColumns
 from leanify.data.recognition import recognise
 from leanify.data.texts import own_texts
 from leanify.training import start

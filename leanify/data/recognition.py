@@ -37,6 +37,7 @@ TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences",
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
 MAX_LINES = 1000  # lines of two files by which one has the labels of the other
 DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
+MIN_LINES, MAX_LINE = 20, 2000  # lines of a file with a text in each, and their characters
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OTHERWISE = {  # suffix → how to make a file that is read
@@ -60,6 +61,8 @@ BOXES = {  # file next to pictures of detection → the format that has it
     "Annotations/*.xml": "Pascal VOC",
     "train/*.xml": "Pascal VOC",
     "annotations/*.xml": "Pascal VOC",
+    "annotations.xml": "CVAT",
+    "via_*.json": "VGG's annotator",
 }
 
 
@@ -145,7 +148,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
             f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: "
             "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
         )
-    masks = mask_folders(place)
+    masks = mask_folders(place) or next(filter(None, map(mask_folders, class_folders(place)[:FEW_PARTS])), [])
     if masks:
         return nothing(
             f"its labels are pictures ({preview(masks)}), as masks of segmentation are, and leanify learns one class a "
@@ -180,7 +183,9 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     texts = columns.text_files(place)
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
-    if texts:
+    if selection.task not in columns.WITHOUT_LABELS and (classes_line := _join_texts(texts, place)):
+        return nothing(classes_line, place)
+    if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
     return _explain_folder(place, selection, depth)
 
@@ -381,6 +386,23 @@ def _join_tables(tables: Sequence[Path], place: Path) -> str | None:
         f"for file in {files}]).to_csv({whole}, index=False)"
     )
     return f"If each has the rows of a class, python -c {quote(code)} makes one table of them"
+
+
+def _join_texts(files: Sequence[Path], place: Path) -> str | None:
+    """The line that makes a table of a few files with a text in each line, of a class each; None for other texts."""
+    if not 1 < len(files) < FEW_PARTS or len({re.sub(r"\d+", "", file.stem) for file in files}) == 1:
+        return None
+    for file in files:
+        lines = list(islice(read_lines(file, DataError), MAX_LINES)) if _decodes(file) else []
+        if len(lines) < MIN_LINES or not all(line.strip() and len(line) < MAX_LINE for line in lines):
+            return None
+    names, table = " ".join(quote(str(file)) for file in files), quote(str(place / "train.tsv"))
+    line = f"""for f in {names}; do n=$(basename "$f" .txt); sed "s/$/\\t$n/" "$f"; done > {table}"""
+    return (
+        f"{preview([file.name for file in files])} have a text in each line. If each file is a class, a table has them "
+        f"all: {line}. Without labels, a language model learns them: leanify train own-text --set "
+        f"data.path={quote(str(place))}"
+    )
 
 
 def _has_texts(folder: Path) -> bool:

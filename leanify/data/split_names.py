@@ -29,6 +29,7 @@ WORDS = {  # words for a split, in order of preference
 ALL_WORDS = {*WORDS["train"], *WORDS["validation"]}
 FILLERS = {"set", "sets", "data", "dataset", "split", "image", "images", "img", "imgs", "pictures", "photos", "label"}
 FILLERS |= {"labels", "csv", "folder", "dir", "new", "final", "of", "the", "x"}
+PARTS = FILLERS | {"part", "parts", "batch", "chunk", "shard"}  # words in the names of folders that are parts of one
 
 
 def synonyms(split: str) -> tuple[str, ...]:
@@ -66,6 +67,12 @@ def are_split_names(names: Iterable[str]) -> bool:
     if None in parses:  # words that are joined to others: dogstrain, dogstest
         return any(all(name.lower() in _similar_names(word, names) for name in names) for word in WORDS["train"])
     return others == {()} or (len(others) == 1 and len(words) > 1)
+
+
+def are_parts(names: Sequence[str]) -> bool:
+    """Whether folders are parts of one, which differ in a number: images_001, HAM10000_images_part_2."""
+    stems = {re.sub(r"\d+", "", name.lower()) for name in names}
+    return len(names) > 1 and len(stems) == 1 and not PARTS.isdisjoint(re.findall(r"[a-z]+", stems.pop()))
 
 
 def _similar_names(word: str, names: Iterable[str]) -> set[str]:

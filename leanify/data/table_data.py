@@ -65,12 +65,17 @@ def _may_be_text(cell: Any) -> bool:
     return cell is None or isinstance(cell, str)
 
 
+def _is_list(cell: Any) -> bool:
+    """Whether a cell has several labels, or none: a list of one is a label."""
+    return isinstance(cell, (list, tuple)) and len(cell) != 1
+
+
 def _drop_long_cells(row: Row) -> Row:
     """A row with the cells that can be labels; None for the others."""
     short: Row = {}
     for name, cell in row.items():
-        is_label = isinstance(cell, (int, float)) or (isinstance(cell, str) and len(cell) <= MAX_LABEL)
-        short[name] = cell if is_label else None
+        label = columns.parse_label(cell)
+        short[name] = cell if label is not None and len(label) <= MAX_LABEL else None
     return short
 
 
@@ -92,7 +97,7 @@ def _describe_rows(
     texts, label = selection.text_columns(text_names), selection.label_column(names)
     by_name = selection.text_columns(names), label
     needs_labels = selection.task not in columns.WITHOUT_LABELS
-    if label is not None and needs_labels and any(isinstance(row.get(label), (list, tuple)) for row in rows):
+    if label is not None and needs_labels and any(_is_list(row.get(label)) for row in rows):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
     label = label if needs_labels else None
     # boxes in pictures, and texts to choose from

@@ -16,7 +16,7 @@ from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, preview, walk_folders
-from leanify.data.split_names import are_split_names, choose_split, is_split, parse_split
+from leanify.data.split_names import are_parts, are_split_names, choose_split, is_split, parse_split
 from leanify.data.tables.columns import IMAGES, TABLES
 
 TOOL_FOLDERS = (
@@ -139,10 +139,14 @@ def data_folder(place: Path) -> Path:
 
 @dataclass(frozen=True)
 class PictureFolder:
-    """Where a table's pictures are: the folder that its cells are relative to, and the suffix that they lack."""
+    """Where a table's pictures are: the folder that its cells are relative to, and the suffix that they lack.
+
+    ``parts`` are all folders of a set that comes in parts.
+    """
 
     place: Path
     ending: str = ""
+    parts: tuple[Path, ...] = ()
 
     def parse(self, cell: Any) -> Any:
         """The path in a table's cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
@@ -152,6 +156,8 @@ class PictureFolder:
             path = self.place / Path(f"{cell}{self.ending}").expanduser()
             if "\\" in cell and not path.exists():  # as Windows writes it
                 path = self.place / cell.replace("\\", "/")
+            inner = (part / path.relative_to(self.place) for part in self.parts)
+            path = path if not self.parts or path.exists() else next(filter(Path.exists, inner), path)
             return path if cell else None
         is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
         return cell if is_stored or (isinstance(cell, bytes) and cell) else None
@@ -179,10 +185,13 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     folders = [file.parent, *([file.parent.parent] if file.parent.name in META else ()), *neighbours]
     for folder in neighbours:
         folders += class_folders(folder)[:MAX_BESIDE]
+    few = neighbours[:MAX_BESIDE]
+    parts = [folder for folder in few if any(are_parts([folder.name, other.name]) for other in few if other != folder)]
+    parts = [next(iter(class_folders(part)), part) for part in parts]
     has_suffix = all(str(name).lower().endswith(IMAGES) for name in names)
     for folder in folders[:MAX_BESIDE]:
         for ending in ("",) if has_suffix else (*IMAGES, *(suffix.upper() for suffix in IMAGES)):
-            candidate = PictureFolder(folder, ending)
+            candidate = PictureFolder(folder, ending, tuple(parts) if folder in parts else ())
             if candidate.count(names[:1]) and 2 * candidate.count(names) > len(names):
                 return candidate
     return None
@@ -256,4 +265,4 @@ def find_class_folders(place: Path, split: str) -> Path | None:
     if not train.is_dir():
         return None
     names = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
-    return train if len(names) > 1 and not are_split_names(names) else None
+    return train if len(names) > 1 and not are_split_names(names) and not are_parts(names) else None

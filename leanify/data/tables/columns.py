@@ -271,7 +271,9 @@ def name_class(cell: Any, names: Sequence[str]) -> Any:
 
 
 def parse_label(cell: Any) -> str | None:
-    """A label (string, number or boolean) as text; None for anything else: nothing, or a text as long as a sample."""
+    """A label (string, number or boolean, alone or in a list) as text; None for nothing, several, or a long text."""
+    if isinstance(cell, (list, tuple)) and len(cell) == 1:  # as doccano exports it
+        cell = cell[0]
     if not isinstance(cell, (str, int, float)) or (isinstance(cell, str) and len(cell) > MAX_LABEL):
         return None
     return str(cell).strip() or None
