@@ -195,13 +195,23 @@ def test_tables_of_a_class_each_are_joined(tmp_path: Path, names: str) -> None:
     assert (found.classes, found.samples, found.columns, found.fault) == (2, 2 * ROWS, None, None)
 
 
+def test_text_files_of_a_class_each_are_joined(tmp_path: Path) -> None:
+    """A text in each line is of its file's class, or without labels what a language model learns."""
+    for name in ("ham", "not ham"):
+        put(tmp_path, f"{name}.txt", "{a} & {b}")
+    fault = str(recognise(tmp_path).fault)
+    assert recognise(tmp_path, NamedColumns(task="causal-lm")).kind == "text"
+    subprocess.run(["bash", "-c", fault.partition("has them all: ")[2].partition(". Without labels")[0]], check=True)
+    assert recognise(tmp_path).classes == 2
+    data = start.resolve(str(tmp_path)).data
+    assert data is not None
+    assert own_texts.read_split_table(data, "train", Faults()).names == ["ham", "not ham"]
+
+
 @pytest.mark.parametrize(
     ("header", "line"),
     [
-        (
-            "PassengerId,Survived,Pclass,Name,Sex,Age,Fare",
-            '9{i},{label},3,"Heikkinen, Miss. Laina {i}",male,2{i},7.{i}',
-        ),
+        ("PassengerId,Survived,Pclass,Name,Age,Fare", '9{i},{label},3,"Heikkinen, Miss. Laina {i}",2{i},7.{i}'),
         ("address,rooms,area,price,class", '"{i} Main Street",{label},8{i},9{i}.5,{label}'),
         ("mpg,horsepower,weight,car name,origin", "1{label}.5,9{i},350{i},chevrolet malibu {i},{label}"),
     ],

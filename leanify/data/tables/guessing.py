@@ -17,7 +17,9 @@ BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", 
 NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
 CHOICES = re.compile(r"(answer_?)?(choice|option|ending|candidate|alternative)s", re.IGNORECASE)
 CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answer)[ _]?([0-9]|[a-eA-E])", re.IGNORECASE)
-BOXES = (("xmin", "ymin"), ("x1", "y1"), ("x_min", "y_min"), ("bbox_x", "bbox_y"), ("bbox",), ("left", "top"), ("x", "y"))
+BOXES = (  # columns of the sides of boxes
+    ("xmin", "ymin"), ("x1", "y1"), ("x_min", "y_min"), ("bbox_x", "bbox_y"), ("bbox",), ("left", "top"), ("x", "y"),
+)  # fmt: skip
 MIN_PRESENT = 2  # a column of labels has a value in at least one of so many rows
 MIN_NUMBERS, FEW_WORDS = 3, 6  # columns of numbers in a table of measurements, and the words of a name in it
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
