@@ -77,7 +77,7 @@ def discover(model: nn.Module) -> dict[str, str]:
     for candidate in sorted(flow.attentions, key=lambda each: -each.owner.path.count(".")):  # the outermost last
         if any(is_inside(candidate.last.name, path) for path, row in rows.items() if row.is_attention or row.kept):
             continue
-        row, why = _find_row(twin, candidate, row_cache, start, flow.mlps)
+        row, why = _find_row(candidate, row_cache, start, flow.mlps)
         if row is None:  # the model is refused if one cannot be read
             return {candidate.owner.path or candidate.last.name.rpartition(".")[0]: why}
         if candidate.owner.path in paths:
@@ -94,7 +94,7 @@ def discover(model: nn.Module) -> dict[str, str]:
     # MLPs: an unread one is not an error, it keeps its shape
     for candidate in flow.mlps:
         if not _is_read(candidate, _rows_by_path(model)):
-            row, _ = _find_row(twin, candidate, row_cache, start)
+            row, _ = _find_row(candidate, row_cache, start)
             if row is not None:
                 _attach_mlp(model, candidate.owner.path, row)
     _attach_counts(model, numbers)
@@ -297,11 +297,7 @@ def _likeness(module: nn.Module, numbers: Mapping[str, int]) -> tuple[Any, ...]:
 
 
 def _find_row(
-    twin: nn.Module,
-    candidate: Candidate,
-    row_cache: dict[Any, Row],
-    start: float,
-    mlps: Sequence[Candidate] | None = None,
+    candidate: Candidate, row_cache: dict[Any, Row], start: float, mlps: Sequence[Candidate] | None = None
 ) -> tuple[Row | None, str]:
     """Return the row under which a module passes its trial, or None and the reason.
 
@@ -343,35 +339,43 @@ def _find_row(
     if row is not None:
         row_cache[key] = row_cache[likeness] = row
         return row, ""
-    # without a row: report the projections, and offer the most likely row as a template
+    is_late = time.process_time() > deadline
+    return None, _describe_failure(bench, candidate, readings, count, is_late, moved_channels if attention else None)
+
+
+def _describe_failure(
+    bench: Trial, candidate: Candidate, readings: Sequence[Row], count: int, is_late: bool, moved: Sequence[int] | None
+) -> str:
+    """Say why no reading holds: the projections of the module, and the most likely row as a template.
+
+    ``moved`` are the moved channels of an attention, as `count_moved_channels` counts them; None for an MLP.
+    """
     maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in candidate.came.maps)[:4])
     last = f"{candidate.last.name} {' × '.join(map(str, candidate.last.shape))}"
     heads = ""
-    if attention:
-        sizes = next(head_sizes(candidate, moved_channels), None)
+    if moved is not None:
+        sizes = next(head_sizes(candidate, moved), None)
         if sizes is None and next(head_sizes(candidate), None) is not None:
-            return None, _describe_contradiction(candidate, moved_channels)
+            return _describe_contradiction(candidate, moved)
         if sizes is None:
             lengths = ", ".join(map(str, candidate.came.lengths))
-            return None, (
+            return (
                 f"its output projection {last} takes {candidate.last.input_size} channels, and no axis of what was "
                 f"multiplied ({lengths}) divides them into heads; projections seen: {maps}"
             )
         heads = f", of {sizes['h']} heads × {sizes['d']}"
-    time_words = (
-        f" in the {SECONDS} seconds of the processor that it may take" if time.process_time() > deadline else ""
-    )
+    time_words = f" in the {SECONDS} seconds of the processor that it may take" if is_late else ""
     obstacle = f"; the likeliest failed: {bench.obstacle}" if bench.obstacle else ""
     proposal = ""
     if readings:
         proposal = f"; leanify.read(model, rows=…) accepts a corrected row, such as\n{toml(readings[0])}"
-    return None, (
+    return (
         f"{count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the projections "
         f"{maps} and the output projection {last}{heads}{proposal}"
     )
 
 
-def _describe_contradiction(candidate: Candidate, moved_channels: list[int]) -> str:
+def _describe_contradiction(candidate: Candidate, moved_channels: Sequence[int]) -> str:
     """Describe how the lengths of the multiplied tensors contradict the channels that move together."""
     inner = candidate.last.input_size
     by_length = next(head_sizes(candidate))
