@@ -20,7 +20,8 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def final_state(run: Path) -> dict[str, Any]:
     return {"rows": rows, "step": last.step} | {
         name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }
+
+
+@contextmanager
+def refused(error: type[Exception] | tuple[type[Exception], ...], words: str, *places: Path) -> Iterator[None]:
+    """An error of one line with these words, which leaves none of these places behind."""
+    import pytest
+
+    with pytest.raises(error, match=words) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+    assert not [place for place in places if place.exists()]
 
 
 def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **splits: int) -> Path:

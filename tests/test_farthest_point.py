@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import refused
 from scipy.spatial.distance import cdist
 from sklearn.metrics import mean_squared_error
 
@@ -123,7 +124,5 @@ def test_resume_is_bit_identical(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_message(settings: list[str], error: type[Exception], words: str, tmp_path: Path) -> None:
-    with pytest.raises(error, match=words) as found:
+    with refused(error, words, tmp_path / "run"):
         training.train("farthest-point", tmp_path / "run", settings=[*TINY, *settings])
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()

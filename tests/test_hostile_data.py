@@ -16,7 +16,7 @@ import pytest
 import tokenizers as rust
 import torch
 from PIL import Image
-from runs import DIGITS, make_pictures
+from runs import DIGITS, make_pictures, refused
 from test_hostile_runs import TEXT, Warnings
 
 from leanify.core import machine
@@ -77,10 +77,8 @@ batch_size = 4
 def test_dirty_rows_are_named_or_counted(tmp_path: Path, row: str, words: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(GOOD * 2 + row + "\n" + GOOD * 40)
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3:? {words}.*; fix it, .*data\.on_error=skip") as found:
+    with refused(DataError, rf"rows\.jsonl, line 3:? {words}.*; fix it, .*data\.on_error=skip", tmp_path / "run"):
         training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={file}"])
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()
 
     callback = Warnings()
     settings = [f"data.path={file}", "data.on_error=skip"]
@@ -262,9 +260,8 @@ def test_empty_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nC\nO\n")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "albert"}')
-    with pytest.raises(DataError, match=r"is empty.* spiece\.model") as found:
+    with refused(DataError, r"is empty.* spiece\.model"):
         text.encoder(tmp_path, 100)
-    assert "\n" not in str(found.value)
 
 
 # -- what is kept in the cache -----------------------------------------------------------------------------------------
@@ -452,9 +449,8 @@ def test_timm_augmentation_runs_with_pillow(pictures: Path) -> None:
 def test_missing_device_is_named() -> None:
     assert machine.parse_device("cpu") == torch.device("cpu")
     for name in ("x", "cuda:99", "cpu:x", "meta", ""):
-        with pytest.raises(LeanifyError, match="the device") as found:
+        with refused(LeanifyError, "the device"):
             machine.parse_device(name)
-        assert "\n" not in str(found.value)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

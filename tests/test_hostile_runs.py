@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS, final_state, run_modes
+from runs import DIGITS, final_state, refused, run_modes
 from safetensors.torch import save_file
 
 import leanify
@@ -104,9 +104,8 @@ def test_lost_log_is_one_message(copied: Path, damage: bytes | None) -> None:
     """Nothing is written."""
     log = copied / "metrics.jsonl"
     log.unlink() if damage is None else log.write_bytes(damage)
-    with pytest.raises(DirectoryError, match=r"no checkpoint to resume from: .*metrics\.jsonl") as found:
+    with refused(DirectoryError, r"no checkpoint to resume from: .*metrics\.jsonl"):
         training.train(resume=copied)
-    assert "\n" not in str(found.value)
     assert not log.exists() if damage is None else log.read_bytes() == damage
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import refused
 from scipy import ndimage
 
 import lra_pathfinder as pathfinder
@@ -259,7 +260,5 @@ def test_malformed_lines_are_named(
     name: str, file: str, content: str, words: str, folder: Path, tmp_path: Path
 ) -> None:
     (folder / file).write_text(content)
-    with pytest.raises(DataError, match=words) as found:
+    with refused(DataError, words, tmp_path / "run"):
         training.train(f"lra-{name}", tmp_path / "run", settings=settings_of(name, folder))
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import final_state
+from runs import final_state, refused
 
 import leanify
 from leanify.core.errors import DataError, SourceError
@@ -188,9 +188,8 @@ def linked(shard: Path) -> None:
 def test_damaged_shards_are_one_message(tmp_path: Path, damage: Any, words: str) -> None:
     write(tmp_path / "train.tar", range(12))
     damage(tmp_path / "train.tar")
-    with pytest.raises(DataError, match=words) as found:
+    with refused(DataError, words):
         read(section(tmp_path, holdout=0.25))
-    assert "\n" not in str(found.value)
 
 
 def test_missing_split_is_named(place: Path) -> None:

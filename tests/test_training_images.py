@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import refused
 
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
@@ -228,9 +229,8 @@ def test_bad_input_writes_nothing(
 def test_unreadable_image_keeps_progress(folder: Path, tmp_path: Path, workers: int) -> None:
     """The run stops with its name, and what was learnt is kept."""
     break_image(folder)
-    with pytest.raises(DataError, match="train/c1/") as found:
+    with refused(DataError, "train/c1/"):
         training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
-    assert "\n" not in str(found.value)
     assert RunDirectory.open(tmp_path / "run").checkpoints()
 
 

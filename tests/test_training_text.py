@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import refused
 
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
@@ -257,10 +258,8 @@ def test_paper_gpt2_recipe_runs(stories: Path) -> None:
 def test_bad_input_is_one_message(
     settings: list[str], error: type[Exception], words: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=words) as found:
+    with refused(error, words, tmp_path / "run"):
         training.train(at(stories, *settings), tmp_path / "run")
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "no text"), (b"caf\xe9", "byte 3 is 0xe9"), (b"a", "0 tokens")])
