@@ -22,7 +22,6 @@ from leanify.comparison.tables import interval
 from leanify.core import recipe as recipes
 from leanify.core.terminal import CYAN, GREEN, ORANGE, RED, console
 from leanify.core.units import (
-    format_bytes,
     format_count,
     format_digits,
     format_forecast,
@@ -227,10 +226,12 @@ def test_long_reference_name_leaves_table(capsys: pytest.CaptureFixture[str]) ->
         "metric": "top1",
         "source": "old",
         "directory": "new",
-        "original": {**sizes, "params": 2000, "quality": 90.0},
+        "original": {"depth": 6, "heads": 2, "mlp": 64, **sizes, "params": 2000, "quality": 90.0},
         "reference": {"name": name, "value": 85.0},
         "candidates": [made],
         "chosen": "narrow",
+        "quality": 80.0,
+        "healed": False,
         "judged_on": "20 samples",
     }
     _render(report, [row])
@@ -259,5 +260,3 @@ def test_number_columns_share_precision() -> None:
     assert [figures(value) for value in (1.0, 9.6, 99.97, 2115.0, 337000.0)] == [
         "1.00", "9.60", "100", "2,120", "337,000",
     ]  # fmt: skip
-    sizes = (947_720_000, 2_006_000_000)
-    assert [format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]

@@ -23,7 +23,6 @@ from leanify.shrinking.calibration import (
     RunningDivergence,
     TeacherOutputs,
     collect_outputs,
-    constant_divergence,
     divergence,
 )
 from leanify.shrinking.teacher import CalibratedTeacher
@@ -51,18 +50,6 @@ def shorter(model: nn.Module) -> Any:
     main_layer: Any = longest.primary
     new = longest.reshape(longest.depth - 1, main_layer.heads + longest.group, mlp=main_layer.mlp * 3 // 4)
     return replace(shape, stages=tuple(new if s is longest else s for s in shape.stages))
-
-
-def test_constant_answer_damages_like_mean() -> None:
-    rows = torch.randn(50, 7)
-    mean = rows.softmax(-1).mean(0).log().expand_as(rows)
-    assert constant_divergence(TeacherOutputs(rows, True)) == pytest.approx(
-        divergence(TeacherOutputs(mean, True), TeacherOutputs(rows, True)), rel=1e-4
-    )
-    middle = rows.mean(0).expand_as(rows)
-    assert divergence(TeacherOutputs(middle, False), TeacherOutputs(rows, False)) == pytest.approx(
-        constant_divergence(TeacherOutputs(rows, False))
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,9 +38,9 @@ class Board:
         self.last_line = time.monotonic()
 
     def __enter__(self) -> Board:
-        total, self.ended_runs = _amounts(self.folder)
-        opening = _opening(self.folder, total, self.ended_runs)
-        self.console.print(opening, soft_wrap=not self.console.is_terminal)
+        keys = [*self.folder.plan.runs(), *self.folder.plan.all_trials()]
+        total, self.ended_runs = len(keys), sum(self.folder.outcome(key) is not None for key in keys)
+        self.console.print(_opening(self.folder, total, self.ended_runs), soft_wrap=not self.console.is_terminal)
         self.stack.enter_context(self.progress)
         self.study = self.progress.add_task("runs", total=total, completed=self.ended_runs, loss="")
         return self
@@ -88,12 +88,6 @@ class Board:
         parts = sum(task.completed / task.total for task in running if task.total)
         total = len([*self.folder.plan.runs(), *self.folder.plan.all_trials()])  # more if the range of rates moves
         self.progress.update(self.study, total=total, completed=self.ended_runs + parts)
-
-
-def _amounts(folder: StudyFolder) -> tuple[int, int]:
-    """The numbers of all runs and of ended ones."""
-    keys = [*folder.plan.runs(), *folder.plan.all_trials()]
-    return len(keys), sum(folder.outcome(key) is not None for key in keys)
 
 
 def _opening(folder: StudyFolder, runs: int, ended_runs: int) -> str:

@@ -44,7 +44,7 @@ def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Seq
     for pair in overrides:
         key = "model" if pair.startswith("class=") else "model.override"
         compare += ["--set", f"{key}.{pair}"]
-    directories = [_spell_directory(name) for name in designs]
+    directories = [name if "/" in name else f"./{name}" for name in designs]  # a bare name would be a design's
     names = [Path(name).name for name in designs]  # of the designs in the study; each name counts once
     rivals = [rival for rival in rivals if rival not in names]
     compare += ["--designs", ",".join(["baseline", *directories, *rivals])]
@@ -55,11 +55,6 @@ def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Seq
     if pretrained:
         return [join(train)]
     return [join(train), join(compare)] if weights else [join(compare), join(train)]
-
-
-def _spell_directory(name: str) -> str:
-    """The name of a directory that `--designs` does not read as a design's: ``./lean``."""
-    return name if "/" in name else f"./{name}"
 
 
 def print_next(*commands: str) -> None:

@@ -269,8 +269,7 @@ def result_sentence(report: Mapping[str, Any]) -> str:
     sentence = (
         f"{report['directory']} is {chosen['name']}, {treatment}: {format_count(chosen['params'])} parameters, "
         f"{format_share(1 - chosen['params'] / original['params'])} fewer; {name} "
-        f"{format_metric_value(name, quality)}, "
-        f"{', '.join(comparisons)} ({basis})"
+        f"{format_metric_value(name, quality)}, {', '.join(comparisons)} ({basis})"
     )
     if report.get("vocabulary"):
         sentence += f". {describe_vocabulary(report['vocabulary'])}"

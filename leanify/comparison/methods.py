@@ -29,8 +29,7 @@ TERMS = (
     "layer. MACs: multiply-adds of a forward pass of one sample. κ: condition number of the concatenated heads, the"
     " median over layers and samples. control: lean's depth and parameters with the baseline's heads and a wider "
     "MLP. narrow: the baseline's depth and lean's parameters in a smaller residual width. Parameters and MACs are "
-    "exact. Measured costs are medians of interleaved rounds, with the middle half of "
-    "the rounds in brackets."
+    "exact. Measured costs are medians of interleaved rounds, with the middle half of the rounds in brackets."
 )
 
 

@@ -274,17 +274,14 @@ def check_jobs(plan: StudyPlan, jobs: int) -> None:
     job_bytes, design = max((PROCESS_BYTES + needed_bytes(plan, design.name), design.name) for design in plan.designs)
     if job_bytes > available:
         raise RecipeError(
-            f"a run of {design} needs about {format_bytes(job_bytes)} of memory, but only "
-            f"{format_bytes(available)} are "
-            f"available; it "
-            "needs less with --set run.accumulate=N, the same batch in more passes, with --set "
+            f"a run of {design} needs about {format_bytes(job_bytes)} of memory, but only {format_bytes(available)} "
+            "are available; it needs less with --set run.accumulate=N, the same batch in more passes, with --set "
             "run.gradient_checkpointing=true, or of a smaller model"
         )
     if jobs * job_bytes > available:
         raise RecipeError(
             f"--jobs {jobs} needs about {format_bytes(jobs * job_bytes)} of memory, {format_bytes(job_bytes)} per "
-            f"run, but only "
-            f"{format_bytes(available)} are available: --jobs {available // job_bytes} fits"
+            f"run, but only {format_bytes(available)} are available: --jobs {available // job_bytes} fits"
         )
 
 

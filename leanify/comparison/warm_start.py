@@ -44,9 +44,9 @@ def prepare(folder: StudyFolder) -> None:
         if target != shape:
             torch.manual_seed(plan.seeds[0])
             with progress(f"transferring weights to {design.name}", None):
-                start_model = transfer_weights(teacher, target, partial(_on_step, design.name)).model
+                start_model = transfer_weights(teacher, target, partial(_note_step, design.name)).model
         lean_directory.save(start_model, folder.start(design.name), title=f"The design {design.name} of a study")
 
 
-def _on_step(name: str, step: Step) -> None:
+def _note_step(name: str, step: Step) -> None:
     note(f"{name}: {step.description}, damage {damage_words(step.damage)}")

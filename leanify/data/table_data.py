@@ -61,10 +61,6 @@ def count_noun(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _may_be_text(cell: Any) -> bool:
-    return cell is None or isinstance(cell, str)
-
-
 def _is_list(cell: Any) -> bool:
     """Whether a cell has several labels, or none: a list of one is a label."""
     return isinstance(cell, (list, tuple)) and len(cell) != 1
@@ -93,7 +89,7 @@ def _describe_rows(
     """
     # columns by their names: texts, label, pictures
     names, all_rows = list(rows[0]), [*rows, *further_rows]
-    text_names = [name for name in names if name in selection.texts or _may_be_text(rows[0][name])]
+    text_names = [name for name in names if name in selection.texts or isinstance(rows[0][name], (str, type(None)))]
     texts, label = selection.text_columns(text_names), selection.label_column(names)
     by_name = selection.text_columns(names), label
     needs_labels = selection.task not in columns.WITHOUT_LABELS

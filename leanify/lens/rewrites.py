@@ -50,7 +50,7 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewri
     if short:
         yield Rewrite(short, ("forward",))
     # uses of all names that hold lengths, then of each name alone
-    uses_by_method = {name: list(_uses(ast.parse(text), text)) for name, text in sources.items()}
+    uses_by_method = {name: list(_uses(ast.parse(text))) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
     for words in (names, *([name] for name in names if len(names) > 1)):
         chosen: list[tuple[str, ShapeUse]] = []
@@ -143,7 +143,7 @@ class ShapeUse:
     is_full_shape: bool = False  # the entire shape: only its last entry is the width
 
 
-def _uses(tree: ast.Module, text: str) -> Iterator[ShapeUse]:
+def _uses(tree: ast.Module) -> Iterator[ShapeUse]:
     """Yield uses of names assigned from a tensor's shape, and of ``x.shape`` itself as the shape of a view."""
     # names that hold lengths, and the parent of each node
     names = _length_names(tree)

@@ -157,7 +157,7 @@ def attention_guesses(
                         guess = _Guess(module, path, sizes, layouts_of_lengths, lists, latent)
                         guess.add(candidate, direct_uses, back, with_tables)
                         if mlp is not None:
-                            guess.add_output(mlp.last, "m")
+                            guess._add_use(mlp.last, "", "m")
                         row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
                         if row != before:
                             yield row
@@ -297,10 +297,6 @@ class _Guess:
                 self._put_table(short, with_tables)
             else:
                 self._put_along(short)
-
-    def add_output(self, last: Use, how: str) -> None:
-        """Add a further map that ends in the stream."""
-        self._add_use(last, "", how)
 
     def _put_lengths(self, length: int, how: str) -> None:
         """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""

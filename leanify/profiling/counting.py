@@ -262,9 +262,7 @@ def observe_forward(model: nn.Module, tokens: int | None, observe: Observe[Resul
     return observe_on_cpu(model, tokens, observe) if result is None else result
 
 
-def observe_on_meta(
-    model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None
-) -> Result | None:
+def observe_on_meta(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result | None:
     """The result of ``observe`` in a forward pass on ``meta``; None if that fails.
 
     transformers' own checks of values (as many image tokens as features) are off: meta tensors cannot pass them.
@@ -274,7 +272,7 @@ def observe_on_meta(
         before = os.environ.get(CHECK_VARIABLE)
         os.environ[CHECK_VARIABLE] = "1"
         try:
-            return observe(model, unmasked_inputs(model, tokens, batch=batch))
+            return observe(model, unmasked_inputs(model, tokens))
         except LeanifyError:
             raise
         except Exception:  # upstream's code may raise anything on meta
@@ -285,7 +283,7 @@ def observe_on_meta(
                 os.environ[CHECK_VARIABLE] = before
 
 
-def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None) -> Result:
+def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
     """The result of ``observe`` in a forward pass of zeros in memory. Raises UnsupportedModel if that fails.
 
     Attention is not fused: torch's counter cannot see into the CPU's fused kernels.
@@ -299,7 +297,7 @@ def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result
             raise MemoryError(f"it takes {format_bytes(size)} of memory, {format_bytes(free)} are available")
         torch.backends.mha.set_fastpath_enabled(False)
         with sdpa_kernel(SDPBackend.MATH):
-            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
+            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu"))
     except LeanifyError:
         raise
     except Exception as error:

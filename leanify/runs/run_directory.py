@@ -46,8 +46,7 @@ DATA_FILE, SKIPPED_FILE = "data.json", "skipped.json"
 LARGEST_LOG = 1 << 28  # bytes: a million rows
 FILES = re.compile(  # names of a run's files, and of a tokenizer that was trained for it
     r"recipe\.toml|leanify\.json|data\.json|environment\.json|metrics\.jsonl|skipped\.json|kappa\.json|"
-    r"outcomes\.safetensors|"
-    r"tokenizer.*\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
+    r"outcomes\.safetensors|tokenizer.*\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
 )
 T = TypeVar("T")
 

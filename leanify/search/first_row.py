@@ -32,7 +32,10 @@ def first_row(
 
     With ``is_own_order`` a ranking of the caller's own decides, so lean comes first.
     """
-    present = {name: design for name, design in designs.items() if design is not None and _fits(design, request)}
+    present: dict[str, Design] = {}
+    for key, design in designs.items():
+        if design is not None and all(getattr(design.cost, cost) <= limit for cost, limit in request.limits.items()):
+            present[key] = design
     if not request.wants_heads:
         return FirstRow("lean", present["lean"]) if "lean" in present else None
     causal = is_causal(prices) and not is_own_order
@@ -49,7 +52,3 @@ def first_row(
         else "it has the old heads",
     }
     return FirstRow(name, present[name], f"{name} is first: {reasons[name]}")
-
-
-def _fits(design: Design, request: Request) -> bool:
-    return all(getattr(design.cost, cost) <= limit for cost, limit in request.limits.items())

@@ -99,9 +99,9 @@ def nearest(grid: Grid, limits: Limits, is_eligible: NDArray[np.bool_]) -> NDArr
     return np.asarray(is_eligible & (min_slack <= min_slack[is_eligible].min() + 1))
 
 
-def adds_heads(grid: Grid, times: float = 1.0) -> NDArray[np.bool_]:
-    """Mask of the designs with more heads than the baseline in the leading stage, or at least ``times`` as many."""
-    return np.asarray((grid.heads > grid.old.heads) & (grid.heads >= times * grid.old.heads))
+def adds_heads(grid: Grid) -> NDArray[np.bool_]:
+    """Mask of the designs with more heads than the baseline in the leading stage."""
+    return np.asarray(grid.heads > grid.old.heads)
 
 
 def trades_layers(grid: Grid, request: Request) -> NDArray[np.bool_]:

@@ -110,8 +110,8 @@ def limit_latency(
     if result is None:
         raise BudgetError(
             f"no design was measured within --max-latency {format_seconds(limit)}: the fastest of "
-            f"{len(timing.pairs)} takes "
-            f"{format_seconds(fastest)}, {format_share(fastest / clock.baseline)} of the baseline; allow more"
+            f"{len(timing.pairs)} takes {format_seconds(fastest)}, {format_share(fastest / clock.baseline)} of the "
+            "baseline; allow more"
         )
     plain = _plain_within(result.plain, limited_request, find, timing)
     return replace(result, plain=plain), limited_request, timing
@@ -139,8 +139,7 @@ def latency_warnings(timing: Timing, chosen: Design) -> list[str]:
         return []
     return [
         f"the machine is busy: timings scatter by {format_share(noise)}, and latencies are as uncertain; a quiet "
-        f"machine "
-        "or one thread (OMP_NUM_THREADS=1) helps"
+        "machine or one thread (OMP_NUM_THREADS=1) helps"
     ]
 
 

@@ -14,7 +14,6 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
@@ -114,7 +113,7 @@ def redesign(
     if needs is not None:
         remark_list.append(f"no lean: {needs}")
     remark_list += remarks(prices, request, start, result, rivals.control)
-    for remark in rivals.remarks(full_prices, request, baseline, result.lean):
+    for remark in rivals.remarks(request, baseline, result.lean):
         remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # named without its path
 
     # measured latencies
@@ -188,8 +187,7 @@ def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
         if layer.kv_heads > layer.heads:
             raise ShapeError(
                 f"{model_source.origin.name} has {layer.heads} heads on {layer.kv_heads} key/value heads, which no "
-                f"attention "
-                "can compute: --override one of them (num_attention_heads, num_key_value_heads)"
+                "attention can compute: --override one of them (num_attention_heads, num_key_value_heads)"
             )
     return live, not isinstance(model_source.weights, str)
 
@@ -262,15 +260,15 @@ def _narrowed_prices(source: Source, prices: PriceList, request: Request) -> Pri
         raise ShapeError("--axes width needs a budget on parameters or MACs, and no other: --target-params 0.5")
     shape = narrowed_architecture(prices, request)
     file = price_file(source, options.overrides, options.tokens, options.context, shape)
-    costs = ModelCosts(lambda: _written_model(source, options, shape), file)
+
+    def written_model() -> tuple[LiveModel, bool]:
+        live, is_lasting = live_model(source, options)
+        return live.written(shape), is_lasting
+
+    costs = ModelCosts(written_model, file)
     narrowed_prices = PriceList(costs, prices.stage_indices, has_own_width=False)
     costs.keep()
     return narrowed_prices
-
-
-def _written_model(source: Source, options: Options, shape: Architecture) -> tuple[LiveModel, bool]:
-    live, is_lasting = live_model(source, options)
-    return live.written(shape), is_lasting
 
 
 def _followed_rule(prices: PriceList, options: Options) -> str:
@@ -297,7 +295,7 @@ class Rivals:
     narrower: dict[str, Narrow]
     target: int | None
 
-    def remarks(self, prices: PriceList, request: Request, baseline: Design, lean: Design | None) -> Iterator[str]:
+    def remarks(self, request: Request, baseline: Design, lean: Design | None) -> Iterator[str]:
         """Yield why a narrower design is missing, or how it differs; balanced is missing for the same reason."""
         has_narrow = self.narrower["narrow"].design is not None
         for name, one in self.narrower.items():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from leanify.core.architecture import Layer, Stage, primary_layer
+from leanify.core.architecture import Stage, primary_layer
 from leanify.search.options import Options
 
 MULTIPLE = 64
@@ -71,15 +71,11 @@ class Rules:
     def head_step(self, stage: Stage) -> int:
         """Return the step in which a stage's heads grow."""
         primary = primary_layer(stage)
-        multiple = self.inner_multiple(primary)
+        multiple = self._multiple(primary.width, primary.inner)  # of heads × head_dim
         devices = self.options.tensor_parallel or 1
         if self.options.tensor_parallel is None and primary.heads >= MANY_HEADS:
             devices = math.gcd(SMALL_MULTIPLE, primary.heads)
         return math.lcm(stage.group, multiple // math.gcd(multiple, primary.head_dim), devices, EVEN_HEADS)
-
-    def inner_multiple(self, primary: Layer) -> int:
-        """Return the multiple for inner, heads × head_dim."""
-        return self._multiple(primary.width, primary.inner)
 
     def head_counts(self, stage: Stage) -> list[int]:
         """Return the head counts of a stage above the baseline's."""

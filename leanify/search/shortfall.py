@@ -42,7 +42,7 @@ def lean_needs(prices: PriceList, request: Request) -> str:
     for cost, limit in request.limits.items():
         smallest = _smallest(prices, request, grids, cost)
         if smallest is None:
-            return _blocks_need(prices, request, grids)
+            return _blocks_need(prices, grids)
         if smallest > limit:
             words = f"smallest within the published bounds {_spell(prices, cost, smallest)}{_binding(prices, grids)}"
             return words + _body_alternative(prices, request, grids)
@@ -79,7 +79,7 @@ def _binding(prices: PriceList, grids: Sequence[Grid]) -> str:
     return f" ({depth} blocks{_depth_reason(prices, grid, depth)})" if depth > grid.shortest else ""
 
 
-def _blocks_need(prices: PriceList, request: Request, grids: Sequence[Grid]) -> str:
+def _blocks_need(prices: PriceList, grids: Sequence[Grid]) -> str:
     """Describe why no budget has a lean design: all blocks are needed, or no number of heads meets the rules."""
     grid = max(grids, key=lambda grid: prices.fixed_cost(grid.tower.stages, "params"))
     name = f"{grid.tower.name}: " if len(grids) > 1 else ""
@@ -118,7 +118,7 @@ def _towers_need(prices: PriceList, request: Request, grids: Sequence[Grid]) -> 
             smallest = _tower_params(prices, grid, int(grid.params[lean].min()))
             if smallest > request.tower_params[grid.tower.name]:
                 return f"{grid.tower.name}: smallest within the published bounds {smallest:,} parameters in its blocks"
-    return _blocks_need(prices, request, grids)
+    return _blocks_need(prices, grids)
 
 
 def _tower_params(prices: PriceList, grid: Grid, params: int) -> int:

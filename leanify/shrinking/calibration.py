@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -172,16 +171,6 @@ def model_divergence(model: nn.Module, batches: Sequence[Batch], reference: Teac
     for batch in batches:
         tally.add(run(inner_model, batch), batch)
     return max(0.0, tally.divergence)
-
-
-@torch.no_grad()
-def constant_divergence(reference: TeacherOutputs) -> float:
-    """Return the damage of the best constant output, for a model that ignores its input."""
-    if not reference.logits:
-        return 1.0  # the definition of the relative error
-    teacher = F.log_softmax(reference.rows, -1)
-    mean = (teacher.logsumexp(0) - math.log(len(teacher))).expand_as(teacher)
-    return max(0.0, float(F.kl_div(mean, teacher, reduction="batchmean", log_target=True)))
 
 
 def divergence(outputs: TeacherOutputs, reference: TeacherOutputs) -> float:

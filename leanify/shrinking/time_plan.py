@@ -44,7 +44,6 @@ TRIAL_PASSES = 5.0  # cost of removing one block in passes of the held-out quart
 VARIANTS = 3.0  # cost per block of free shapes: half of its variants, from the block on, twice
 FREE_TOKENS, PATCHES = 1_024, 50  # tokens that score variants; tokens of an image
 TOLERATED_MINUTES = 1.0  # of transfer are never refused: small models in examples have less than that
-STEP_PASSES = 3.0  # cost of a training step in forward passes: a backward pass costs two
 
 
 @dataclass
