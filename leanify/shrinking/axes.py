@@ -6,14 +6,14 @@ for each tensor, so that heads and units can be selected, reordered and concaten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from leanify.lens import notation
-from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
+from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.resize import get_attribute, map_axes, resize, weighted_part
 
 GROWING = ("h", "g", "m")  # heads, key/value heads, hidden units: a redesign changes their numbers
@@ -59,11 +59,6 @@ def resizable_axes(site: Site) -> Iterator[Axes]:
         owner = get_attribute(site.module, owner_path) if owner_path else site.module
         if isinstance(getattr(owner, name, None), Tensor):
             yield Axes(path, owner, name, {axis: how for axis, how in enumerate(axes) if notation.symbols(how)})
-
-
-def layer_sites(layer: LocatedLayer) -> Iterable[Site]:
-    """Return the attention and the MLPs of a layer; a parallel block's site appears once."""
-    return layer.sites
 
 
 def shared_table(located_model: LocatedModel, stage: LocatedStage) -> str:

@@ -14,7 +14,6 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.blocks import Run
 from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
-from leanify.shrinking.axes import layer_sites
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 from leanify.upstream.origin import get_origin, set_origin
@@ -177,7 +176,7 @@ def block_sites(located_model: LocatedModel, stage: str, index: int) -> Iterator
     """Yield the attentions and MLPs of a block, each once."""
     paths = set()
     for layer in find_stage(located_model, stage).blocks[index]:
-        for site in layer_sites(layer):
+        for site in layer.sites:
             if site.path not in paths:
                 paths.add(site.path)
                 yield site

@@ -15,7 +15,7 @@ from leanify.core.errors import ShapeError
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import linear_features, resize
-from leanify.shrinking.axes import Picks, layer_sites, select, shared_table
+from leanify.shrinking.axes import Picks, select, shared_table
 from leanify.shrinking.calibration import Batch, Moments
 from leanify.shrinking.choose import choose_units, importances, most_important, output_projection
 from leanify.shrinking.correction import correct_output, set_matrix
@@ -101,7 +101,7 @@ def projections(located_model: LocatedModel) -> dict[str, nn.Module]:
     """Return the output projections of all layers, of heads and of units, by path."""
     modules: dict[str, nn.Module] = {}
     for layer in located_model.layers:
-        for site in layer_sites(layer):
+        for site in layer.sites:
             for symbol in "hm":
                 path, module = output_projection(site, symbol)
                 if module is not None:
@@ -126,7 +126,7 @@ def moment_cuts(
 def shape_layer(model: nn.Module, layer: LocatedLayer, target: Layer, cut: CutOf) -> None:
     """Bring a layer to a shape, in place: ``cut`` selects what to keep, and missing heads and units are added."""
     symbols = {"h": target.heads, "g": target.kv_heads, "d": target.head_dim, "m": target.mlp}
-    for site in layer_sites(layer):
+    for site in layer.sites:
         sizes = site.sizes
         cuts = {symbol: cut(site, symbol) for symbol in ("h", "m") if loses_units(site, symbol, target)}
         if cuts:

@@ -18,7 +18,7 @@ from leanify.core.architecture import Architecture, Block, Layer
 from leanify.core.errors import DataError
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
-from leanify.shrinking.axes import Picks, layer_sites
+from leanify.shrinking.axes import Picks
 from leanify.shrinking.blocks import stage_blocks
 from leanify.shrinking.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
 from leanify.shrinking.call_traces import Call, CallTrace, record, replay
@@ -207,7 +207,7 @@ class CalibratedTeacher:
     def _place(self, site: Site) -> tuple[LocatedStage, int]:
         for stage in self.located_model.stages:
             for block, layers in enumerate(stage.blocks):
-                if any(site.path == other.path for layer in layers for other in layer_sites(layer)):
+                if any(site.path == other.path for layer in layers for other in layer.sites):
                     return stage, block
         raise KeyError(site.path)
 
@@ -225,7 +225,7 @@ class CalibratedTeacher:
         """
         # projections whose moments are needed: new counts, and heads that are not measured yet
         plain = plain or {}
-        sites = {site.path: site for layer in stage.blocks[block] for site in layer_sites(layer)}
+        sites = {site.path: site for layer in stage.blocks[block] for site in layer.sites}
         todo, modules = {}, {}
         for path, symbol in {**counts, **plain}:
             all_counts = counts.get((path, symbol), set()) | plain.get((path, symbol), set())
@@ -278,7 +278,7 @@ def _counts(layers: Sequence[LocatedLayer], targets: Sequence[Sequence[Layer]]) 
     """Return {(path, symbol): target counts} for a block's heads and units."""
     counts_by_site: dict[tuple[str, str], set[int]] = {}
     for layer, several in zip(layers, targets, strict=True):
-        for site in layer_sites(layer):
+        for site in layer.sites:
             for symbol in ("h", "m"):
                 counts = {target_count(site, symbol, shape) for shape in several if loses_units(site, symbol, shape)}
                 if counts:

@@ -43,7 +43,6 @@ from leanify.data.texts import corpus, own_texts, sentences, tokenizers
 from leanify.lens.resize import weighted_part
 from leanify.lens.sites import locate
 from leanify.profiling.counting import parameters
-from leanify.shrinking.axes import layer_sites
 from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.original import resolve
 from leanify.sources.pooling import read_pooling
@@ -281,7 +280,7 @@ def units(subject: Subject, limit: int, seed: int) -> Iterator[Small]:
     calibration = random.Random(seed).sample(subject.train, min(128, len(subject.train)))
     for cut in cut_vocabularies(subject, seed):
         located = locate(cut.model)
-        sites = [site for layer in located.layers for site in layer_sites(layer) if "m" in site.sizes]
+        sites = [site for layer in located.layers for site in layer.sites if "m" in site.sizes]
         mlps = sum(parameters(site.module) for site in sites)
         ratio = (parameters(cut.model) - limit) / mlps
         while 0 < ratio < 0.95:
@@ -297,7 +296,7 @@ def without_units(subject: Subject, cut: Small, ratio: float, calibration: Seque
 
     small = Small(copy.deepcopy(cut.model), cut.tokenizer)
     roots = []
-    for site in chain.from_iterable(layer_sites(layer) for layer in locate(small.model).layers):
+    for site in chain.from_iterable(layer.sites for layer in locate(small.model).layers):
         if "m" in site.sizes:
             roots += [weighted_part(site.module, part) for part in site.reading.rows]
     pruner = tp.pruner.BasePruner(
