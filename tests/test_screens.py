@@ -22,6 +22,7 @@ from leanify.comparison.tables import interval
 from leanify.core import recipe as recipes
 from leanify.core.terminal import CYAN, GREEN, ORANGE, RED, console
 from leanify.core.units import (
+    format_bytes,
     format_count,
     format_digits,
     format_forecast,
@@ -260,3 +261,5 @@ def test_number_columns_share_precision() -> None:
     assert [figures(value) for value in (1.0, 9.6, 99.97, 2115.0, 337000.0)] == [
         "1.00", "9.60", "100", "2,120", "337,000",
     ]  # fmt: skip
+    sizes = (947_720_000, 2_006_000_000)
+    assert [format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]

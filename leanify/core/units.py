@@ -35,21 +35,21 @@ def macs_column(baseline: int) -> tuple[str, Callable[[int], str]]:
     return "MMACs", lambda count: format_gigas(1000 * count)
 
 
-def format_bytes(size: float | None) -> str:
-    """Bytes: 171442176 → "163.50 MiB"."""
+def format_bytes(size: float | None, reference: float | None = None) -> str:
+    """Bytes: 171442176 → "163.50 MiB"; in the unit of ``reference``, so that two values of one row share a unit."""
     if size is None:
         return "–"
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
+        if (reference or size) >= 1 << power:
             return f"{size / (1 << power):,.2f} {unit}"
     return f"{size:.0f} B"
 
 
-def format_seconds(value: float | None) -> str:
-    """A time: 0.0121 → "12.1 ms"."""
+def format_seconds(value: float | None, reference: float | None = None) -> str:
+    """A time: 0.0121 → "12.1 ms"; in the unit of ``reference``."""
     if value is None:
         return "–"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
+    return f"{value:.2f} s" if (reference or value) >= 1 else f"{value * 1e3:,.1f} ms"
 
 
 def format_forecast(seconds: float) -> str:
