@@ -17,19 +17,19 @@ INTERVALS = (
     "Every interval has 95%, over seeds and validation samples together. Designs of one seed share samples, order and "
     "luck: a difference has the variance of its differences seed by seed (Student's paired t). Accuracies are skewed, "
     "so their variance is that at the value in question (as in Wilson 1927), never below the observed one. The "
-    "samples' part comes from the outcome of each sample, paired between designs; both are crossed random effects, and"
-    " the runs' part is at least the noise of one run on one sample, which is known from all samples. Nothing is shown"
-    " or refuted below three seeds, nor with a run that failed or diverged: it counts in no mean. The first look at a "
-    "study may spend 60% of the error rate, the second 24%, the third 10%, so that all looks together keep to 5%; "
-    "intervals of differences and p count this. p is two-sided; differences marked * had no question in advance: their"
-    " p are corrected together (Holm 1979), and so are their intervals (Bonferroni)."
+    "samples' part comes from the outcome of each sample, paired between designs; both are crossed random effects, "
+    "and the runs' part is at least the noise of one run on one sample, which is known from all samples. Nothing is "
+    "shown or refuted below three seeds, nor with a run that failed or diverged: it counts in no mean. The first look "
+    "at a study may spend 60% of the error rate, the second 24%, the third 10%, so that all looks together keep to "
+    "5%; intervals of differences and p count this. p is two-sided; differences marked * had no question in advance: "
+    "their p are corrected together (Holm 1979), and so are their intervals (Bonferroni)."
 )
 TERMS = (
-    "depth: layers. heads × dim: attention heads of a layer, and the channels of each. MLP: hidden units of a "
-    "layer. MACs: multiply-adds of a forward pass of one sample. κ: condition number of the concatenated heads, the"
-    " median over layers and samples. control: lean's depth and parameters with the baseline's heads and a wider "
-    "MLP. narrow: the baseline's depth and lean's parameters in a smaller residual width. Parameters and MACs are "
-    "exact. Measured costs are medians of interleaved rounds, with the middle half of the rounds in brackets."
+    "depth: layers. heads × dim: attention heads of a layer, and the channels of each. MLP: hidden units of a layer. "
+    "MACs: multiply-adds of a forward pass of one sample. κ: condition number of the concatenated heads, the median "
+    "over layers and samples. control: lean's depth and parameters with the baseline's heads and a wider MLP. narrow: "
+    "the baseline's depth and lean's parameters in a smaller residual width. Parameters and MACs are exact. Measured "
+    "costs are medians of interleaved rounds, with the middle half of the rounds in brackets."
 )
 
 
