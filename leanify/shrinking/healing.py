@@ -208,17 +208,12 @@ def _plan_healing(
 
     # the rate: given, the best in a test, or the task's usual one if a test would take too long
     options = tuple(rates) or range_tests.default_rates(recipe.optim.lr)
+    rate = rates[0] if rates else recipe.optim.lr
     test_steps = range_tests.steps_of_test(steps)
     test_seconds = len(options) * test_steps * seconds + (1 + len(options)) * half + building
     fits = test_seconds <= RATE_TEST_SHARE * (clock.left if schedule.steps is None else steps * seconds)
-    rate = rates[0] if rates else recipe.optim.lr
     if len(options) > 1 and fits:
-        test_recipe = HealingPlan(steps, rate, candidates).recipe(original, first)
-        with progress(f"testing rates on {first.name}", None):
-            test = range_tests.range_test(test_recipe, options, model=healing_copy(original, first), **parts)
-        if test is not None:
-            rate = test.best
-            note(f"{first.name}: {test.summary}")
+        rate = _test_rates(original, first, HealingPlan(steps, rate, candidates), options, parts)
     elif len(options) > 1:
         which = "the first one" if rates else "the usual one"
         note(f"{first.name}: {steps} steps are too few to test rates: {rate:.2g}, {which}, is taken")
@@ -231,6 +226,19 @@ def _plan_healing(
         steps -= steps % per_run
     note(f"healing {steps:,} steps of {schedule.batch_size} at {rate:.2g}, {steps * seconds / 60:.1f} minutes")
     return HealingPlan(steps, rate, candidates, per_run)
+
+
+def _test_rates(
+    original: Original, first: Carried, plan: HealingPlan, options: Sequence[float], parts: Mapping[str, Any]
+) -> float:
+    """Return the rate that heals a candidate best in a test of several; the plan's if the test chooses none."""
+    with progress(f"testing rates on {first.name}", None):
+        recipe = plan.recipe(original, first)
+        test = range_tests.range_test(recipe, options, model=healing_copy(original, first), **parts)
+    if test is None:
+        return plan.rate
+    note(f"{first.name}: {test.summary}")
+    return test.best
 
 
 class StopAtStep(Callback):
