@@ -253,8 +253,16 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
                 model, info = cls.from_pretrained(None, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
-    # the authors' own code would have given these tensors another meaning
-    code = own_code(origin.options)
+    _check_own_code(model, info, weights, own_code(origin.options))
+    _check_shapes(model, info, weights)
+    _warn_about_names(model, info, weights)
+    set_origin(model, origin)
+    result: nn.Module = in_mode(model)
+    return result
+
+
+def _check_own_code(model: nn.Module, info: dict[str, Any], weights: Path | str, code: str) -> None:
+    """Raise SourceError for layers that do not fit, if the authors' own code gave their tensors another meaning."""
     lost = sorted(name for name in (*info["missing_keys"], *info["unexpected_keys"]) if re.search(r"\.\d+\.", name))
     if code and lost:
         raise SourceError(
@@ -262,22 +270,21 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
             f"{type(model).__name__} is another model: {len(lost)} tensors of layers do not fit ({preview(lost)}); "
             "build the model with that code, and give path/to/model.py:make, or the module and its inputs"
         )
-    # tensors of another shape are errors, except in a head with another number of classes
+
+
+def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str) -> None:
+    """Raise SourceError for tensors of another shape, except in a head with another number of classes."""
     odd = []
     for name, file_shape, model_shape in info["mismatched_keys"]:
         odd.append((str(name), tuple(file_shape), tuple(model_shape)))
     odd.sort()
-    saved_config = _read_config(Path(weights))
-    labels = saved_config.get("id2label") if isinstance(saved_config, dict) else None  # transformers' default is two
-    if saved_config is not None and len(labels or (0, 1)) != config.num_labels and model.base_model is not model:
+    config = _read_config(Path(weights))
+    labels = config.get("id2label") if isinstance(config, dict) else None  # transformers' default is two
+    if config is not None and len(labels or (0, 1)) != model.config.num_labels and model.base_model is not model:
         odd = [entry for entry in odd if entry[0].startswith(f"{model.base_model_prefix}.")]
     if odd:
         mismatches = preview([f"{name} {shape} instead of {expected_shape}" for name, shape, expected_shape in odd])
         raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({mismatches})")
-    _warn_about_names(model, info, weights)
-    set_origin(model, origin)
-    result: nn.Module = in_mode(model)
-    return result
 
 
 def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
