@@ -172,60 +172,17 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     """Print a table of the original, the candidates and the trivial model, and a sentence; for a rehearsal, prices."""
     from leanify.cli.tables import print_table, table
     from leanify.core.terminal import console
-    from leanify.core.units import format_count, format_metric_value, format_seconds, format_share, macs_column
 
-    # what a row shows: prices of a rehearsal, or prices, latency and quality
-    out, name, original = console(), report.get("metric"), report["original"]
+    lines = _table_lines(report, rows)
     is_rehearsal = report.get("directory") is None
-    has_tokens = bool(original.get("tokens"))
-    unit, macs = macs_column(original["macs"])
-
-    def quality(value: float | None) -> str:
-        return "–" if value is None or name is None else format_metric_value(name, value)
-
-    def healed_quality(row: Mapping[str, Any]) -> str:
-        """The quality, or the range of several seeds."""
-        return quality(row["healed"]) if "low" not in row else f"{quality(row['low'])}–{quality(row['high'])}"
-
-    def latency(of: Mapping[str, Any]) -> str:
-        """The middle half of the rounds: two ranges that overlap are not told apart."""
-        low, high = of.get("latency_range") or (None, None)
-        if low is None:
-            return format_seconds(of.get("latency_s"))
-        ends = [format_seconds(low), format_seconds(high)]
-        if ends[0].partition(" ")[2] == ends[1].partition(" ")[2]:
-            ends[0] = ends[0].partition(" ")[0]
-        return "–".join(ends)
-
-    def line(title: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
-        words = (f"{of['tokens']:,}" if of.get("tokens") else "–",) * has_tokens
-        prices = (title, *words, shape, format_count(of["params"] or 0), "–" if not of["macs"] else macs(of["macs"]))
-        return prices if is_rehearsal else (*prices, latency(of), *qualities)
-
-    has_neighbours = any("neighbours" in row for row in rows)
-
-    def neighbours(value: float | None) -> tuple[str, ...]:
-        return () if not has_neighbours else ("" if value is None else format_share(value),)
-
-    # the original, the candidates and the trivial model
-    ends = neighbours(None if not has_neighbours else 1.0)
-    lines = [line("original", _shape(original), original, quality(original.get("quality")), "", *ends)]
-    for row in rows:
-        shape = "a shape a block" if row["name"] == "free" else _shape(row)
-        chosen = " *" if row["name"] == report.get("chosen") else ""
-        ends = neighbours(row.get("neighbours"))
-        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), healed_quality(row), *ends))
-    if report.get("reference"):
-        reference = report["reference"]
-        reference_title = (
-            reference["name"] if len(reference["name"]) <= LONGEST else "reference"
-        )  # the sentence below names it
-        lines.append(
-            (reference_title, *("",) * has_tokens, "", "", "", "", quality(reference["value"]), "", *neighbours(None))
-        )
-    heads = ["", *["tokens"] * has_tokens, "depth × heads, mlp", "params", unit, "latency", "carried", "healed"]
-    heads += ["neighbours"] if has_neighbours else []
-    print_table(out, table(heads[: len(lines[0])], lines))
+    left_out = [] if report["original"].get("tokens") else ["tokens"]
+    if is_rehearsal:
+        left_out += ["latency", "carried", "healed"]
+    if is_rehearsal or not any("neighbours" in row for row in rows):
+        left_out.append("neighbours")
+    columns = [name for name in lines[0] if name not in left_out]
+    out = console()
+    print_table(out, table(columns, [[line[name] for name in columns] for line in lines]))
     # the result in a sentence, and what to type next
     out.print(f"\n{result_sentence(report)}")
     if is_rehearsal:
@@ -235,6 +192,56 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     if report.get("tokens"):  # the length for which the table has MACs
         profile += ["--tokens", str(report["tokens"])]
     print_next(join(profile), f"leanify show {quote(report['directory'])}")
+
+
+def _table_lines(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The cells of the original, the candidates and the trivial model, by the heads of their columns."""
+    from leanify.core.units import format_count, format_metric_value, format_share, macs_column
+
+    name, original, reference = report.get("metric"), report["original"], report.get("reference")
+    unit, macs = macs_column(original["macs"])
+
+    def quality(value: float | None) -> str:
+        return "–" if value is None or name is None else format_metric_value(name, value)
+
+    def cells(title: str, shape: str, of: Mapping[str, Any], carried: float | None, healed: str) -> dict[str, str]:
+        return {
+            "": title,
+            "tokens": f"{of['tokens']:,}" if of.get("tokens") else "–",
+            "depth × heads, mlp": shape,
+            "params": format_count(of["params"] or 0),
+            unit: macs(of["macs"]) if of["macs"] else "–",
+            "latency": _latency(of),
+            "carried": quality(carried),
+            "healed": healed,
+            "neighbours": format_share(of["neighbours"]) if of.get("neighbours") is not None else "",
+        }
+
+    lines = [cells("original", _shape(original), {**original, "neighbours": 1.0}, original.get("quality"), "")]
+    for row in rows:
+        shape = "a shape a block" if row["name"] == "free" else _shape(row)
+        title = row["name"] + " *" * (row["name"] == report.get("chosen"))
+        healed = quality(row["healed"])
+        if "low" in row:  # of several seeds
+            healed = f"{quality(row['low'])}–{quality(row['high'])}"
+        lines.append(cells(title, shape, row, row["carried"], healed))
+    if reference:  # the sentence below the table has a long name
+        title = reference["name"] if len(reference["name"]) <= LONGEST else "reference"
+        lines.append(dict.fromkeys(lines[0], "") | {"": title, "carried": quality(reference["value"])})
+    return lines
+
+
+def _latency(of: Mapping[str, Any]) -> str:
+    """The middle half of the rounds: two ranges that overlap are not told apart."""
+    from leanify.core.units import format_seconds
+
+    low, high = of.get("latency_range") or (None, None)
+    if low is None:
+        return format_seconds(of.get("latency_s"))
+    ends = [format_seconds(low), format_seconds(high)]
+    if ends[0].partition(" ")[2] == ends[1].partition(" ")[2]:
+        ends[0] = ends[0].partition(" ")[0]
+    return "–".join(ends)
 
 
 def _shape(of: Mapping[str, Any]) -> str:
