@@ -20,6 +20,7 @@ from leanify.cli.threads import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence
+from leanify.shrinking.calibration_batches import MAX_TOKENS, MIN_TOKENS
 from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
 from leanify.shrinking.carrying import Carried
 from leanify.shrinking.folder import ShrinkFolder
@@ -50,7 +51,7 @@ def prepared(here: Path, *settings: str) -> Original:
 
 
 def test_candidates_are_left_out_by_rule(here: Path) -> None:
-    """The fewer minutes, the fewer candidates: the last of the order go first, and those that were named stay."""
+    """The fewer minutes, the fewer tokens, and then candidates: the last of the order go first; those named stay."""
     original = prepared(here)
     several = candidates(Prices(original, Budget(0.7)), kind="free")
     counts = []
@@ -61,6 +62,7 @@ def test_candidates_are_left_out_by_rule(here: Path) -> None:
         assert set(names) | set(time_plan.left_out) == {one.name for one in several}
         ranks = [PRIORITY.index(name) for name in names]
         assert all(PRIORITY.index(name) > max(ranks) for name in time_plan.left_out)
+        assert time_plan.tokens == (MIN_TOKENS if time_plan.left_out else MAX_TOKENS)
         if len(names) > 1:
             assert sum(time_plan.seconds.values()) == pytest.approx(60 * minutes, rel=0.01)
         counts.append(len(names))

@@ -8,13 +8,26 @@ import numpy as np
 from torch import nn
 
 from leanify.data.samples import Reader, Splits
+from leanify.lens.located import LocatedModel
 from leanify.profiling.counting import token_counts
 from leanify.shrinking.original import Original
 from leanify.upstream.inputs import example_inputs
 
-TOKENS = 8_192  # tokens of the samples that select and correct weights
-MAX_SAMPLES = 512  # even if they are short
+MIN_TOKENS, MAX_TOKENS = 8_192, 32_768  # tokens of the samples that select and correct weights
+CALL_BYTES = 2**30  # that the inputs and outputs of all blocks may take, if more than those of `MIN_TOKENS`
+MAX_SAMPLES = 2_048  # even if they are short
 BATCH_SIZE = 8
+
+
+def max_calibration_tokens(located_model: LocatedModel) -> int:
+    """Return how many tokens may select and correct weights: the more, the less the fits depend on chance."""
+    return int(min(MAX_TOKENS, max(MIN_TOKENS, CALL_BYTES / token_bytes(located_model))))
+
+
+def token_bytes(located_model: LocatedModel) -> float:
+    """Return the bytes of a token in every block's input and output, in 32 bits and with a third for copies."""
+    layers = list(located_model.layers)
+    return 4 / 3 * max(layer.read().width for layer in layers) * 4 * 2 * len(layers)
 
 
 def calibration_batches(original: Original, splits: Splits, tokens: int) -> list[dict[str, Any]]:

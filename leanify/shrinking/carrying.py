@@ -17,7 +17,7 @@ from leanify.core.units import format_forecast
 from leanify.data.texts import tokenizers
 from leanify.lens import surgery
 from leanify.profiling import counting
-from leanify.shrinking.calibration_batches import TOKENS, calibration_batches
+from leanify.shrinking.calibration_batches import calibration_batches
 from leanify.shrinking.candidates import Candidate
 from leanify.shrinking.free import passes_of_free, transfer_free
 from leanify.shrinking.judging import Quality, judge
@@ -87,11 +87,11 @@ class Carried:
         return original.reshape(shape)
 
 
-def calibrate(original: Original, several: Sequence[Candidate]) -> CalibratedTeacher:
+def calibrate(original: Original, several: Sequence[Candidate], tokens: int) -> CalibratedTeacher:
     """Return the original with its outputs on calibration data, and the statistics of each block for the candidates."""
     recipe, splits = original.recipe, original.evaluator.splits
     torch.manual_seed(recipe.run.seed)
-    batches = calibration_batches(original, splits, TOKENS)
+    batches = calibration_batches(original, splits, tokens)
     if recipe.data.task != "classification":
         tokenizer, _ = tokenizers.make_tokenizer(data_section(recipe).tokenizer, lambda: [], "")
         words = tokenizers.unknown_words(tokenizer, batches, recipe.data.path)

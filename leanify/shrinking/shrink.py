@@ -29,7 +29,7 @@ from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
 from leanify.search.design import Design
 from leanify.shrinking.calibration import MAX_NUMBERS
-from leanify.shrinking.calibration_batches import TOKENS
+from leanify.shrinking.calibration_batches import MIN_TOKENS, max_calibration_tokens, token_bytes
 from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
 from leanify.shrinking.carrying import Carried, calibrate, carry
 from leanify.shrinking.carrying import save as save_model
@@ -231,7 +231,8 @@ def _prepare(
         time_plan = replace(time_plan, candidates=[one for one in several if one.name in names])
     else:
         time_plan.check_minutes(clock.minutes)
-        findings["chosen shapes"] = {"names": [one.name for one in time_plan.candidates]}
+        names = [one.name for one in time_plan.candidates]
+        findings["chosen shapes"] = {"names": names, "tokens": time_plan.tokens}
         if clock.minutes:
             note(time_plan.description)
         if time_plan.left_out:
@@ -258,10 +259,8 @@ def _weights_on_disk(original: Original, place: Path) -> Iterator[None]:
 
 def carrying_memory(located_model: LocatedModel) -> float:
     """Return the bytes used during transfer: original, narrowed copy and trial, calls of blocks, moments, outputs."""
-    layers = list(located_model.layers)
-    width = max(layer.read().width for layer in layers)
-    mlp = max(layer.read().mlp for layer in layers)
-    calls = 4 / 3 * TOKENS * width * 4 * 2 * len(layers)  # each block's input and output, float32
+    calls = max_calibration_tokens(located_model) * token_bytes(located_model)
+    mlp = max(layer.read().mlp for layer in located_model.layers)
     moments = 3 * (mlp + 1) ** 2 * 8  # two halves and their solution, float64
     return 3 * 4 * counting.parameters(located_model.model) + calls + moments + 4 * MAX_NUMBERS
 
@@ -414,7 +413,8 @@ def _carry_all(
         else:
             carried.append(Carried.from_finding(candidate, folder.place(candidate.name), finding))
     candidates = [one for one in todo if one.name != "vocabulary"]
-    teacher = calibrate(original, candidates) if candidates else None
+    tokens = folder.findings["chosen shapes"].get("tokens", MIN_TOKENS)
+    teacher = calibrate(original, candidates, tokens) if candidates else None
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
         one = _carry_one(folder, original, teacher, candidate, explain)
         if isinstance(one, Carried):

@@ -23,7 +23,7 @@ from leanify.core.units import format_bytes
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection, Splits
 from leanify.profiling import counting
-from leanify.shrinking.calibration_batches import MAX_SAMPLES, TOKENS
+from leanify.shrinking.calibration_batches import MAX_SAMPLES, MIN_TOKENS, max_calibration_tokens
 from leanify.shrinking.candidates import Candidate
 from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original
@@ -74,6 +74,7 @@ class TimePlan:
 
     candidates: list[Candidate]
     left_out: list[str]
+    tokens: int  # that select and correct weights
     seconds: Mapping[str, float]  # by part: teacher, evaluations, carrying, healing
     memory_bytes: int | None
 
@@ -149,8 +150,8 @@ def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
     for name in ("validation", "test"):
         parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
     if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
-        # weights are transferred by `MAX_SAMPLES`, and neighbours counted among `CROWD`; healing takes more
-        enough = max(MAX_SAMPLES, CROWD)
+        # weights are transferred by these samples, and neighbours counted among `CROWD`; healing takes more
+        enough = max(CROWD, calibration_samples(original, max_calibration_tokens(original.located)))
         max_embedded = max(enough, int(EMBEDDED_SHARE * seconds / forward)) if minutes else enough
         parts["train"] = _select_samples(splits.train, max_embedded, recipe)
         if minutes and len(parts["train"]) < len(splits.train):
@@ -173,41 +174,45 @@ def plan_time(
     forward: float,
     memory_bytes: int | None,
 ) -> TimePlan:
-    """Forecast the time, and drop candidates until healing has its share; those that the user chose by ``names`` stay.
+    """Forecast the time, and shorten the work until healing has its share: fewer tokens, then fewer candidates.
 
-    ``forward`` are the seconds that the original takes for a sample.
+    Candidates that the user chose by ``names`` stay. ``forward`` are the seconds that the original takes for a sample.
     """
     splits, baseline = original.splits, original.located.architecture
     held_out = len(splits.validation) + (0 if splits.test is None else len(splits.test))
     texts = 0
     if original.recipe.data.task == "sentence-embedding":
         texts = held_out + len(splits.train)
-    samples, tokens = calibration_samples(original), mean_tokens(original)
     # the time used so far (reading, building, timing) counts too
-    moments = CALIBRATION_PASSES * samples * forward
-    fixed_seconds = {"start": clock.seconds, "teacher": texts * forward, "moments": moments}
-
+    fixed_seconds = {"start": clock.seconds, "teacher": texts * forward}
+    tokens = max_calibration_tokens(original.located)
     chosen = sorted(candidates, key=lambda candidate: PRIORITY.index(candidate.name))
     left_out: list[str] = []
     while True:
-        carrying = sum(carrying_passes(one, baseline, samples, tokens) for one in chosen) * forward
-        evaluations = (1 + len(chosen)) * held_out * forward
-        total = sum(fixed_seconds.values()) + carrying + evaluations
+        samples, length = calibration_samples(original, tokens), mean_tokens(original)
+        seconds = {
+            **fixed_seconds,
+            "moments": CALIBRATION_PASSES * samples * forward,
+            "carrying": sum(carrying_passes(one, baseline, samples, length) for one in chosen) * forward,
+            "evaluations": (1 + len(chosen)) * held_out * forward,
+        }
+        total = sum(seconds.values())
         droppable = [candidate for candidate in chosen if candidate.name not in names]
         is_over = clock.minutes > 0 and total > (1 - HEALING_SHARE) * 60 * clock.minutes
+        if is_over and tokens > MIN_TOKENS:
+            tokens = max(MIN_TOKENS, tokens // 2)
+            continue
         if not is_over or len(chosen) == 1 or not droppable:
             break
         left_out.append(droppable[-1].name)
         chosen.remove(droppable[-1])
-    healing = max(0.0, 60 * clock.minutes - total)
-    seconds = {**fixed_seconds, "carrying": carrying, "evaluations": evaluations, "rates and healing": healing}
-    return TimePlan([one for one in candidates if one in chosen], left_out, seconds, memory_bytes)
+    seconds["rates and healing"] = max(0.0, 60 * clock.minutes - total)
+    return TimePlan([one for one in candidates if one in chosen], left_out, tokens, seconds, memory_bytes)
 
 
-def calibration_samples(original: Original) -> int:
-    """Estimate the number of samples that select and measure during transfer."""
-    tokens = mean_tokens(original)
-    count = MAX_SAMPLES if not tokens else min(MAX_SAMPLES, -(-TOKENS // tokens))
+def calibration_samples(original: Original, tokens: int) -> int:
+    """Estimate the number of samples that have this many tokens, which select and measure during transfer."""
+    count = min(MAX_SAMPLES, -(-tokens // (mean_tokens(original) or PATCHES)))
     return min(max(32, count), len(original.splits.train))
 
 
