@@ -70,10 +70,6 @@ class Request:
         return "study" if isinstance(self.chosen, Recipe) else Path(self.chosen).stem
 
     @property
-    def usual_seeds(self) -> int:
-        return ALONE_SEEDS if self.recipe is None else SEEDS
-
-    @property
     def has_default_schedule(self) -> bool:
         """Whether the recipe was generated for the user's data, and no setting defines its schedule."""
         if any(text.strip().startswith("schedule.") for text in self.settings):
@@ -186,7 +182,7 @@ def _price_plan(request: Request) -> StudyPlan:
             title=request.title,
             recipe=value,
             budget=BUDGET,
-            seeds=tuple(range(request.usual_seeds)),
+            seeds=tuple(range(ALONE_SEEDS if request.recipe is None else SEEDS)),
             designs=(),
             threads=max(1, machine.cores() // request.jobs),
             rates=(1.0,) if request.recipe is None else learning_rates.USUAL,

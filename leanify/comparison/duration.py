@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from leanify.comparison.plan import BASELINE, TRIAL, Key, PlannedDesign, StudyPlan
+from leanify.comparison.plan import BASELINE, TRIAL, Key, StudyPlan
 from leanify.comparison.statistics import MIN_SEEDS
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import Recipe
@@ -150,10 +150,11 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
         cuts.append(f"{len(seeds) - len(plan.seeds)} of {len(seeds)} seeds")
 
     # designs, the last ones first
-    names = []
-    while not is_within(plan) and (design := _last_to_drop(plan)) is not None:
-        names.append(design.name)
-        plan = replace(plan, designs=tuple(other for other in plan.designs if other is not design))
+    names, droppable = [], [design for design in plan.designs if design.name not in (BASELINE, plan.focus)]
+    while not is_within(plan) and droppable:
+        dropped = droppable.pop()
+        names.append(dropped.name)
+        plan = replace(plan, designs=tuple(design for design in plan.designs if design is not dropped))
     if names:
         cuts.append(", ".join(names))
 
@@ -167,12 +168,6 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
             "schedule.steps=N, at the risk that the models have not learnt"
         )
     return plan, cuts
-
-
-def _last_to_drop(plan: StudyPlan) -> PlannedDesign | None:
-    """Return the last design that is neither the baseline nor the design in focus."""
-    others = [design for design in plan.designs if design.name not in (BASELINE, plan.focus)]
-    return others[-1] if others else None
 
 
 # -- a dry run --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.core.path_kinds import RECIPE, is_run
-from leanify.core.recipe import DataSection
 from leanify.data.images.batches import ImageFolder
 from leanify.data.images.files import find_split_folder
 from leanify.data.tables import columns
@@ -75,18 +74,14 @@ def feed(
         elif not data.is_dir():
             raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
         else:
-            folder = ImageFolder(data, seed, _recorded_data(directory))
+            section = recipes.load(directory / RECIPE).data if directory is not None and is_run(directory) else None
+            folder = ImageFolder(data, seed, section)
             images = folder.batches(samples, batch_size, example.shape[1:], *_scale(model, example.shape[1]))
             inputs = Feed(f"images from {data}", ({name: image} for image in images), folder)
     # batches on the device; whatever a reader raises becomes a DataError
     read = reraise_in_iteration(inputs.batches, where, DataError)
     device_batches = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(inputs, batches=device_batches)
-
-
-def _recorded_data(directory: Path | None) -> DataSection | None:
-    """The [data] of the run in a directory; None for other directories."""
-    return recipes.load(directory / RECIPE).data if directory is not None and is_run(directory) else None
 
 
 def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:

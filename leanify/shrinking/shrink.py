@@ -128,7 +128,8 @@ def shrink(
         with _explain_memory(original):
             prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, findings)
             preparation, time_plan = _prepare(prices.original, several, names, clock, findings)
-            return Shrunk(_rehearse(preparation, _baseline(original, budget), time_plan, minutes), None)
+            baseline = Prices(original, budget).baseline
+            return Shrunk(_rehearse(preparation, baseline, time_plan, minutes), None)
 
     request = {
         "source": source,
@@ -155,12 +156,8 @@ def shrink(
         prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, folder.findings)
         preparation, time_plan = _prepare(prices.original, several, names, folder.clock, folder.findings)
         folder.keep()
-        baseline = _baseline(original, budget)
+        baseline = Prices(original, budget).baseline
         return _shrink_into(folder, preparation, baseline, time_plan.candidates, rates, seeds, explain)
-
-
-def _baseline(original: Original, budget: Budget) -> Design:
-    return Prices(original, budget).baseline
 
 
 def _candidates(

@@ -132,7 +132,7 @@ def _texts(
 def _rows(text: str, data: DataSection) -> Rows:
     """Yield (where, texts) for each row of a table, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
-    if columns.lower_suffix(path) in columns.TABLES or (is_file(path) and columns.is_fasttext(path)):
+    if columns.lower_suffix(path) in columns.TABLES or (is_file(path) and columns.text_table(path) == "fasttext"):
         if not path.is_file():
             raise DataError(f"{path} does not exist")
         faults, texts = Faults(), data.text

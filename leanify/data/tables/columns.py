@@ -141,11 +141,6 @@ def is_table(path: Path) -> bool:
     return lower_suffix(path) in TABLES or text_table(path) not in (None, "tags")
 
 
-def is_fasttext(path: Path) -> bool:
-    """Whether a text file's first line begins with a label of fastText, or ends with one."""
-    return text_table(path) == "fasttext"
-
-
 def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] | None:
     """The kind of table that a text file holds, by its first lines; None for plain text.
 
