@@ -34,6 +34,8 @@ OWN_GPT = Path(__file__).parents[1] / "docs" / "examples" / "own_gpt.py"
         ("hf/llama", {**TEXT, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 32000}, [True]),
         ("hf/gemma4_text", {}, [True]),  # at its sizes an early token moves the last one by less than rounding
         pytest.param("hf/qwen3_next", {}, [True], marks=pytest.mark.slow),  # 512 experts of 25 GB are measured in 2
+        pytest.param("hf/gemma3n_text", {}, [True], marks=pytest.mark.slow),  # its blocks pass four streams
+        pytest.param("hf/csm", {}, [True] * 4, marks=pytest.mark.slow),  # texts do not reach its codec's stacks
         ("hf/electra", {**TEXT, "embedding_size": 32}, [False]),
         ("hf/gpt_neox", TEXT, [True]),
         ("hf/clip", {"text_config": TEXT, "vision_config": VISION}, [True, False]),

@@ -47,9 +47,10 @@ def causal_stages(located_model: LocatedModel, tokens: int | None = None) -> lis
     if not _reads_sequences(located_model.model, tokens):
         return by_attributes
     try:
-        return _measure(located_model)
+        measured = _measure(located_model)
     except Exception:  # upstream's code may fail at untested sizes
         return by_attributes
+    return [said if seen is None else seen for said, seen in zip(by_attributes, measured, strict=True)]
 
 
 def _reads_sequences(model: nn.Module, tokens: int | None) -> bool:
@@ -69,8 +70,11 @@ def _sequences(inputs: dict[str, Tensor]) -> Iterator[str]:
             yield name
 
 
-def _measure(located_model: LocatedModel) -> list[bool]:
-    """For each stage whether, for some input, a late token changes late outputs alone and an early one reaches them."""
+def _measure(located_model: LocatedModel) -> list[bool | None]:
+    """For each stage whether, for some input, a late token changes late outputs alone and an early one reaches them.
+
+    None for a stage that no input's late token reaches.
+    """
     origin = get_origin(located_model.model)
     if origin is not None and user_modules.is_user_module(origin):
         small, real = located_model, build_model(origin)  # masks may be plain attributes, which only his code makes
@@ -88,7 +92,7 @@ def _measure(located_model: LocatedModel) -> list[bool]:
 
     with torch.no_grad():
         before = _outputs(real, inputs, paths)
-        is_causal = [False] * len(paths)
+        is_causal: list[bool | None] = [None] * len(paths)
         for name in _sequences(inputs):
             # stages that a late token changes at its own place alone
             late = _outputs(real, {**inputs, name: _change_token(inputs[name], -1)}, paths)
@@ -97,15 +101,17 @@ def _measure(located_model: LocatedModel) -> list[bool]:
                 if old is None or new is None:
                     continue
                 earlier, _ = _rows(old, inputs[name])
-                if _changes(old, new, slice(-1, None)) and not _changes(old, new, earlier):
+                if _changes(old, new, earlier):
+                    is_causal[index] = is_causal[index] or False
+                elif _changes(old, new, slice(-1, None)):
                     candidates.append(index)
             # a window that only looks to its side is not causal: an early token must reach later ones
             if candidates:
                 early = _outputs(real, {**inputs, name: _change_token(inputs[name], 0)}, paths)
                 for index in candidates:
                     old, new = before[index], early[index]
-                    if old is not None and new is not None and _changes(old, new, _rows(old, inputs[name])[1]):
-                        is_causal[index] = True
+                    reaches = old is not None and new is not None and _changes(old, new, _rows(old, inputs[name])[1])
+                    is_causal[index] = is_causal[index] or reaches
     return is_causal
 
 
@@ -199,7 +205,9 @@ def _outputs(model: nn.Module, inputs: dict[str, Tensor], paths: list[str]) -> l
 
 
 def _token_rows(tensor: Tensor) -> Tensor:
-    """(B, N, C), (N, 1, C) or (N, C) as (N, values)."""
+    """(B, N, C), (N, 1, C), (N, C) or, of several streams (Gemma 3n), (streams, 1, N, C) as (N, values)."""
+    if tensor.dim() == 4 and tensor.shape[0] > 1 and tensor.shape[1] == 1:
+        return tensor[:, 0].transpose(0, 1).reshape(tensor.shape[2], -1)
     if tensor.dim() == 3 and tensor.shape[0] > 1 and tensor.shape[1] == 1:
         return tensor[:, 0]
     return tensor[0].reshape(tensor.shape[1], -1) if tensor.dim() > 2 else tensor
