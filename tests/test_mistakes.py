@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from commands import run_here
 
+from leanify.cli.mistakes import REMOVED_OPTIONS
 from leanify.core import recipe as recipes
 from leanify.training import start as training
 
@@ -56,6 +57,7 @@ MISTAKES = [
     Mistake("profile --no-measure", "Missing argument 'SOURCE…'", says="For example: leanify profile vit_base lean"),
     Mistake("shrink", "Missing argument 'CHECKPOINT'", says="For example: leanify shrink "),
     Mistake("profile vit_tiny --max-latency 5", "--max-latency 5 has no unit; say an amount (12ms)"),
+    Mistake("compare digits --tournament 9 -o tour", "its winners beat no design"),
     Mistake(
         "redesign vit_tniy --target-params 0.5",
         "did you mean vit_tiny",
@@ -196,6 +198,16 @@ def test_mistake_names_what_works(mistake: Mistake, here: Path, monkeypatch: Any
         assert out
         WORKED.add(mistake.instead)
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(name, option) for name in REMOVED_OPTIONS for option in REMOVED_OPTIONS[name]]
+)
+def test_removed_option_names_alternative(command: str, option: str, capsys: Any) -> None:
+    code, out, err = run_here(f"{command} vit_tiny --{option} 1", capsys)
+    assert (code, out) == (2, "")
+    assert f"No such option: --{option}" in err
+    assert " ".join(REMOVED_OPTIONS[command][option].split()) in err
 
 
 def test_invalid_numbers_are_one_message(capsys: Any) -> None:

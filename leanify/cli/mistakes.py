@@ -1,4 +1,4 @@
-"""Messages for wrong command lines. Imports no torch."""
+"""Messages for wrong command lines, with advice on options that were removed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from shlex import quote
 from typing import Any
 
 from leanify.core.errors import LeanifyError
+
+# options that the last version had, by command, with their replacement
+REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "redesign": dict.fromkeys(
+        ("data", "samples"), "leanify shrink CHECKPOINT --data DATA --minutes 0 carries weights by data"
+    ),
+    "shrink": {"device-memory": "leanify profile CHECKPOINT --no-measure predicts the memory"},
+    "compare": {
+        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6",
+    },
+}
+
 
 HUB_ID = re.compile(r"(?!timm/|hf/|diffusers/)[\w.-]+/[\w.-]+")
 
@@ -36,7 +48,7 @@ def apply_revision(arguments: list[str]) -> list[str]:
 
 
 def usage_message(error: Any, command: Any, name: str) -> str:
-    """The parser's message; for an unknown option, with the key of the recipe that it may be.
+    """The parser's message; for an unknown option, with the replacement if there is one.
 
     ``error`` is click's usage error, ``command`` the parsed command and ``name`` its name.
     """
@@ -54,7 +66,7 @@ def usage_message(error: Any, command: Any, name: str) -> str:
     if not hasattr(error, "possibilities"):
         return message
 
-    # an unknown option: a key of the recipe, or the list of options if click suggests none
+    # an unknown option: a former option, a key of the recipe, or the list of options if click suggests none
     option = error.option_name.lstrip("-")
     hint = None if error.possibilities else f"{f'leanify {name}'.strip()} -h lists the options"
     if any("--set" in param.opts for param in command.params):
@@ -62,4 +74,5 @@ def usage_message(error: Any, command: Any, name: str) -> str:
 
         key = nearest_key(option)
         hint = hint if key is None else f"--set {key}=VALUE sets a key of the recipe"
+    hint = REMOVED_OPTIONS.get(name, {}).get(option, hint)
     return message if hint is None else f"{message}; {hint}"

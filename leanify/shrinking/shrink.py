@@ -114,7 +114,7 @@ def shrink(
     if minutes < 0:
         raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
     if shape not in ("free", "plain"):
-        raise LeanifyError(f"--shape {shape!r} is not one of free, plain")
+        raise LeanifyError(f"--shape {shape!r} is not free or plain; --designs narrow makes blocks of one size")
     if seeds < 1:
         raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
     tokens = check_vocabulary_option(str(vocabulary), count)
