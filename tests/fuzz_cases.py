@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import test_layouts_of_data as layouts
 from fuzz_files import damage, mutate, mutated_bytes, mutated_value, some_file
 from fuzz_intact import HF, RECIPE, SHRUNK, TIMM, InlineEngine
 
 from leanify.core.errors import LeanifyError
+from recipes.research import layouts
 
 BUG_MESSAGE = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
 SHRINK = "--target-params 0.8 --count body --minutes 0 --designs narrow " + " ".join(f"--set {s}" for s in SHRUNK)
@@ -307,26 +307,10 @@ def greedy_case(draw: random.Random, home: Path) -> None:
     return command(*draw.choice([f"{OWN_IMAGES}images", "predict run-images images"]).split())
 
 
-LAYOUTS: dict[str, Callable[[Path], Any]] = {
-    **{name: row[0] for name, row in {**layouts.LABELLED_TEXTS, **layouts.PICTURE_TABLES}.items()},
-    "Roboflow": layouts.boxes_of_roboflow,
-    "YOLO": layouts.boxes_of_yolo,
-    "Pascal VOC": layouts.boxes_of_voc,
-    **{
-        name: lambda at, row=row: (at / "train.jsonl").write_text(
-            "\n".join(json.dumps(row(number)) for number in range(layouts.ROWS))
-        )
-        for name, row in layouts.UNLABELLED.items()
-    },
-    **{f"tags in {name}": lambda at, text=text: (at / "train.txt").write_text(text * 20)
-       for name, text in layouts.TAGS.items()},
-}  # fmt: skip
-
-
 def layout_case(draw: random.Random, home: Path) -> None:
     """Data as public sets lay it out, damaged: labels, lists beside pictures, chats, tags, boxes."""
     (home / "data").mkdir()
-    LAYOUTS[draw.choice(list(LAYOUTS))](home / "data")
+    layouts.make(home / "data", draw.choice([*layouts.LAYOUTS.values()]))
     damage(draw, home / "data", home.parent / "outside")
     uses = (
         "show data",
