@@ -163,8 +163,8 @@ def _send_request(request: dict[str, Any]) -> int:
     return int(answer)
 
 
-def _serve() -> None:
-    """Fork for each line that asks for it; other lines ask whether a fork still runs, or wait for its end."""
+def preload(names: Sequence[str]) -> None:
+    """Import leanify with all its modules, and these, so that forks pay for no import."""
     import torch
 
     import leanify
@@ -175,8 +175,13 @@ def _serve() -> None:
     for module in pkgutil.walk_packages(leanify.__path__, "leanify."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in PRELOADED:
+    for name in names:
         importlib.import_module(name)
+
+
+def _serve() -> None:
+    """Fork for each line that asks for it; other lines ask whether a fork still runs, or wait for its end."""
+    preload(PRELOADED)
     gc.collect()
     gc.freeze()  # else the collector touches, and so copies, every page in every fork
     for line in sys.stdin:

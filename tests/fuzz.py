@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import io
 import math
 import os
-import pkgutil
 import random
 import re
 import resource
@@ -34,6 +32,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+from commands import preload
 from fuzz_cases import INPUTS, KINDS, OWN_IMAGES, SHRINK, command, read_shape
 from fuzz_files import USER_FILE, add_user_files, digest, make_outside
 from fuzz_intact import HF, make_intact
@@ -161,16 +160,7 @@ def prepare() -> Path:
     """Import what cases need, make the intact files, and use them once, so that a case pays for nothing but itself."""
     import torch
 
-    import leanify
-    from leanify.upstream.libraries import import_timm, import_transformers
-
-    torch.set_num_threads(1)
-    import_timm(), import_transformers()
-    for module in pkgutil.walk_packages(leanify.__path__, "leanify."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    for name in PRELOADED:
-        importlib.import_module(name)
+    preload(PRELOADED)
     home = Path(tempfile.mkdtemp(prefix="fuzz-intact-"))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(home), warnings.catch_warnings():
         warnings.simplefilter("ignore")
