@@ -12,7 +12,10 @@ import torch
 import leanify
 from leanify.lens import surgery
 from leanify.profiling.counting import count, macs, observe_on_cpu, observe_on_meta
+from leanify.sources import find
 from leanify.upstream.inputs import example_inputs
+from tests.zoo import tiny
+from tests.zoo.running import difference, outputs, randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run:UserWarning")
 
@@ -91,3 +94,32 @@ def test_qwen2_vl_needs_no_memory() -> None:
     assert on_meta == observe_on_cpu(small, 40, macs) > 0
     large = leanify.load("hf/qwen2_vl", device="meta")
     assert observe_on_meta(large, None, macs) is not None
+
+
+@pytest.mark.parametrize("name", ["align", "idefics2", "idefics3", "pvt"])
+def test_types_outside_the_zoo_grow(name: str) -> None:
+    model, run = tiny.build("hf", name)
+    model = randomise(model)
+    assert difference(outputs(leanify.grow(model, factor=2), run), outputs(model, run)) < 1e-10
+
+
+def test_levit_has_biases_of_each_head() -> None:
+    sizes = {"image_size": 64, "hidden_sizes": [32, 48], "num_attention_heads": [2, 3], "depths": [2, 2]}
+    config = {**sizes, "key_dim": [8, 8], "mlp_ratio": [2, 2], "attention_ratio": [2, 2]}
+    downs = {"down_ops": [["Subsample", 8, 4, 4, 2, 2], [""]]}
+    model = randomise(leanify.load("hf/levit", overrides={**config, **downs}))
+    inputs = torch.randn(2, 3, 64, 64).double()
+    large = leanify.grow(model, factor=2)
+    assert difference(outputs(large, lambda one: one(inputs)), outputs(model, lambda one: one(inputs))) < 1e-10
+
+
+@pytest.mark.parametrize(("name", "more"), [("llava_next", "image_sizes"), ("gemma4", "pixel_values_videos")])
+def test_refusals_name_inputs(name: str, more: str) -> None:
+    """Of a type whose processor makes more than leanify does, in place of what upstream's code raised."""
+    with pytest.raises(leanify.UnsupportedModel, match=rf"does not run on the .*may make more \({more}"):
+        leanify.redesign(f"hf/{name}", target_params=0.7)
+
+
+def test_bare_model_has_the_whole_configuration() -> None:
+    """MusicGen's AutoModel is of its decoder's configuration."""
+    assert find.find("hf/musicgen").origin.cls == "MusicgenForConditionalGeneration"

@@ -15,7 +15,7 @@ from leanify.data.images.files import data_folder
 from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.origin import get_origin, is_hf
+from leanify.upstream.origin import get_origin, is_hf, text_config
 
 HOLD_OUT = "to hold out a tenth of train instead: --set data.holdout=0.1"
 
@@ -109,7 +109,7 @@ def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
     # a module of the user's own, or transformers' configuration
     if isinstance(getattr(model, "vocab", None), int):  # a module of the user's own says it itself
         return any_model.vocab, getattr(any_model, "length", None)
-    config: Any = any_model.config.get_text_config() if is_hf(model) else None
+    config: Any = text_config(any_model.config) if is_hf(model) else None
     if not hasattr(config, "vocab_size"):
         raise DataError(f"{task} needs a text model, but {get_origin(model)} takes images")
     # positions that the table offers to tokens

@@ -31,9 +31,9 @@ from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.obstacles import OWN_BATCH, check_bare, check_weights, describe_obstacle
 from leanify.lens.resize import solve_sizes
 from leanify.upstream.example_inputs import get_example, give
-from leanify.upstream.inputs import knows_input
+from leanify.upstream.inputs import describe_made, knows_input
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import get_record, note_fact
+from leanify.upstream.origin import get_record, is_hf, note_fact
 from leanify.upstream.spelling import experts_per_token
 
 SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks does not count as a block
@@ -222,15 +222,18 @@ def _known_sites(model: nn.Module) -> list[Site]:
             raise
         cause = error.__cause__ or error
         if not isinstance(cause, UnsupportedModel):
+            on = f"inputs that leanify makes up ({format_error(cause, 140)})"
+            on = describe_made(model, cause) if is_hf(model) else on
             raise UnsupportedModel(
-                f"{model_name(model)} does not run on inputs that leanify makes up ({format_error(cause, 140)}), so "
-                f"its attention cannot be tried. {OWN_BATCH}"
+                f"{model_name(model)} does not run on {on}, so its attention cannot be tried. {OWN_BATCH}"
             ) from error
         failures = {unknown: f"it could not be run: {error}"}  # the error names the missing part
     sites = find_sites(model)
     unknown_path = _unknown_attention(model, sites)
     if unknown_path is not None and get_example(model) is None:
-        failures.setdefault(unknown_path, "no softmax or fused kernel of products of linear maps was seen in it")
+        unseen = "no softmax or fused kernel of products of linear maps was seen in it"
+        on = f", on {describe_made(model)}. {OWN_BATCH}" if is_hf(model) else ""
+        failures.setdefault(unknown_path, unseen + on)
     if failures:
         path, why = next(iter(failures.items()))
         if obstacle:

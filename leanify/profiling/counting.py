@@ -36,9 +36,9 @@ from leanify.upstream.build import build_shell
 from leanify.upstream.caches import cache_size
 from leanify.upstream.example_inputs import Given, get_example
 from leanify.upstream.hooked import in_mode, remove_on_exit
-from leanify.upstream.inputs import example_inputs
+from leanify.upstream.inputs import describe_made, example_inputs
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import get_origin, is_hf
+from leanify.upstream.origin import get_origin, is_hf, text_config
 
 Result = TypeVar("Result")
 Observe = Callable[[nn.Module, dict[str, Tensor]], Result]
@@ -62,7 +62,7 @@ def embedding_parameters(model: nn.Module) -> int | None:
     if not is_hf(model):
         return None
     config: Any = model.config
-    rows = getattr(config.get_text_config(), "vocab_size", None)
+    rows = getattr(text_config(config), "vocab_size", None)
     if type(rows) is not int:
         return None
     # a numbered block may have a matrix of as many rows by chance; a table in a list (lm_heads.0.weight) is outside
@@ -310,9 +310,11 @@ def observe_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result
             hint = f". {OWN_BATCH}"
         if obstacle := describe_obstacle(model):
             hint = f"; {obstacle}"
+        why = f"a forward pass of zeros failed with {format_error(error)}"
+        if is_hf(model) and not isinstance(error, MemoryError):
+            why = f"it does not run on {describe_made(model, error)}"
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {format_error(error)}{hint}"
-            ". leanify.read, write and grow may still do for it"
+            f"{type(model).__name__} cannot be priced: {why}{hint}. leanify.read, write and grow may still do for it"
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -135,9 +135,11 @@ def _default_class(config: PretrainedConfig) -> str:
     names = [name for name in sorted(vars(modeling_auto)) if re.fullmatch("MODEL_.*MAPPING_NAMES", name)]
     tables = [getattr(modeling_auto, name) for name in names]
     classes = [table[config.model_type] for table in tables if config.model_type in table]
-    bare = config.model_type in modeling_auto.MODEL_MAPPING_NAMES
-    first = next((name for name in classes if isinstance(name, str)), None)
-    return first if first is not None and not bare else class_name("AutoModel", config)
+    bare = [class_name("AutoModel", config)] if config.model_type in modeling_auto.MODEL_MAPPING_NAMES else []
+    candidates = [name for name in (*bare, *classes) if is_model_class(name)]
+    # a model of the whole configuration: MusicGen's bare one is of its decoder's
+    fitting = (name for name in candidates if getattr(import_transformers(), name).config_class is type(config))
+    return next(fitting, None) or next(iter(candidates), None) or class_name("AutoModel", config)
 
 
 def type_of_class(name: str) -> str | None:

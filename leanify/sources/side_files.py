@@ -19,6 +19,7 @@ from leanify.core.files.reading import open_file, read_json, read_object, resolv
 from leanify.sources import hub
 from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
+from leanify.upstream.origin import text_config
 
 PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*", "*.model", "*.spm",
@@ -103,7 +104,7 @@ def _home(source: Path) -> Path:
 
 
 def _takes_text(model: Any) -> bool:
-    return model.main_input_name == "input_ids" and hasattr(model.config.get_text_config(), "vocab_size")
+    return model.main_input_name == "input_ids" and hasattr(text_config(model.config), "vocab_size")
 
 
 def check_vocabulary(model: Any, folder: Path) -> None:
@@ -118,7 +119,7 @@ def check_vocabulary(model: Any, folder: Path) -> None:
     vocabulary = (read_object(file).get("model") or {}).get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
     # the embedding has one row for each id
-    rows = model.config.get_text_config().vocab_size
+    rows = text_config(model.config).vocab_size
     if ids and all(isinstance(number, int) for number in ids) and max(ids) >= rows:
         raise SourceError(
             f"the tokenizer of {getattr(model.config, '_name_or_path', 'the model')} has ids up to {max(ids)}, but the "

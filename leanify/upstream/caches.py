@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanify.upstream.origin import is_hf
+from leanify.upstream.origin import is_hf, text_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ def cache_size(model: nn.Module, attention: Any) -> CacheSize | None:
     # the window: the attention's own, or the configuration's for the kind of this layer
     config: Any = getattr(attention, "config", None)
     if config is None:
-        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        config = text_config(model.config)
     kinds = getattr(config, "layer_types", None)
     size = getattr(config, "sliding_window", None)
     if hasattr(attention, "sliding_window"):

@@ -156,8 +156,8 @@ def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> N
                 stages = [stage for stage in new.stages if stage.name.startswith(f"{path}.".lstrip("."))]
                 head_dims = {layer.head_dim for layer in Architecture("", tuple(stages)).layers()}
                 inner_config = copy.deepcopy(table.config)
-                if len(head_dims) == 1 and hasattr(inner_config, "head_dim"):
-                    with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
+                with suppress(Exception):  # a property computed from other keys, or each layer's own (Gemma 4)
+                    if len(head_dims) == 1 and hasattr(inner_config, "head_dim"):
                         inner_config.head_dim = head_dims.pop()
             device = next(table.buffers()).device
             setattr(parent, name, type(table)(config=inner_config).to(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ from leanify.upstream.caches import longest_context
 from leanify.upstream.example_inputs import Given, describe_example, get_example, resize_batch
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
-from leanify.upstream.origin import get_origin, is_hf
+from leanify.upstream.origin import get_origin, is_hf, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MAX_VOCABULARY = 1_000_000
+FURTHER = re.compile(r"(pixel|image|video|audio|patch|box|point|grid|ratio|type|longer|feature)(?!_layer|_select)")
 GRIDS = ("grid_thw", "spatial_shapes")
 
 
@@ -53,6 +55,19 @@ def knows_input(model: nn.Module) -> bool:
     """Whether the model has an example input, or leanify can make one."""
     has_own_rule = makes_examples(model) or is_hf(model) or get_example(model) is not None
     return has_own_rule or bool(getattr(model, "pretrained_cfg", None))
+
+
+def describe_made(model: nn.Module, error: BaseException | None = None) -> str:
+    """The inputs that are made up for a model of transformers, and others that its forward takes, for a refusal.
+
+    Of an ``error`` on them, upstream's message to users is told, and no line of Python's own.
+    """
+    made = [name for name in _arguments(model) if name in _MAKERS]
+    others = [name for name in inspect.signature(model.forward).parameters if FURTHER.search(name) and name not in made]
+    rest = f", and its processor may make more ({', '.join(others[:4])})" if others else ""
+    message = " ".join(str(error).split())[:140]
+    said = f"; upstream says: {message.rstrip('.')}" if isinstance(error, ValueError) and not message[:1].islower() else ""
+    return f"the {', '.join(made) or 'inputs'} that leanify makes up{rest}{said}"
 
 
 def makes_examples(model: nn.Module) -> bool:
@@ -172,7 +187,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 def _length(model: Any, tokens: int | None) -> int:
     """The sequence length: ``tokens``, by default 512 (10 s of sound) or the number of positions if that is smaller."""
-    config = model.config.get_text_config()
+    config = text_config(model.config)
     names = ("max_position_embeddings", "max_target_positions")
     limits = [getattr(config, name, None) or 0 for name in names]
     longest = min((limit for limit in limits if limit > 0), default=512)  # XLNet says -1: no limit

@@ -106,6 +106,22 @@ def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs
     return {"pixel_values": image, **text_behind(config.image_token_id, batch, patches, length)}
 
 
+def _list_of_images_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
+    """Idefics 2 and 3: a list of one image, whose patches are merged to fewer tokens."""
+    vision = config.vision_config
+    perceiver = getattr(config, "perceiver_config", None)
+    places = (vision.image_size // vision.patch_size) ** 2
+    tokens = perceiver.resampler_n_latents if perceiver else places // config.scale_factor**2
+    image = _noise(batch, 1, 3, vision.image_size, vision.image_size)
+    return {"pixel_values": image, **text_behind(config.image_token_id, batch, tokens, length)}
+
+
+def _codes(config: PretrainedConfig, batch: int, length: int) -> Inputs:
+    """MusicGen: a row of tokens for each codebook."""
+    decoder = config.decoder
+    return {"decoder_input_ids": torch.randint(0, decoder.vocab_size, (batch * decoder.num_codebooks, length))}
+
+
 def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """Florence-2: each place of the vision tower's last stage is a token, and their mean is one more."""
     size = 224 if length > 64 else 64
@@ -178,6 +194,8 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "gemma4_vision": _placed_patches,
     "granite_speech5_encoder": lambda c, batch, length: {"input_features": _noise(batch, 32, 4 * c.num_mel_bins)},
     "idefics": _images_in_text,
+    "idefics2": _list_of_images_and_text,
+    "idefics3": _list_of_images_and_text,
     "inkling2_vision": _merged_patches,
     "kimi_k25_vision": lambda c, batch, length: {
         "pixel_values": _noise(side(length) ** 2 * batch, 3, c.patch_size, c.patch_size)
@@ -195,6 +213,8 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "layoutlmv3": lambda c, batch, length: (
         {"pixel_values": _noise(batch, 3, c.input_size, c.input_size)} if c.visual_embed else {}
     ),
+    "musicgen": _codes,
+    "musicgen_melody": _codes,
     "muse_glimmer_assistant": _noisy_block,
     "muse_glimmer_vision": _frame_pairs,
     "muse_spark_vision": _frame_pairs,
@@ -212,14 +232,19 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "pocket_tts_audio_tokenizer_encoder": _second_of_sound,
     "qwen3_asr_encoder": _windows_of_sound,
     "qwen2_5_vl": _patches_and_text,
+    "qwen3_vl": _patches_and_text,
     "qwen2_vl": _patches_and_text,
     "sam3_lite_text_text_model": lambda c, batch, length: {
         "input_ids": torch.randint(5, c.vocab_size, (batch, length))
     },
     "seggpt": _prompted_image,
+    "smolvlm": _list_of_images_and_text,
     "speech_to_text": lambda c, batch, length: {"input_features": _noise(batch, 8 * length, c.input_feat_per_channel)},
     "speecht5": _speech,
     "timesfm": _history,
+    "trocr": lambda c, batch, length: {
+        "encoder_hidden_states": _noise(batch, length, c.cross_attention_hidden_size or c.d_model)
+    },
     "udop": lambda c, batch, length: {
         "bbox": torch.rand(batch, length, 4),
         "pixel_values": _noise(batch, 3, c.image_size, c.image_size),

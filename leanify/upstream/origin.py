@@ -124,5 +124,13 @@ def _timm_options(model: nn.Module) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
 
+def text_config(config: Any) -> Any:
+    """The part of a transformers configuration that describes the text; of several, the decoder's (MusicGen)."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
 def is_hf(model: nn.Module) -> bool:
     return "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from leanify.core.architecture import Architecture, Stage, primary_layer
-from leanify.upstream.origin import Origin
+from leanify.upstream.origin import Origin, text_config
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _expert_counts(stage: Stage) -> tuple[int | None, int | None]:
 def experts_per_token(model: Any) -> int:
     """The number of experts per token in a mixture; 0 if the configuration does not specify it."""
     config: Any = getattr(model, "config", None)
-    configs = (config, config.get_text_config()) if hasattr(config, "get_text_config") else ()
+    configs = (config, text_config(config)) if hasattr(config, "get_text_config") else ()
     for part in configs:
         for key in _ACTIVE_KEYS:
             if isinstance(value := getattr(part, key, None), int):

@@ -28,7 +28,7 @@ from leanify.data.tables.columns import TABLES, describe_table, find_split_file,
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.data.texts.labelled_text import LabelledTable
-from leanify.upstream.origin import is_hf
+from leanify.upstream.origin import is_hf, text_config
 
 TASKS = ("text-classification", "text-regression")
 
@@ -97,7 +97,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 def _check_padding(model: Any, tokenizer: Any) -> None:
     """Raise DataError for a decoder that classifies by the last token before the padding, and knows no padding."""
-    if not is_hf(model) or model.config.get_text_config().pad_token_id is not None:
+    if not is_hf(model) or text_config(model.config).pad_token_id is not None:
         return
     if "pad_token_id" in inspect.getsource(type(model).forward):
         number = next(one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if one is not None)
