@@ -66,7 +66,8 @@ def describe_made(model: nn.Module, error: BaseException | None = None) -> str:
     others = [name for name in inspect.signature(model.forward).parameters if FURTHER.search(name) and name not in made]
     rest = f", and its processor may make more ({', '.join(others[:4])})" if others else ""
     message = " ".join(str(error).split())[:140]
-    said = f"; upstream says: {message.rstrip('.')}" if isinstance(error, ValueError) and not message[:1].islower() else ""
+    is_said = isinstance(error, ValueError) and not message[:1].islower()
+    said = f"; upstream says: {message.rstrip('.')}" if is_said else ""
     return f"the {', '.join(made) or 'inputs'} that leanify makes up{rest}{said}"
 
 
