@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from leanify.core.files.reading import preview
 from leanify.data.faults import Faults
@@ -61,18 +60,10 @@ def count_noun(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _is_list(cell: Any) -> bool:
-    """Whether a cell has several labels, or none: a list of one is a label."""
-    return isinstance(cell, (list, tuple)) and len(cell) != 1
-
-
 def _drop_long_cells(row: Row) -> Row:
     """A row with the cells that can be labels; None for the others."""
-    short: Row = {}
-    for name, cell in row.items():
-        label = columns.parse_label(cell)
-        short[name] = cell if label is not None and len(label) <= MAX_LABEL else None
-    return short
+    labels = {name: columns.parse_label(cell) or "" for name, cell in row.items()}
+    return {name: cell if 0 < len(labels[name]) <= MAX_LABEL else None for name, cell in row.items()}
 
 
 def _describe_rows(
@@ -93,7 +84,11 @@ def _describe_rows(
     texts, label = selection.text_columns(text_names), selection.label_column(names)
     by_name = selection.text_columns(names), label
     needs_labels = selection.task not in columns.WITHOUT_LABELS
-    if label is not None and needs_labels and any(_is_list(row.get(label)) for row in rows):
+    if (
+        label is not None
+        and needs_labels
+        and any(isinstance(cell := row.get(label), (list, tuple)) and len(cell) != 1 for row in rows)
+    ):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
     label = label if needs_labels else None
     # boxes in pictures, and texts to choose from
@@ -128,10 +123,16 @@ def _describe_rows(
             if flags:
                 return nothing(_describe_flags(file, texts, flags, place), file)
             label = guessing.guess_label(all_rows, texts)
-        usual = label or _label_like(rows)
+        usual = label or _label_like(rows) or "COLUMN"
         numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
         if numbers:
-            return nothing(_describe_numbers(file, numbers, texts, usual, place), file)
+            line = f"leanify compare {quote(str(place))} --set {quote(f'data.text={json.dumps(texts)}')}"
+            return nothing(
+                f"{file} is a table of numbers ({preview(numbers, 4)}), which gradient boosting learns, such as "
+                "scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
+                f"{' and '.join(texts)} alone are learnt with {line} --set data.label={quote(usual)}",
+                file,
+            )
     if texts and label is not None:
         data = _describe_labels(file, rows, further_rows, "sentences", texts, label, selection, place)
         if selection.task is not None:
@@ -275,16 +276,6 @@ def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], pl
     return (
         f"{file} has several labels of a text ({preview(list(flags), 6)}). One of them is learnt with {line}; "
         "all at once are learnt by transformers' Trainer, lean models included: AutoModelForSequenceClassification"
-    )
-
-
-def _describe_numbers(file: Path, numbers: Sequence[str], texts: Sequence[str], label: str | None, place: Path) -> str:
-    cells = quote(f"data.text={json.dumps(texts, ensure_ascii=False)}")
-    settings = f"--set {cells} --set data.label={quote(label or 'COLUMN')}"
-    return (
-        f"{file} is a table of numbers ({preview(list(numbers), 4)}), which gradient boosting learns, such as "
-        f"scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
-        f"{' and '.join(texts)} alone are learnt with leanify compare {quote(str(place))} {settings}"
     )
 
 

@@ -68,10 +68,10 @@ def flag_columns(rows: Sequence[Row], texts: Sequence[str]) -> list[str]:
     return flags if len(flags) > 2 else []
 
 
-def find_numbers(rows: Sequence[Row], texts: Sequence[str], label: str | None) -> list[str]:
+def find_numbers(rows: Sequence[Row], texts: Sequence[str], label: str) -> list[str]:
     """The columns of numbers if they are what a table is about: several, beside names or addresses; else []."""
     words = [len(str(row.get(name)).split()) for row in rows for name in texts]
-    if not texts or sum(words) >= FEW_WORDS * len(words):
+    if sum(words) >= FEW_WORDS * len(words):
         return []
     columns = {name: [str(cell) for cell in cells if str(cell or "")] for name, cells in _columns(rows).items()}
     numbers = [name for name, cells in columns.items() if cells and None not in map(parse_number, cells)]
