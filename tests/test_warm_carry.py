@@ -115,17 +115,23 @@ def test_pair_or_drop_follows_importance() -> None:
     assert transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wide).steps[-1].move == "pair"
 
 
-def test_pairing_leaves_no_single_block() -> None:
-    """Blocks 1 and 2 do nothing, so their pair costs nothing; taken first, it would leave block 0 without a partner."""
+def llama_with_inert_blocks(depth: int, inert: slice) -> nn.Module:
+    """A model in which the blocks of this slice do nothing, so that their pair costs nothing."""
     library = import_transformers()
     config = library.LlamaConfig(
-        hidden_size=24, num_hidden_layers=6, num_attention_heads=2, intermediate_size=16, vocab_size=64
+        hidden_size=24, num_hidden_layers=depth, num_attention_heads=2, intermediate_size=16, vocab_size=64
     )
     torch.manual_seed(0)
     model = library.LlamaModel(config).eval()
-    for block in model.layers[1:3]:
+    for block in model.layers[inert]:
         nn.init.zeros_(block.self_attn.o_proj.weight)
         nn.init.zeros_(block.mlp.down_proj.weight)
+    return model
+
+
+def test_pairing_leaves_no_single_block() -> None:
+    """The pair of blocks 1 and 2, taken first, would leave block 0 without a partner."""
+    model = llama_with_inert_blocks(6, slice(1, 3))
     data = [example_inputs(model, 2, 12) for _ in range(4)]
     shape = leanify.read(model)
     wanted = replace(shape, stages=(shape.stages[0].reshape(3, 4, mlp=32),))
@@ -138,17 +144,11 @@ def test_pairing_leaves_no_single_block() -> None:
 
 def test_last_pair_is_not_separate() -> None:
     """The last blocks' pair, once made, shortens nothing: it was tried again and again."""
-    library = import_transformers()
-    shape = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
-    torch.manual_seed(0)
-    model = library.LlamaModel(library.LlamaConfig(num_hidden_layers=4, **shape)).eval()
-    for block in model.layers[2:]:  # their pair costs nothing, and is taken first
-        nn.init.zeros_(block.self_attn.o_proj.weight)
-        nn.init.zeros_(block.mlp.down_proj.weight)
+    model = llama_with_inert_blocks(4, slice(2, 4))
     data = [example_inputs(model, 2, 12) for _ in range(4)]
-    old = leanify.read(model)
-    shape = replace(old, stages=(old.stages[0].reshape(2, 4, mlp=32),))
-    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), shape, moves=("pair",))
+    shape = leanify.read(model)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted, moves=("pair",))
     assert [step.blocks for step in found.steps[1:]] == [(2, 3), (0, 1)]
 
 
