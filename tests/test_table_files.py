@@ -257,6 +257,14 @@ def test_json_lists_are_tables(tmp_path: Path) -> None:
     assert recognise(tmp_path).kind is None, "a folder's only .json may be anything"
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("first", ['{"version": 2, "data": [', '{"data": ['])
+def test_object_over_several_lines_is_one(tmp_path: Path, first: str, indent: int | None) -> None:
+    inner = json.dumps([{"title": "a", "paragraphs": [{"context": "b", "qas": []}]}] * 3, indent=indent)
+    (tmp_path / "train.json").write_text(f"{first}\n{inner[1:]}}}\n")
+    assert "is nested (column data)" in recognise(tmp_path).fault
+
+
 @pytest.mark.parametrize("column", ["split", "Subset"])
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_several_splits_are_refused(tmp_path: Path, column: str, suffix: str) -> None:

@@ -124,7 +124,7 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
     # a list, an object alone (a class for each picture, or data that are nested), or an object a line
     first, second = (line.strip() for line in (next(iter(file), ""), next(iter(file), "")))
     file.seek(0)
-    is_whole = lower_suffix(path) == ".json" and (first.startswith("[") or first == "{" or not second)
+    is_whole = lower_suffix(path) == ".json" and (first.startswith("[") or not first.endswith("}") or not second)
     content = read_json(path, DataError) if is_whole else None
     if isinstance(content, dict):
         names = [
