@@ -103,14 +103,38 @@ def test_types_outside_the_zoo_grow(name: str) -> None:
     assert difference(outputs(leanify.grow(model, factor=2), run), outputs(model, run)) < 1e-10
 
 
-def test_levit_has_biases_of_each_head() -> None:
-    sizes = {"image_size": 64, "hidden_sizes": [32, 48], "num_attention_heads": [2, 3], "depths": [2, 2]}
-    config = {**sizes, "key_dim": [8, 8], "mlp_ratio": [2, 2], "attention_ratio": [2, 2]}
-    downs = {"down_ops": [["Subsample", 8, 4, 4, 2, 2], [""]]}
-    model = randomise(leanify.load("hf/levit", overrides={**config, **downs}))
-    inputs = torch.randn(2, 3, 64, 64).double()
+LEVIT = {
+    "image_size": 64, "hidden_sizes": [32, 48], "num_attention_heads": [2, 3], "depths": [2, 2], "key_dim": [8, 8],
+    "mlp_ratio": [2, 2], "attention_ratio": [2, 2], "down_ops": [["Subsample", 8, 4, 4, 2, 2], [""]],
+}  # fmt: skip
+CAPTIONS = {
+    "encoder": {"model_type": "vit", "patch_size": 8, **CLIP},
+    "decoder": {
+        "model_type": "gpt2",
+        "vocab_size": 99,
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 6,
+        "add_cross_attention": True,
+    },
+}
+INTERN = {
+    "text_config": {"model_type": "qwen2", **TEXT},
+    "vision_config": {**CLIP, "image_size": [32, 32], "patch_size": [8, 8]},
+    "image_token_id": 98,
+    "image_seq_length": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [("hf/levit", LEVIT), ("hf/vision-encoder-decoder", CAPTIONS), ("hf/internvl", INTERN)],
+)
+def test_further_types_grow(source: str, options: dict[str, Any]) -> None:
+    model = randomise(leanify.load(source, overrides=options))
+    inputs = {name: x.double() if x.is_floating_point() else x for name, x in example_inputs(model, 2, 40).items()}
     large = leanify.grow(model, factor=2)
-    assert difference(outputs(large, lambda one: one(inputs)), outputs(model, lambda one: one(inputs))) < 1e-10
+    assert difference(outputs(large, lambda one: one(**inputs)), outputs(model, lambda one: one(**inputs))) < 1e-10
 
 
 @pytest.mark.parametrize(("name", "more"), [("llava_next", "image_sizes"), ("gemma4", "pixel_values_videos")])

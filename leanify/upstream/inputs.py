@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MAX_VOCABULARY = 1_000_000
+IMAGE_TOKENS = ("mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens", "image_seq_length")
 FURTHER = re.compile(r"(pixel|image|video|audio|patch|box|point|grid|ratio|type|longer|feature)(?!_layer|_select)")
 GRIDS = ("grid_thw", "spatial_shapes")
 
@@ -117,7 +118,7 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
 
     # text after an image, if the number of the image's tokens is known
     if {"input_ids", "pixel_values"} <= inputs.keys():
-        images = _get(config, "mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens")
+        images = _get(config, *IMAGE_TOKENS)
         word = _get(config, "image_token_id", "image_token_index")
         if images is not None and word is not None:
             inputs |= text_behind(word, batch, images, length)

@@ -232,7 +232,6 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {
     "pocket_tts_audio_tokenizer_encoder": _second_of_sound,
     "qwen3_asr_encoder": _windows_of_sound,
     "qwen2_5_vl": _patches_and_text,
-    "qwen3_vl": _patches_and_text,
     "qwen2_vl": _patches_and_text,
     "sam3_lite_text_text_model": lambda c, batch, length: {
         "input_ids": torch.randint(5, c.vocab_size, (batch, length))
