@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_VOCABULARY = 1_000_000
 IMAGE_TOKENS = ("mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens", "image_seq_length")
-FURTHER = re.compile(r"(pixel|image|video|audio|patch|box|point|grid|ratio|type|longer|feature)(?!_layer|_select)")
+FURTHER = re.compile(r"(pixel|image|video|audio|patch|box|point|grid|ratio|type|longer|feature|input_ids)(?!_l|_sel)")
 GRIDS = ("grid_thw", "spatial_shapes")
 
 
