@@ -45,9 +45,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+CODE = {
+    "crammed-bert": "crammed_bert.py:CrammedBert",
+    "gpt2-tinystories": "gpt2.py:Gpt2",
+    "nystromformer": "nystromformer.py:Nystromformer",
+    "point-encoder": "point_encoder.py:PointEncoder",
+}
+
+
 def origin(name: str, **options: Any) -> Origin:
-    """A model of the recipes by the name that it had in older ones."""
-    return replace(find.find(f"leanify/{name}").origin, options=options)
+    """A model of the recipes."""
+    return replace(find.find(CODE[name]).origin, options=options)
 
 
 def built(case: str, **options: Any) -> nn.Module:

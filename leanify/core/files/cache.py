@@ -77,13 +77,15 @@ def new_entry(place: Path, what: str) -> Iterator[Path]:
             raise DataError(f"{what} could not be cached in {place}: {error.strerror or error}") from error
 
 
-def load_or_make(name: str, options: Mapping[str, Any], make: Callable[[], Arrays]) -> tuple[Arrays, Path]:
+def load_or_make(
+    name: str, options: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
+) -> tuple[Arrays, Path]:
     """Arrays and their file in the cache; ``make()`` makes those that the cache lacks for these options."""
     import numpy as np  # imported here because most readers of the cache do not need numpy
 
     # one file for each set of options; it names its own arrays, so that a part of an archive is not taken for all
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
-    path = home() / f"{name}-{digest}.npz"
+    path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:
         with open_file(path) as file:
             members = dict(np.load(file, allow_pickle=False))
@@ -101,7 +103,7 @@ def load_or_make(name: str, options: Mapping[str, Any], make: Callable[[], Array
     except OSError as error:
         raise DataError(
             f"{name} was generated but could not be saved in {path.parent} ({error.strerror}); choose another folder "
-            "with XDG_CACHE_HOME"
+            "with --set data.path=FOLDER or XDG_CACHE_HOME"
         ) from error
     return arrays, path
 

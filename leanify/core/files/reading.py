@@ -150,11 +150,11 @@ class _BoundedLines(io.TextIOWrapper):
         return line
 
 
-def read_lines(path: Path, error: type[LeanifyError] = SourceError) -> Iterator[str]:
+def read_lines(path: Path, error: type[LeanifyError] = SourceError, newline: str | None = None) -> Iterator[str]:
     """Yield the lines of a text file. Raises ``error`` as `text_encoding` does, and for text of another encoding."""
     encoding = text_encoding(path, error)
     try:
-        with open_text(path, error, encoding) as file:
+        with open_text(path, error, encoding, newline=newline) as file:
             yield from file
     except UnicodeDecodeError as caught:
         reason = f"{caught.reason} at byte {caught.start}"
