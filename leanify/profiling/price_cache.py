@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Source: TypeAlias = str | Path | recipe.Recipe | ModelSource | nn.Module  # what `sources.find.find` takes
 
 CacheFile = tuple[Path, str]  # a file of the cache, and the key that it must hold
-FORMAT = 7
+FORMAT = 8  # raised where what is counted, or known of a model, changes
 LIBRARIES = ("leanify", "torch", "timm", "transformers")
 SHAPE_FILES = ("config.json", "leanify.json", "recipe.toml", "modules.json")  # of a model's directory
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
