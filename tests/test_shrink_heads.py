@@ -96,7 +96,7 @@ def test_every_head_is_carried_and_healed(
 @pytest.mark.parametrize(
     ("source", "data", "fact"),
     [
-        ("names", "text.txt", "no trained head"),
+        ("names", "text.txt", "no data here judge its head"),
         ("four", "classes.csv", "4 classes apart and .*classes.csv has 6"),
         ("seq2seq", "text.txt", "no task here trains"),
         ("foreign", "text.txt", "the tokenizer of another model"),
