@@ -35,6 +35,7 @@ class Mistake:
 
 MISTAKES = [
     Mistake("trian", "No such command 'trian'", "train --list", "train"),
+    Mistake("versoin", "No such command 'versoin'. Did you mean 'version'?"),
     Mistake(
         "redesign vit_tiny --target-param 0.5",
         "No such option: --target-param ",

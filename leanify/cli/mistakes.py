@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -56,6 +57,9 @@ def usage_message(error: Any, command: Any, name: str) -> str:
     word = re.match(r"No such command (['\"])(.*?)\1\.", message)
     if not name and word and Path(word[2]).exists():
         return f"{word[2]} is no command; leanify show {quote(word[2])} describes it and names the commands to run"
+    words = get_close_matches(word[2], ("help", "version"), 1) if not name and word else []  # the parser knows neither
+    if words:
+        return f"{message} Did you mean {words[0]!r}?"
     if not name and word and "Did you mean" not in message:
         return f"{message} A command comes first: leanify redesign MODEL; leanify -h lists all commands"
     if name:
