@@ -151,7 +151,8 @@ def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
         parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
     if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
         # weights are transferred by these samples, and neighbours counted among `CROWD`; healing takes more
-        enough = max(CROWD, calibration_samples(original, max_calibration_tokens(original.located)))
+        tokens = MIN_TOKENS if minutes else max_calibration_tokens(original.located)
+        enough = max(CROWD, calibration_samples(original, tokens))
         max_embedded = max(enough, int(EMBEDDED_SHARE * seconds / forward)) if minutes else enough
         parts["train"] = _select_samples(splits.train, max_embedded, recipe)
         if minutes and len(parts["train"]) < len(splits.train):
