@@ -23,9 +23,9 @@ from leanify.tasks.causal_lm import CausalLm
 from leanify.training.distillation import TAUGHT, distill
 from leanify.training.engine import build_accelerator
 from leanify.vocabulary.closure import RankedTokens
-from leanify.vocabulary.cut_checkpoint import save_cut
 from leanify.vocabulary.kinds import read_vocabulary
 from leanify.vocabulary.ranking import rank_tokens
+from recipes.research.vocabulary_law import save_cut
 
 
 @pytest.mark.parametrize("kind", vocabularies.KINDS)

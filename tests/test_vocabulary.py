@@ -22,12 +22,12 @@ from leanify.core.files.reading import read_json
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import on_disk
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_checkpoint import save_cut
 from leanify.vocabulary.cut_model import cut_model
 from leanify.vocabulary.cut_tokenizer import cut_state
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.ranking import prior_probabilities, rank_tokens
 from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
+from recipes.research.vocabulary_law import save_cut
 
 FAMILIES = {
     "bert": "BertForMaskedLM",

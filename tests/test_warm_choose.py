@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from zoo import tiny
-from zoo.running import difference, outputs, randomise
+from zoo.running import randomise
 
 import leanify
 from leanify.lens.located import LocatedLayer, Site
@@ -26,7 +26,7 @@ from leanify.shrinking.choose import (
     output_projection,
     weight_matrix,
 )
-from leanify.shrinking.narrow import common_heads, head_tables, moment_cuts, narrow
+from leanify.shrinking.narrow import common_heads, head_tables, moment_cuts
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.upstream.inputs import example_inputs
 
@@ -202,16 +202,6 @@ def built(name: str) -> tuple[nn.Module, Any]:
     return randomise(model), call
 
 
-def test_narrowing_corrects_by_default() -> None:
-    model, call = built("hf/bert")
-    shape = leanify.read(model).map_layers(lambda layer: replace(layer, mlp=layer.mlp // 2))
-    plain, corrected, usual = (
-        narrow(model, shape, calibration(model), **how) for how in ({"correct": False}, {"correct": True}, {})
-    )
-    assert difference(outputs(usual, call), outputs(corrected, call)) == 0
-    assert difference(outputs(plain, call), outputs(corrected, call)) > 1e-6
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["hf/bert", "hf/llama"])
 def test_layer_keeps_by_moments_or_heads(name: str) -> None:
@@ -233,10 +223,9 @@ def test_layer_keeps_by_moments_or_heads(name: str) -> None:
     assert own(mlp, "m").weights is not None
     assert own(layer.attention, "h").weights is not None
     others = {symbol: pick.flip(0) for symbol, pick in heads.items()}
-    given = moment_cuts(found, wanted, False, others)
+    given = moment_cuts(found, wanted, others)
     assert as_lists(given(layer.attention, "h").picks) == as_lists(others)
     assert as_lists(given(mlp, "m").picks) == as_lists(units)
-    assert given(mlp, "m").weights is None
 
 
 @pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])

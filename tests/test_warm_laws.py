@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_warm_shrink import ALL, PRE_NORM, TOLERANCE, data, drop, halved
+from test_warm_shrink import ALL, PRE_NORM, TOLERANCE, data, drop, halved, narrow
 from torch import nn
 from zoo import tiny
 from zoo.running import difference, outputs, randomise
@@ -23,7 +23,7 @@ from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
 from leanify.shrinking.calibration import run
 from leanify.shrinking.choose import output_projection
-from leanify.shrinking.narrow import narrow, projections
+from leanify.shrinking.narrow import projections
 from leanify.shrinking.residual import Residual, residuals
 
 Call = Callable[[nn.Module], Any]
@@ -55,7 +55,7 @@ def dead_units(model: nn.Module, call: Call, located: LocatedModel) -> bool | No
         if module is not None and layer.mlp is not None:
             dead = torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2)
             module.weight.data.index_fill_(linear_features(module).input_axis, dead, 0.0)  # type: ignore[operator, union-attr]
-    new = narrow(model, shape, data(model))
+    new = narrow(model, shape)
     return leanify.read(new) == shape and difference(outputs(new, call), outputs(model, call)) < 1e-8
 
 

@@ -19,8 +19,8 @@ from leanify.shrinking.blocks import replace_blocks, stage_blocks
 from leanify.shrinking.calibration import collect_outputs, divergence, moments
 from leanify.shrinking.choose import survivors
 from leanify.shrinking.correction import least_squares
-from leanify.shrinking.narrow import narrow, projections
-from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.shrinking.narrow import narrow_model, projections
+from leanify.shrinking.teacher import CalibratedTeacher, Cut
 from leanify.upstream.inputs import example_inputs
 
 TOLERANCE = 1e-10
@@ -42,6 +42,17 @@ def data(model: nn.Module, count: int = 3) -> list[dict[str, Tensor]]:
 
 def run_on(batch: dict[str, Tensor]) -> Any:
     return lambda model: model(batch["x"]) if "x" in batch else model(**batch)
+
+
+class Uncorrected(CalibratedTeacher):
+    """Its cuts leave the output projections as they were."""
+
+    def cut(self, *options: Any) -> Cut:
+        return replace(super().cut(*options), weights=None)
+
+
+def narrow(model: nn.Module, shape: Any, teacher: type[CalibratedTeacher] = CalibratedTeacher) -> nn.Module:
+    return narrow_model(teacher(model, data(model), data(model)), shape).model
 
 
 def drop(model: nn.Module, stage: str, place: int) -> nn.Module:
@@ -80,7 +91,7 @@ def test_unused_heads_narrow_for_free(name: str) -> None:
         dead = torch.arange((old.heads - kept.heads) * old.head_dim)  # the first heads
         layer.output.weight.data.index_fill_(axis, dead, 0.0)
     wanted = leanify.read(model).map_layers(lambda layer: layer.set_heads(kept.heads))
-    new = narrow(model, wanted, data(model))
+    new = narrow(model, wanted)
     assert leanify.read(new) == wanted
     assert difference(outputs(new, call), outputs(model, call)) < 1e-8
 
@@ -90,12 +101,14 @@ def test_narrowed_model_runs_corrected(name: str) -> None:
     model, _ = built(name)
     batches = data(model)
     shape = halved(model)
-    errors = {}
-    for correct in (False, True):
-        new = narrow(model, shape, batches, correct)
+    errors = []
+    for teacher in (CalibratedTeacher, Uncorrected):
+        new = narrow(model, shape, teacher)
         assert leanify.read(new) == shape
-        errors[correct] = divergence(collect_outputs(new, batches), collect_outputs(model, batches))
-    assert errors[True] <= errors[False] * 1.2
+        errors.append(divergence(collect_outputs(new, batches), collect_outputs(model, batches)))
+    corrected, plain = errors
+    assert corrected <= plain * 1.2
+    assert corrected != plain
 
 
 def test_duplicate_unit_leaves_one() -> None:
@@ -128,7 +141,7 @@ def test_correction_never_raises_error() -> None:
 def test_narrow_pads_with_zero_columns() -> None:
     model, call = built("hf/gpt2")
     shape = leanify.read(model).map_layers(lambda layer: replace(layer.set_heads(layer.heads + 1), mlp=layer.mlp + 7))
-    new = narrow(model, shape, data(model))
+    new = narrow(model, shape)
     assert leanify.read(new) == shape
     assert difference(outputs(new, call), outputs(model, call)) < TOLERANCE
 
@@ -148,7 +161,7 @@ def test_shared_tables_keep_same_heads(name: str) -> None:
     model, _ = built(name)
     shape = leanify.read(model).map_layers(lambda layer: layer.set_heads(layer.heads // 2))
     kept: list[set[int]] = []
-    new = locate(narrow(model, shape, data(model), correct=False))
+    new = locate(narrow(model, shape))
     for before, after in zip(locate(model).layers, new.layers, strict=True):
         part = next(iter(before.attention.reading.rows))
         rows, left = (layer.attention.module.get_submodule(part).weight for layer in (before, after))

@@ -18,7 +18,7 @@ from leanify.core.errors import DirectoryError
 from leanify.search.redesign import redesign
 from leanify.shrinking.candidates import NO_BOUNDS
 from leanify.shrinking.free import transfer_free
-from leanify.shrinking.narrow import narrow
+from leanify.shrinking.narrow import narrow_model
 from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import TransferResult, transfer_weights
 from leanify.sources import find
@@ -32,7 +32,6 @@ from dataclasses import replace
 from pathlib import Path
 import torch, leanify
 from leanify.core import machine
-from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import transfer_weights
 from leanify.sources import find, lean_directory
 from leanify.training.master_weights import to_master_weights
@@ -104,7 +103,8 @@ def halved(source: Path) -> nn.Module:
     model = find.load_with_weights(find.find(source), None)
     shape = leanify.read(model)
     batches = [{"input_ids": torch.randint(0, 300, (4, 16))} for _ in range(2)]
-    return narrow(model, replace(shape, stages=(shape.stages[0].reshape(mlp=640),)), batches)
+    narrower = replace(shape, stages=(shape.stages[0].reshape(mlp=640),))
+    return narrow_model(CalibratedTeacher(model, batches, batches), narrower).model
 
 
 def in_memory(model: nn.Module) -> list[str]:

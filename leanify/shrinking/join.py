@@ -145,5 +145,5 @@ def _narrow_joined(teacher: CalibratedTeacher, stage: str, first: int, block: nn
     before = find_stage(teacher.located_model, stage).blocks[first]
     for old_layer, layer, size in zip(before, layers, shape, strict=True):
         heads = common.get(old_layer.attention.path)
-        shape_layer(located_model.model, layer, size, moment_cuts(moments_by_path, size, heads=heads))
+        shape_layer(located_model.model, layer, size, moment_cuts(moments_by_path, size, heads))
     return block

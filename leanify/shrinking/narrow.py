@@ -16,7 +16,7 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import linear_features, resize
 from leanify.shrinking.axes import Picks, select, shared_table
-from leanify.shrinking.calibration import Batch, Moments
+from leanify.shrinking.calibration import Moments
 from leanify.shrinking.choose import choose_units, importances, most_important, output_projection
 from leanify.shrinking.correction import correct_output, set_matrix
 from leanify.shrinking.experts import keep_experts
@@ -27,17 +27,11 @@ from leanify.upstream.on_disk import deep_copy, place_weights
 CutOf = Callable[[Site, str], Cut]
 
 
-def narrow(model: nn.Module, architecture: Architecture, batches: Sequence[Batch], correct: bool = True) -> nn.Module:
+def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> LocatedModel:
     """Return a new model with this shape and the same depth; heads and units are selected on calibration data.
 
-    If it has more heads or units, the new ones have zero output columns. Without ``correct`` the output projections
-    keep their columns. Raises ShapeError for another depth.
+    If it has more heads or units, the new ones have zero output columns. Raises ShapeError for another depth.
     """
-    return narrow_model(CalibratedTeacher(model, batches, batches, correct=correct), architecture).model
-
-
-def narrow_model(teacher: CalibratedTeacher, architecture: Architecture) -> LocatedModel:
-    """`narrow` for a calibrated teacher, which caches the selection."""
     # select and correct, with common heads under a shared table
     for old, shape in zip(teacher.located_model.stages, architecture.stages, strict=True):
         if len(old.blocks) != shape.depth:
@@ -109,15 +103,13 @@ def projections(located_model: LocatedModel) -> dict[str, nn.Module]:
     return modules
 
 
-def moment_cuts(
-    moments: Mapping[str, Moments], target: Layer, correct: bool = True, heads: Picks | None = None
-) -> CutOf:
+def moment_cuts(moments: Mapping[str, Moments], target: Layer, heads: Picks | None = None) -> CutOf:
     """Return a function that cuts a layer's sites by these moments; ``heads`` fixes the kept heads."""
 
     def cut(site: Site, symbol: str) -> Cut:
         count = target_count(site, symbol, target)
         picks = heads if heads is not None and symbol == "h" else choose_units(site, symbol, [count], moments)[count]
-        return Cut(picks, correct_output(site, symbol, picks, moments) if correct else None)
+        return Cut(picks, correct_output(site, symbol, picks, moments))
 
     return cut
 

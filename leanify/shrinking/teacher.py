@@ -47,14 +47,13 @@ class CalibratedTeacher:
     batches: Sequence[Batch]  # to select and correct
     held_out: Sequence[Batch]  # to measure the damage
     headless: bool = False  # the head is new, so damage is measured on hidden states
-    correct: bool = True
     _located: LocatedModel | None = None
     _heads: dict[str, Moments] = field(default_factory=dict)
     _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)
 
     def for_model(self, new: LocatedModel) -> CalibratedTeacher:
         """Another model on the same data: nothing about it is measured yet."""
-        return CalibratedTeacher(new.model, self.batches, self.held_out, self.headless, self.correct, new)
+        return CalibratedTeacher(new.model, self.batches, self.held_out, self.headless, new)
 
     def __post_init__(self) -> None:
         if not self.batches or not self.held_out:
@@ -194,7 +193,7 @@ class CalibratedTeacher:
         path, _ = output_projection(site, symbol)
         moments = {path: self._heads[site.path]} if site.path in self._heads else {}
         kept_picks = picks if picks is not None else choose_units(site, symbol, [key[2]], moments)[key[2]]
-        return Cut(kept_picks, correct_output(site, symbol, kept_picks, moments) if self.correct else None)
+        return Cut(kept_picks, correct_output(site, symbol, kept_picks, moments))
 
     def heads(self, layer: LocatedLayer) -> dict[str, Moments]:
         """Return the moments of a layer's heads, by the path of its output projection."""
@@ -244,9 +243,7 @@ class CalibratedTeacher:
             for count, picks in (
                 choose_units(sites[path], symbol, new_counts, site_moments).items() if new_counts else ()
             ):
-                corrects = self.correct and (
-                    count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
-                )
+                corrects = count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
                 weights = correct_output(sites[path], symbol, picks, site_moments) if corrects else None
                 if weights is not None:
                     weights = on_disk.place(weights[0]), weights[1]

@@ -47,8 +47,7 @@ from leanify.sources import side_files
 from leanify.training.preparation import data_section
 from leanify.upstream.hooked import in_mode
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_checkpoint import checkpoint_vocabulary
-from leanify.vocabulary.cut_model import check_cuttable, cut_model
+from leanify.vocabulary.cut_model import check_cuttable, checkpoint_vocabulary, cut_model
 from leanify.vocabulary.cut_tokenizer import cut_tokenizer
 from leanify.vocabulary.kinds import Vocabulary
 from leanify.vocabulary.ranking import rank_tokens

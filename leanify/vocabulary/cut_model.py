@@ -12,11 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.sources.side_files import side_file_folder
 from leanify.upstream.build import build_model
 from leanify.upstream.on_disk import deep_copy, place
 from leanify.upstream.origin import Origin, is_hf, is_stamped, plain_keys, set_origin
 from leanify.vocabulary.closure import KeptTokens
+from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.token_ids import cut_configurations
+
+
+def checkpoint_vocabulary(model: Any) -> Vocabulary:
+    """Return the vocabulary of the folder that a model was loaded from. Raises UnsupportedModel."""
+    check_cuttable(model)
+    folder = side_file_folder(model)
+    if folder is None:
+        raise UnsupportedModel(f"{model.config._name_or_path or type(model).__name__} has no tokenizer beside it")
+    return read_vocabulary(folder)
 
 
 @torch.no_grad()

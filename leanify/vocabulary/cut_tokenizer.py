@@ -22,26 +22,23 @@ from leanify.vocabulary.kinds import FILE, Vocabulary
 LEFT_OUT = ("*.model", "*.spm", "*.tiktoken", "*.bpe", "bpe.codes", "dict.txt")  # sources of a tokenizer.json
 
 
-def cut_tokenizer(folder: Path, vocabulary: Vocabulary, tokens: KeptTokens) -> list[str]:
-    """Cut the tokenizer's files in a folder, in place, and return the names of files that were left out.
+def cut_tokenizer(folder: Path, vocabulary: Vocabulary, tokens: KeptTokens) -> None:
+    """Cut the tokenizer's files in a folder, in place; files that transformers does not need are removed.
 
     Raises DataError if the tokenizers library does not give the kept tokens their new ids.
     """
     if tokens.is_all:
-        return []
+        return
     state = cut_state(vocabulary, tokens)
     text = json.dumps(state, ensure_ascii=False)
     _check_ids(text, vocabulary, tokens)
     writing.write(folder / FILE, text)
     # other files with lists of tokens and ids
-    left_out = []
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
             path.unlink()
-            left_out.append(path.name)
         elif path.name in CUTTERS:
             CUTTERS[path.name](path, state, tokens)
-    return left_out
 
 
 def cut_state(vocabulary: Vocabulary, tokens: KeptTokens) -> dict[str, Any]:

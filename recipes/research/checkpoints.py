@@ -49,10 +49,11 @@ from leanify.sources.pooling import read_pooling
 from leanify.tasks.sentence_embedding import embed
 from leanify.training.preparation import data_section
 from leanify.vocabulary.closure import RankedTokens
-from leanify.vocabulary.cut_checkpoint import checkpoint_vocabulary, save_cut
+from leanify.vocabulary.cut_model import checkpoint_vocabulary
 from leanify.vocabulary.ranking import rank_tokens
 from leanify.vocabulary.token_ids import named_ids
 from recipes.research.sentence_metrics import TASKS, nearest, probe, read_table, sts
+from recipes.research.vocabulary_law import save_cut
 
 CSV = Path(__file__).parents[1] / "results" / "checkpoints.csv"
 COLUMNS = ("checkpoint", "budget", "arm", "seed", "stage", "metric", "value")

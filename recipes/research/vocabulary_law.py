@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,26 @@ from torch import Tensor
 
 import leanify
 from leanify.core.files.reading import read_lines
+from leanify.sources.side_files import copy_side_files
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_model import cut_model
-from leanify.vocabulary.cut_tokenizer import cut_state
-from leanify.vocabulary.kinds import read_vocabulary
+from leanify.vocabulary.cut_tokenizer import cut_state, cut_tokenizer
+from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.ranking import rank_tokens
 from leanify.vocabulary.token_ids import named_ids
 
 COUNTED, LENGTH = 8_000, 256  # texts; tokens of a text that are compared
+
+
+def save_cut(model: Any, vocabulary: Vocabulary, tokens: KeptTokens, directory: Path) -> Path:
+    """Write a checkpoint with fewer tokens, and its tokenizer, as a folder that its own library opens."""
+    new: Any = cut_model(model, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        copy_side_files(model, Path(folder))
+        cut_tokenizer(Path(folder), vocabulary, tokens)
+        new.config._name_or_path = folder
+        leanify.save(new, directory)
+    return directory
 
 
 def compare(folder: Path, files: list[Path], size: int, count: int) -> None:
