@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -36,6 +37,50 @@ PAIRS = (  # the same of answers, summaries and translations, unless a column ha
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Table:
+    """The first rows of a table, further ones with short cells alone, and the user's words about it.
+
+    In a table in the order of its classes, the first rows are of one class.
+    """
+
+    file: Path
+    rows: Sequence[Row]
+    further_rows: Sequence[Row]
+    selection: NamedColumns
+    place: Path  # the path that the user named
+
+    @cached_property
+    def all_rows(self) -> list[Row]:
+        return [*self.rows, *self.further_rows]
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """A column of labels: classes by their names, or numbers."""
+
+    column: str
+    names: Sequence[str]
+    are_numbers: bool
+    missing: str | None  # the name that stands for no label
+    count: int  # rows that were read, and those without a label
+    unlabelled: int
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, if it is known: after a single one in a long table, others may follow."""
+        is_open = len(self.names) == 1 and self.count >= MAX_COUNTED
+        return None if self.are_numbers or is_open else len(self.names)
+
+    def __str__(self) -> str:
+        what = f"{len(self.names):,} class{'es' * (len(self.names) != 1)}: {preview(self.names, MAX_NAMES)}"
+        if self.are_numbers:
+            what = "a number"
+        elif self.classes is None:
+            what = f"{self.names[0]} in the rows that were read"
+        return f"labels ({self.column}, {what})"
+
+
 def describe_table(file: Path, validation: Path | None, selection: NamedColumns, place: Path) -> OwnData:
     """The data in a table that may be validated on another one; ``place`` is the path that the user named.
 
@@ -49,7 +94,7 @@ def describe_table(file: Path, validation: Path | None, selection: NamedColumns,
     if not rows:
         fault = f"no row of {file} can be read, the first: {faults.names[0]}" if faults.names else f"{file} has no rows"
         return nothing(fault)
-    data = _describe_rows(file, rows, further_rows, validation, selection, place)
+    data = _describe_rows(_Table(file, rows, further_rows, selection, place), validation)
     if data.kind is None or not faults.names:
         return data
     faults_note = f"; {count_noun(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
@@ -66,20 +111,11 @@ def _drop_long_cells(row: Row) -> Row:
     return {name: cell if 0 < len(labels[name]) <= MAX_LABEL else None for name, cell in row.items()}
 
 
-def _describe_rows(
-    file: Path,
-    rows: Sequence[Row],
-    further_rows: Sequence[Row],
-    validation: Path | None,
-    selection: NamedColumns,
-    place: Path,
-) -> OwnData:
-    """The kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone.
-
-    ``further_rows`` have short cells alone: in a table in the order of its classes, the first rows are of one class.
-    """
+def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
+    """The kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone."""
     # columns by their names: texts, label, pictures
-    names, all_rows = list(rows[0]), [*rows, *further_rows]
+    file, rows, all_rows, selection, place = table.file, table.rows, table.all_rows, table.selection, table.place
+    names = list(rows[0])
     text_names = [name for name in names if name in selection.texts or isinstance(rows[0][name], (str, type(None)))]
     texts, label = selection.text_columns(text_names), selection.label_column(names)
     by_name = selection.text_columns(names), label
@@ -106,7 +142,7 @@ def _describe_rows(
                 f"{file} has boxes in pictures, several rows of a picture, and leanify learns one class a picture: cut "
                 "the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
             )
-        data = _describe_labels(file, rows, further_rows, "images", (picture,), answer, selection, place)
+        data = _describe_pictures(table, picture, _read_labels(table, answer))
         data = _add_validation(data, validation, answer, all_rows)
         named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
         return data if named_so else replace(data, columns=((picture,), answer))
@@ -134,9 +170,7 @@ def _describe_rows(
                 file,
             )
     if texts and label is not None:
-        data = _describe_labels(file, rows, further_rows, "sentences", texts, label, selection, place)
-        if selection.task is not None:
-            data = replace(data, fault=None)
+        data = _describe_texts(table, texts, _read_labels(table, label))
         data = _add_validation(data, validation, label, all_rows)
         return data if by_name == (texts, label) else replace(data, columns=(texts, label))
     # texts without a label train a language model, unless another column has labels
@@ -172,80 +206,87 @@ def _add_validation(data: OwnData, validation: Path | None, label: str, training
     return replace(data, is_validated=True, description=description)
 
 
-def _describe_labels(
-    file: Path,
-    rows: Sequence[Row],
-    further_rows: Sequence[Row],
-    kind: Kind,
-    of: tuple[str, ...],
-    label: str,
-    selection: NamedColumns,
-    place: Path,
-) -> OwnData:
-    """Images or texts (the columns ``of``) with one label each, or a number."""
-    # the labels as classes, or as numbers if they are scores
-    order, count = columns.class_names(file, label), len(rows) + len(further_rows)
-    cells = [columns.name_class(row.get(label), order) for row in (*rows, *further_rows)]
-    labels = [columns.parse_label(cell) for cell in cells]
-    missing_label = columns.missing_label((name for name in labels if name is not None), order)
-    labels = [None if name == missing_label else name for name in labels]
-    names = columns.sort_labels({name for name in labels if name is not None}, order)
-    classes: int | None = len(names)
-    task: str | None = None if kind == "images" else "text-classification"
-    what = f"{len(names):,} class{'es' * (len(names) != 1)}: {preview(names, MAX_NAMES)}"
-    if columns.are_scores(names):
-        task, classes, what = task and "text-regression", None, "a number"
-        labels = [label for label in labels if label is not None and columns.parse_number(label) is not None]
-    elif classes == 1 and count >= MAX_COUNTED:
-        classes, what = None, f"{names[0]} in the rows that were read"  # others may follow
-    # the description for people
-    samples = "images" if kind == "images" else "rows of texts"
-    count_text = f"{count:,}{' or more' * (count >= MAX_COUNTED)}"
-    description = f"{count_text} {samples} ({' and '.join(of)}) with labels ({label}, {what})"
-    description += f" in {columns.describe_table(file)}"
-    labels = [label for label in labels if label is not None]
-    if without := count - len(labels):
+def _read_labels(table: _Table, column: str) -> _Labels:
+    order = columns.class_names(table.file, column)
+    cells = [columns.parse_label(columns.name_class(row.get(column), order)) for row in table.all_rows]
+    labels = [label for label in cells if label is not None]
+    missing = columns.missing_label(labels, order)
+    labels = [label for label in labels if label != missing]
+    names = columns.sort_labels(set(labels), order)
+    are_numbers = columns.are_scores(names)
+    if are_numbers:
+        labels = [label for label in labels if columns.parse_number(label) is not None]
+    return _Labels(column, names, are_numbers, missing, len(cells), len(cells) - len(labels))
+
+
+def _describe_samples(table: _Table, samples: str, of: tuple[str, ...], labels: _Labels) -> str:
+    """The description for people of images or texts (the columns ``of``) with a label each."""
+    count = f"{labels.count:,}{' or more' * (labels.count >= MAX_COUNTED)}"
+    description = f"{count} {samples} ({' and '.join(of)}) with {labels} in {columns.describe_table(table.file)}"
+    if labels.unlabelled:
         remedy = "skip such rows with --set data.on_error=skip"
-        if missing_label is not None:
-            remedy = f"{missing_label} is none, and such rows are left out"
-        description += f"; {count_noun(without, 'row')} without a label: {remedy}"
-    fault = None
-    if classes is not None and classes >= MANY_CLASSES and count < FEW_SAMPLES * classes:
-        fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {label} the right column?"
-        if all(columns.parse_number(name) is not None for name in names):
-            fault += " Numbers are learnt as such with --set data.task=text-regression"
-    several = guessing.several_labels(names) if classes and selection.label is None else None
+        if labels.missing is not None:
+            remedy = f"{labels.missing} is none, and such rows are left out"
+        description += f"; {count_noun(labels.unlabelled, 'row')} without a label: {remedy}"
+    return description
+
+
+def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels) -> str | None:
+    """Why nothing can be learnt from these labels; None if something can."""
+    classes, count = labels.classes, labels.count
+    if classes == 1:
+        return "but of one class: two or more are needed to tell apart"
+    several = guessing.several_labels(labels.names) if classes and table.selection.label is None else None
     if several is not None:
-        settings = OwnData(kind, "", False, columns=(of, label)).settings
-        line = " ".join(["leanify compare", quote(str(place)), *(f"--set {quote(setting)}" for setting in settings)])
-        fault = (
+        settings = OwnData(kind, "", False, columns=(of, labels.column)).settings
+        line = " ".join(["leanify compare", quote(str(table.place)), *(f"--set {quote(one)}" for one in settings)])
+        return (
             f"rows have several labels ({several}). Each combination is learnt as a class of its own with {line}; "
             "several at once are learnt by transformers' Trainer, lean models included"
         )
-    if classes == 1:
-        fault = "but of one class: two or more are needed to tell apart"
-    if kind == "images":
-        cells = [row.get(of[0]) for row in rows]
-        folder = find_picture_folder(file, cells) or PictureFolder(file.parent)
-        pictures = [folder.parse(cell) for cell in cells]
-        missing, sentence = describe_missing(file, pictures)
-        if missing:
-            description += f"; {sentence}"
-        fault = "without images there is nothing to learn" if missing == len(pictures) else fault
-        fault = NUMBERS if classes is None and what == "a number" else fault
-    limited_count = count if count < MAX_COUNTED else None
-    data = OwnData(kind, description, False, task, classes, limited_count, fault=fault)
-    if kind == "images":
-        return data
-    # sizes of the texts, to which a default recipe is fitted: words at the 95th percentile, vocabulary
-    vocabulary: set[str] = set()
-    lengths = []
-    for row in rows:
-        words = " ".join(str(row.get(name, "")) for name in of).lower().split()
-        vocabulary.update(words)
-        lengths.append(len(words))
-    long = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
-    return replace(data, words=long, vocabulary=len(vocabulary))
+    if classes is None or classes < MANY_CLASSES or count >= FEW_SAMPLES * classes:
+        return None
+    column = labels.column
+    fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {column} the right column?"
+    if all(columns.parse_number(name) is not None for name in labels.names):
+        fault += " Numbers are learnt as such with --set data.task=text-regression"
+    return fault
+
+
+def _describe_pictures(table: _Table, picture: str, labels: _Labels) -> OwnData:
+    """Images with a class each; some of their files may be missing."""
+    description = _describe_samples(table, "images", (picture,), labels)
+    fault = _label_fault(table, "images", (picture,), labels)
+    cells = [row.get(picture) for row in table.rows]
+    folder = find_picture_folder(table.file, cells) or PictureFolder(table.file.parent)
+    missing, sentence = describe_missing(table.file, [folder.parse(cell) for cell in cells])
+    if missing:
+        description += f"; {sentence}"
+    if missing == len(cells):
+        fault = "without images there is nothing to learn"
+    if labels.are_numbers:
+        fault = NUMBERS
+    samples = labels.count if labels.count < MAX_COUNTED else None
+    return OwnData("images", description, False, None, labels.classes, samples, fault=fault)
+
+
+def _describe_texts(table: _Table, texts: tuple[str, ...], labels: _Labels) -> OwnData:
+    """Texts with a class or a number each, and their sizes, to which a default recipe is fitted."""
+    # words at the 95th percentile, and different words
+    words = [" ".join(str(row.get(name, "")) for name in texts).lower().split() for row in table.rows]
+    long = sorted(map(len, words))[int(0.95 * (len(words) - 1))]
+    fault = _label_fault(table, "sentences", texts, labels) if table.selection.task is None else None
+    return OwnData(
+        "sentences",
+        _describe_samples(table, "rows of texts", texts, labels),
+        False,
+        "text-regression" if labels.are_numbers else "text-classification",
+        labels.classes,
+        labels.count if labels.count < MAX_COUNTED else None,
+        words=long,
+        vocabulary=len(set().union(*words)),
+        fault=fault,
+    )
 
 
 # -- data that cannot be trained on, and why --------------------------------------------------------------------------
