@@ -141,3 +141,15 @@ def test_names_cannot_drive_terminal(here: Path, tmp_path: Path) -> None:
         _, shown, _ = forked(line, tmp_path, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
         assert "\\x1b]0;own" in shown, (line, shown)
         assert not {"\x1b", "\x07", "\x9b"} & set(shown), (line, shown)
+
+
+def test_messages_break_between_words(tmp_path: Path) -> None:
+    """On a terminal of 50 columns: the words of a pipe, none broken, and commands whole."""
+    make_pictures(tmp_path / "pictures-of-two-kinds", ("a", "b"), train=1, validation=1)
+    line, terminal = "show pictures-of-two-kinds", pty.openpty()
+    _, _, piped = ran(line, tmp_path, lambda: None)
+    _, shown, _ = forked(line, tmp_path, lambda: os.environ.update(TERM="dumb", COLUMNS="50"), terminal, terminal)
+    assert shown.split() == piped.split()
+    assert max(map(len, piped.splitlines())) > 50
+    assert max(map(len, shown.splitlines())) <= 50
+    assert "  leanify train pictures-of-two-kinds" in shown.splitlines()

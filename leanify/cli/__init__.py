@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.core.errors import LeanifyError, memory_message
-from leanify.core.terminal import say, shorten, show_controls_in_logs, visible
+from leanify.core.terminal import fold, say, shorten, show_controls_in_logs, visible
 
 if TYPE_CHECKING:
     import typer
@@ -136,7 +136,7 @@ def _print_warnings_once() -> Callable[..., str]:
         if str(message) in messages:
             return ""
         messages.add(str(message))
-        return f"leanify: warning: {visible(shorten(str(message)))}\n"
+        return fold(f"leanify: warning: {visible(shorten(str(message)))}") + "\n"
 
     return format_warning
 

@@ -74,7 +74,8 @@ def condition(
     ] = 8,
     tokens: Tokens = None,
     heads: Annotated[
-        str | None, model_option(metavar="N,…", help="re-initialise with so many heads (2,4,8), grown and split")
+        str | None,
+        model_option(metavar="N,…", help="re-initialise with other numbers of heads, 2,4,8, grown and split"),
     ] = None,
     checkpoints: Annotated[Path | None, model_option(metavar="RUN", help="follow a run during training")] = None,
     theory: Annotated[bool, output_option("--theory", help="show the Gaussian prediction too")] = False,

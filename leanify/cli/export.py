@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leanify.cli.options import Json, Source
+from leanify.cli.options import Source
 
 
 def export(
@@ -20,7 +20,7 @@ def export(
     fixed: Annotated[
         bool, typer.Option("--fixed", help="onnx, torch-export: accept a program for one batch or length alone")
     ] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Write a model in another format, verified by loading and running it; on failure nothing is written.
 

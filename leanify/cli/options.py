@@ -65,7 +65,7 @@ Format = Annotated[
     str | None,
     output_option("--format", metavar="table|json|csv|markdown", help="how results are printed (default: table)"),
 ]
-Explain = Annotated[bool, output_option("--explain", help="say also how the numbers were found, and why")]
+Explain = Annotated[bool, output_option("--explain", help="also say how the numbers were found, and why")]
 Json = Annotated[bool, output_option("--json", help="print one JSON object and nothing else: --format json")]
 
 

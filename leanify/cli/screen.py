@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from leanify.cli.next_lines import print_next
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import can_be_applied
-from leanify.core.terminal import bars, console, progress
+from leanify.core.terminal import bars, console, fold, progress
 from leanify.core.units import (
     format_bytes,
     format_digits,
@@ -54,7 +54,7 @@ class Screen(Callback):
         # a summary replaces the spinner of the preparations
         self.stack.close()
         resume_text = f" · from step {first_step:,}" if first_step else ""
-        self.console.print(summary + resume_text, soft_wrap=True)
+        self.console.print(fold(summary + resume_text), soft_wrap=True)
         self.metric, self.sign, self.best = metric, sign, None
 
         # the bar, with the loss as its description
@@ -65,7 +65,7 @@ class Screen(Callback):
         self.task = self.bar.add_task("", total=last_step, completed=first_step)
 
     def on_warning(self, message: str) -> None:
-        self.console.print(f"leanify: {message}", soft_wrap=True)
+        self.console.print(fold(f"leanify: {message}"), soft_wrap=True)
 
     def on_step_end(self, step: int) -> None:
         self.bar.update(self.task, completed=step)

@@ -45,7 +45,7 @@ def shrink(
         budget_option(metavar="auto|keep|N", help="tokens that stay; auto: as many as do least damage (all with body)"),
     ] = "auto",
     multiple: Annotated[int, budget_option(metavar="N", help="round the tokens down to a multiple, such as 64")] = 1,
-    minutes: Annotated[float, healing_option(metavar="N", help="what all of it may take; 0 heals nothing")] = 30.0,
+    minutes: Annotated[float, healing_option(metavar="N", help="time for the whole command; 0 heals nothing")] = 30.0,
     output: Annotated[
         Path | None, output_option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
     ] = None,
@@ -83,7 +83,7 @@ def shrink(
     """Make a checkpoint smaller and keep its knowledge: transfer its weights into several shapes, heal the best.
 
     Half of the validation samples choose, the others judge. After a kill, the same command continues. The result is a
-    folder for the model's own library, with report.json beside it; shapes that it does not build come with their code.
+    folder for the model's own library, with a report.json; shapes that the library cannot build come with their code.
 
     \b
     Examples:

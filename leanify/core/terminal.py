@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 LONGEST = 5_000  # characters of a message
+COMMAND = re.compile(r"\b(?:leanify [a-z]+|pip install) .*?(?=[;,.)](?:\s|$)|$)")
 SECONDS = 30.0  # between progress lines without a terminal
 GREEN, CYAN, ORANGE, RED = "#008700", "#008787", "#af5f00", "#d70000"  # readable on white and on black alike
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
@@ -77,6 +80,16 @@ def shorten(message: str) -> str:
     return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
 
 
+def fold(message: str) -> str:
+    """A visible message whose lines break between words on a terminal; a command stays whole, to be copied."""
+    if not sys.stderr.isatty():
+        return message
+    lines, width = message.splitlines(), shutil.get_terminal_size().columns
+    lines = [COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line) for line in lines]
+    lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
+    return "\n".join(lines).replace("\0", " ")
+
+
 def show_controls_in_logs() -> None:
     """Make the messages that libraries log visible, whichever handler prints them."""
 
@@ -89,12 +102,12 @@ def show_controls_in_logs() -> None:
 
 def say(message: str) -> None:
     """Print a message on standard error, also with --quiet."""
-    print(visible(shorten(message)), file=sys.stderr)
+    print(fold(visible(shorten(message))), file=sys.stderr)
 
 
 def note(message: str) -> None:
     """Print a line about a finished step on standard error, above a bar; nothing with --quiet."""
-    console(stderr=True).print(shorten(message), style="dim", soft_wrap=True)
+    console(stderr=True).print(fold(visible(shorten(message))), style="dim", soft_wrap=True)
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:

@@ -201,7 +201,7 @@ def _plan_healing(
         lacking = building + 3 * half + MIN_STEPS * seconds / (1 - EVALUATION_SHARE) - clock.left
         enough = math.ceil(clock.minutes + max(0.0, lacking) / 60 / (1 - RESERVED_SHARE))
         note(
-            f"--minutes {clock.minutes:g} leave no time to heal: the result has the transferred weights; "
+            f"--minutes {clock.minutes:g} leaves no time to heal: the result has the transferred weights; "
             f"--minutes {enough} would do"
         )
         return HealingPlan(steps, recipe.optim.lr, candidates)
