@@ -89,8 +89,7 @@ def plot_quality(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     for result in results:
         params, quality = result.plan.params, result.quality
         mean = quality.mean or 0.0
-        low = mean if quality.low is None else quality.low
-        high = mean if quality.high is None else quality.high
+        low, high = _ends(mean, quality.low, quality.high)
         style = _style(study, result.name) | {"capsize": 3, "linestyle": "none", "label": result.name}
         bar = axes.errorbar(params, mean, yerr=[[mean - low], [high - mean]], **style)
         text = f"{result.name}: {params:,} parameters, {study.metric} {mean:.4g} ({low:.4g} to {high:.4g})"
@@ -98,6 +97,11 @@ def plot_quality(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     axes.set(xlabel="parameters", ylabel=f"{study.metric}, mean and 95% interval")
     axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
     return bool(results)
+
+
+def _ends(mean: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """The ends of an interval; the mean itself where it is unknown."""
+    return mean if low is None else low, mean if high is None else high
 
 
 def plot_differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
@@ -108,10 +112,14 @@ def plot_differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         values = [value for _, value in pair.seeds]
         [dots] = axes.plot(values, [place] * len(values), linestyle="none", alpha=0.45, **style)
         _add_hint(", ".join(f"seed {seed}: {value:+.3g}" for seed, value in pair.seeds), dots)
-        half = 0.0 if pair.low is None else pair.difference - pair.low
+        low, high = _ends(pair.difference, pair.low, pair.high)
         mean = {"fmt": "|", "capsize": 4, "color": style["color"], "markersize": 12}
-        bar = axes.errorbar(pair.difference, place + 0.22, xerr=half, **mean)
-        _add_hint(f"{pair.design} − {pair.against}: {pair.difference:+.3g} ± {half:.3g}", bar[0], *bar[2])
+        bar = axes.errorbar(
+            pair.difference, place + 0.22, xerr=[[pair.difference - low], [high - pair.difference]], **mean
+        )
+        _add_hint(
+            f"{pair.design} − {pair.against}: {pair.difference:+.3g} ({low:+.3g} to {high:+.3g})", bar[0], *bar[2]
+        )
     axes.axvline(0, color=INK, linewidth=1)
     if study.margin is not None:
         axes.axvline(-study.margin, color=INK, linewidth=1, linestyle=":")
