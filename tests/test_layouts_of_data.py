@@ -313,3 +313,18 @@ def test_pixels_and_dates_are_no_texts(tmp_path: Path) -> None:
     assert recognise(tmp_path / "a.csv").kind is None
     put(tmp_path, "b.csv", "{label},2{i},Mon Apr 06 22:19:45 PDT 2009,{a}")
     assert recognise(tmp_path / "b.csv").columns == (("column 4",), "column 1")
+
+
+def test_labels_for_none_are_left_out_of_pictures_too(tmp_path: Path) -> None:
+    pictures(tmp_path, "images", number=ROWS)
+    put(tmp_path, "train.csv", "images/{i:03}.png,{label}", "image,label", values="cat dog nan n/a")
+    found = recognise(tmp_path)
+    assert "n/a, nan are none" in found.description
+    assert (found.classes, read(tmp_path, found)[0]) == (2, ["cat", "dog"])
+
+
+def test_spellings_of_one_class_are_said(tmp_path: Path) -> None:
+    put(tmp_path, "train.csv", '"{a}",{label}', "text,label", values="Good good bad")
+    assert "Good, good differ in their case alone" in recognise(tmp_path).description
+    pictures(tmp_path / "other", "train/Cat", "train/cat", "train/dog")
+    assert "Cat, cat differ in their case alone" in recognise(tmp_path / "other").description

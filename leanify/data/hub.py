@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import read_object, resolve_inside
+from leanify.core.files.reading import open_file, read_object, resolve_inside
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.upstream.reraise import reraise_as
@@ -103,6 +103,7 @@ def read_parquet(path: Path, choose: Choice | None = None) -> Iterator[dict[str,
     except ImportError as error:
         raise DataError(f"{path} needs the library pyarrow: pip install 'leanify[data]'") from error
     with reraise_as(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
+        open_file(path, DataError).close()  # a pointer to the file
         file = pyarrow.parquet.ParquetFile(path)
         columns = None if choose is None else choose(file.schema_arrow.names)
         size = path.stat().st_size

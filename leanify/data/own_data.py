@@ -17,6 +17,7 @@ LAYOUTS = (
     "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
     "images and one of labels; text in .txt files, which other texts may be called, too"
 )
+CUT = "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
 LISTS = (
     "several labels of a text, or a tag for each token, are learnt by transformers' Trainer, lean models included: "
     "AutoModelForSequenceClassification, AutoModelForTokenClassification"

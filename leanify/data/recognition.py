@@ -12,7 +12,7 @@ from shlex import quote
 
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
-from leanify.core.files.reading import preview, read_lines, text_encoding
+from leanify.core.files.reading import preview, read_lines, text_encoding, walk_folders
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.images.files import (
@@ -27,7 +27,7 @@ from leanify.data.images.files import (
     is_tool_folder,
     mask_folders,
 )
-from leanify.data.own_data import LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
+from leanify.data.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
 from leanify.data.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
 from leanify.data.table_data import MAX_NAMES, count_noun, describe_table
 from leanify.data.tables import columns
@@ -40,6 +40,11 @@ DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked
 MIN_LINES, MAX_LINE = 20, 2000  # lines of a file with a text in each, and their characters
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+OF_TRAINER = "are learnt by transformers' Trainer, lean models included: AutoModelFor"
+RECORDINGS = {  # suffix → what learns from recordings
+    **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg", ".m4a", ".opus"), f"sounds {OF_TRAINER}AudioClassification"),
+    **dict.fromkeys((".mp4", ".avi", ".mkv", ".mov", ".webm"), f"videos {OF_TRAINER}VideoClassification"),
+}
 OTHERWISE = {  # suffix → how to make a file that is read
     ".xlsx": "save it as .csv",
     ".xls": "save it as .csv",
@@ -47,6 +52,11 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".arrow": "write it as .parquet, with to_parquet of the library datasets",
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
+    **RECORDINGS,
+    **dict.fromkeys(
+        (".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".tfrecord", ".sqlite", ".db"),
+        "a function of your own may read them, --set data.name=file.py:function",
+    ),
     **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
 }
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
@@ -145,8 +155,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
     if boxes is not None and next(find_images(place), None) is not None:
         return nothing(
-            f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: "
-            "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
+            f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: {CUT}"
         )
     masks = mask_folders(place) or next(filter(None, map(mask_folders, class_folders(place)[:FEW_PARTS])), [])
     if masks:
@@ -162,6 +171,8 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
         data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
         if data is None or data.kind != "images":
             return _describe_classes(place, classes)
+    if recordings := _find_recordings(place):
+        return nothing(f"{recordings} files are not read: {RECORDINGS[recordings]}")
     # pictures in tar shards
     from leanify.data.images import tar_shards  # imports numpy
 
@@ -259,12 +270,16 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             description += "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
         else:
             description += "if those are the classes, name one of the outer ones"
+            table = find_table(place, "train") if train != place else None
+            if table is not None:
+                faults.append(f"{table} may have the labels: write its cells as paths from the table on, a/b/c.jpg")
     tool_folders = [entry.name for entry in train.iterdir() if entry.is_dir() and is_tool_folder(entry.name)]
     left_out = [name for name in tool_folders if name[0] not in "._@#$" and next(find_images(train / name), None)]
     if left_out:
         description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
     if others:
         description += f"; {describe_unread(others)}"
+    description += columns.note_alike(names)
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
     fault = "; ".join(faults) or None
@@ -277,6 +292,13 @@ def is_split_without_classes(folder: Path) -> bool:
     if len(folders) == 1:
         return folders[0].name.lower() in FILLERS
     return not folders and next(find_images(folder), None) is not None
+
+
+def _find_recordings(place: Path) -> str | None:
+    """The ending of the sounds or videos in a folder, if they are most of its files."""
+    folders = islice(walk_folders(place), MAX_FOLDERS)
+    endings = Counter(file.suffix.lower() for folder in folders for file in islice(folder.iterdir(), MAX_LINES))
+    return next((ending for ending, count in endings.most_common(2) if ending in RECORDINGS and count > 1), None)
 
 
 def _is_of_pictures(place: Path) -> bool:
@@ -340,7 +362,9 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         )
     kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
+    train = find_split_folder(place, "train")
     readable = [folder for folder, kind in kinds.items() if kind not in (None, lists)]
+    readable = [folder for folder in readable if train is None or not is_split(folder.name)]
     if len(readable) == 1:
         return nothing(f"but {readable[0]} is data: name it")
     if readable:
@@ -356,6 +380,9 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
     for file in files:
         if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
             return _describe_file(file, None, selection, place)
+    cells = next((file for file in files if file.suffix == ".data" and _decodes(file)), None)
+    if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:
+        return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
     others = [file.name for file in files if file.suffix and file.suffix not in NO_TEXTS]
     others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and _decodes(place / name)]
     if others:
@@ -462,7 +489,7 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
 
 def _hint_labels(place: Path) -> str:
     """How labels in the names of pictures, or in a file next to them, become a table; "" without either."""
-    images = list(islice(find_images(place), MAX_LINES))
+    images = list(islice(find_images(find_split_folder(place, "train") or place), MAX_LINES))
     kinds = {NUMBERED.sub("", image.stem) for image in images}
     if len(kinds) > 1 and "" not in kinds and 3 * len(kinds) <= len(images):
         folder, mark = images[0].parent, "[._ -]"

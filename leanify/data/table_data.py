@@ -13,7 +13,7 @@ from shlex import quote
 from leanify.core.files.reading import preview
 from leanify.data.faults import Faults
 from leanify.data.images.files import NUMBERS, PictureFolder, describe_missing, find_images, find_picture_folder
-from leanify.data.own_data import LISTS, Kind, NamedColumns, OwnData, nothing
+from leanify.data.own_data import CUT, LISTS, Kind, NamedColumns, OwnData, nothing
 from leanify.data.tables import columns, guessing
 from leanify.data.tables.rows import Row, read_table
 
@@ -62,7 +62,7 @@ class _Labels:
     column: str
     names: Sequence[str]
     are_numbers: bool
-    missing: str | None  # the name that stands for no label
+    missing: Sequence[str]  # the names that stand for no label
     count: int  # rows that were read, and those without a label
     unlabelled: int
 
@@ -71,6 +71,11 @@ class _Labels:
         """The number of classes, if it is known: after a single one in a long table, others may follow."""
         is_open = len(self.names) == 1 and self.count >= MAX_COUNTED
         return None if self.are_numbers or is_open else len(self.names)
+
+    @property
+    def samples(self) -> int | None:
+        """The rows with a label, if all were read."""
+        return self.count - self.unlabelled if self.count < MAX_COUNTED else None
 
     def __str__(self) -> str:
         what = f"{len(self.names):,} class{'es' * (len(self.names) != 1)}: {preview(self.names, MAX_NAMES)}"
@@ -135,13 +140,12 @@ def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
     picture = selection.picture_column(file, rows)
     if picture is not None:
         answer = label or guessing.guess_label(all_rows, (picture,))
+        inner = [key for cell in rows[0].values() if isinstance(cell, dict) for key in cell]
+        are_several = guessing.has_boxes(names) and len({str(row.get(picture)) for row in rows}) < len(rows)
+        if guessing.has_boxes(inner) or (answer is not None and are_several):
+            return nothing(f"{file} has boxes in pictures, and leanify learns one class a picture: {CUT}")
         if answer is None:
             return nothing(_describe_unclear_pictures(file, rows, picture, place))
-        if guessing.has_boxes(names) and len({str(row.get(picture)) for row in rows}) < len(rows):
-            return nothing(
-                f"{file} has boxes in pictures, several rows of a picture, and leanify learns one class a picture: cut "
-                "the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
-            )
         data = _describe_pictures(table, picture, _read_labels(table, answer))
         data = _add_validation(data, validation, answer, all_rows)
         named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
@@ -210,8 +214,8 @@ def _read_labels(table: _Table, column: str) -> _Labels:
     order = columns.class_names(table.file, column)
     cells = [columns.parse_label(columns.name_class(row.get(column), order)) for row in table.all_rows]
     labels = [label for label in cells if label is not None]
-    missing = columns.missing_label(labels, order)
-    labels = [label for label in labels if label != missing]
+    missing = columns.missing_labels(labels, order)
+    labels = [label for label in labels if label not in missing]
     names = columns.sort_labels(set(labels), order)
     are_numbers = columns.are_scores(names)
     if are_numbers:
@@ -225,10 +229,11 @@ def _describe_samples(table: _Table, samples: str, of: tuple[str, ...], labels: 
     description = f"{count} {samples} ({' and '.join(of)}) with {labels} in {columns.describe_table(table.file)}"
     if labels.unlabelled:
         remedy = "skip such rows with --set data.on_error=skip"
-        if labels.missing is not None:
-            remedy = f"{labels.missing} is none, and such rows are left out"
+        if labels.missing:
+            are = "are" if len(labels.missing) > 1 else "is"
+            remedy = f"{preview(labels.missing)} {are} none, and such rows are left out"
         description += f"; {count_noun(labels.unlabelled, 'row')} without a label: {remedy}"
-    return description
+    return description + ("" if labels.are_numbers else columns.note_alike(labels.names))
 
 
 def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels) -> str | None:
@@ -266,8 +271,7 @@ def _describe_pictures(table: _Table, picture: str, labels: _Labels) -> OwnData:
         fault = "without images there is nothing to learn"
     if labels.are_numbers:
         fault = NUMBERS
-    samples = labels.count if labels.count < MAX_COUNTED else None
-    return OwnData("images", description, False, None, labels.classes, samples, fault=fault)
+    return OwnData("images", description, False, None, labels.classes, labels.samples, fault=fault)
 
 
 def _describe_texts(table: _Table, texts: tuple[str, ...], labels: _Labels) -> OwnData:
@@ -282,7 +286,7 @@ def _describe_texts(table: _Table, texts: tuple[str, ...], labels: _Labels) -> O
         False,
         "text-regression" if labels.are_numbers else "text-classification",
         labels.classes,
-        labels.count if labels.count < MAX_COUNTED else None,
+        labels.samples,
         words=long,
         vocabulary=len(set().union(*words)),
         fault=fault,
@@ -350,7 +354,10 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
             f"no column of {file}, which has {_names(rows)}, names images: a cell is a path from the table on, with "
             f"its suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"
         )
-    return f"no column of {file} has texts of several words or names images; it has {_names(rows)}"
+    return (
+        f"no column of {file} has texts of several words or names images; it has {_names(rows)}. Numbers and "
+        "categories are learnt by gradient boosting, such as scikit-learn's HistGradientBoostingClassifier"
+    )
 
 
 def _names(rows: Sequence[Row]) -> str:

@@ -26,6 +26,7 @@ from leanify.core.errors import LeanifyError, SourceError
 MAX_DEPTH = 64  # folders in one another; the time of looking at one grows with the square
 MAX_LINKS = 16  # links from one folder of data to the same other one that are followed
 MAX_DIGITS = 300  # of an integer in JSON; floats hold no more than 308
+POINTER, MAX_POINTER = b"version https://git-lfs", 1024  # how a pointer of Git LFS begins, and its bytes at most
 KERNEL = ("/proc/", "/sys/")  # regular files by their kind; /proc/kmsg waits
 MAX_LINE = 1 << 24  # characters of a line in a table or a text, several novels
 SCANNED = 16 << 20  # bytes at the start of a text, by which its encoding is told
@@ -58,6 +59,8 @@ def open_file(path: Path, error: type[LeanifyError] = SourceError, max_bytes: in
         reason = "is not a regular file"
     elif about.st_size == 0 and os.path.realpath(path).startswith(KERNEL):
         reason = "is a file of the kernel, which may never end"
+    elif about.st_size < MAX_POINTER and os.pread(handle, len(POINTER), 0) == POINTER:
+        reason = "is a pointer of Git LFS to the file, which git lfs pull fetches"
     elif max_bytes is not None and about.st_size > max_bytes:
         reason = f"has {about.st_size >> 20:,} MB; at most {max_bytes >> 20:,} MB are accepted for a file of this kind"
     else:

@@ -248,7 +248,7 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
 
 def _is_class(place: Path, folders: Sequence[Path]) -> bool:
     """Whether a folder called train has pictures like its neighbours bus and car, and no table names them."""
-    others = [folder for folder in folders if not is_split(folder.name)]
+    others = [folder for folder in folders if parse_split(folder.name) is None]
     if len(others) < 2 or any(path.suffix.lower() in TABLES for path in place.parent.iterdir()):
         return False
     return all(_has_picture(folder) for folder in (place, *others))

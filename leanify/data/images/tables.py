@@ -180,10 +180,14 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
         else:
             pictures.append(picture)
             labels.append(kind)
+    # a label that means "no label" is not a class
+    missing = columns.missing_labels(labels)
+    pictures = [picture for picture, kind in zip(pictures, labels, strict=True) if kind not in missing]
+    labels = [kind for kind in labels if kind not in missing]
     if not pictures:
         raise DataError(f"{file} has no row with an image and a label")
-    missing, sentence = describe_missing(file, pictures)
-    if missing and not faults.skip:
+    count, sentence = describe_missing(file, pictures)
+    if count and not faults.skip:
         raise DataError(f"{file}: {sentence}; correct the table", ", or skip such rows with --set data.on_error=skip")
     return pictures, labels, f"({image} → {label})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import chain
@@ -50,8 +51,19 @@ MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table
 PATH_LABEL = re.compile(r"(?<=\.[a-z]{3})[ \t,;]+|(?<=\.[a-z]{4})[ \t,;]+", re.IGNORECASE)  # between a path and a label
 TAG = re.compile(r"O|[BIESLU]-\S+")
 MAX_LABEL = 1000  # characters of a label; Python reads no number of more than 4,300 digits
-SPLIT_COLUMNS = ("split", "subset", "partition", "set", "dataset_split", "data_split")  # of tables of several splits
-SPLIT_NAMES = ALL_WORDS
+SPLIT_COLUMNS = (
+    "split",
+    "subset",
+    "partition",
+    "set",
+    "dataset_split",
+    "data_split",
+    "is_valid",
+    "is_test",
+    "is_train",
+)
+SPLIT_NAMES = ALL_WORDS | {"true", "false"}  # in such a column of a table of several splits
+MISSING_LABELS = ("nan", "na", "n/a", "null", "<na>", "#n/a")  # as pandas and R write no label
 MISSING_NUMBERS = ("nan", "na", "n/a", "null", "none")  # words for no number, in a column of numbers
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,(?![0-9]{3}$)[0-9]+")  # three digits may as well be thousands
 
@@ -274,12 +286,23 @@ def parse_label(cell: Any) -> str | None:
     return str(cell).strip() or None
 
 
-def missing_label(labels: Iterable[str], order: Sequence[str] = ()) -> str | None:
-    """The label that says that there is none: SNLI's "-", unless "+" is one, or -1 where a file names its classes."""
+def missing_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:
+    """The labels that say that there is none: SNLI's "-", unless "+" is one; words for none, unless all others are as
+    short (NA, EU); or -1 where a file names its classes.
+    """
     values = set(labels)
-    if "-" in values and "+" not in values and len(values) > 2:
-        return "-"
-    return "-1" if order and "-1" in values else None
+    if order:
+        return ["-1"] if "-1" in values else []
+    words = [value for value in sorted(values) if value.lower() in MISSING_LABELS]
+    words = words if any(len(value) > 2 for value in values.difference(words)) else []
+    return ["-", *words] if "-" in values and "+" not in values and len(values) > 2 else words
+
+
+def note_alike(names: Sequence[str]) -> str:
+    """A note on classes that differ in their case alone, as spellings of one do; "" without."""
+    spellings = Counter(map(str.casefold, names))
+    alike = [name for name in names if spellings[name.casefold()] > 1]
+    return f"; {preview(alike)} differ in their case alone" if alike else ""
 
 
 def parse_number(text: str) -> float | None:

@@ -14,6 +14,7 @@ USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
 LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "annotation", "grade"}
 BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
+NO_SPACES = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{4}")  # scripts without them: Thai, Japanese, Chinese
 NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
 CHOICES = re.compile(r"(answer_?)?(choice|option|ending|candidate|alternative)s", re.IGNORECASE)
 CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answer)[ _]?([0-9]|[a-eA-E])", re.IGNORECASE)
@@ -158,7 +159,9 @@ def _counts(cells: Sequence[Any]) -> bool:
 
 def has_words(cell: Any) -> bool:
     """Whether a cell is a string of several words, and not of numbers or a date."""
-    return isinstance(cell, str) and " " in cell.strip() and not NO_WORDS.search(cell)
+    if not isinstance(cell, str) or NO_WORDS.search(cell):
+        return False
+    return " " in cell.strip() or NO_SPACES.search(cell) is not None
 
 
 def _is_text(cells: Sequence[Any]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
+from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.tables import columns
@@ -51,11 +52,11 @@ class LabelledTable:
             else:
                 rows.append((tuple(cell for cell in cells if cell is not None), answer))
         # a label that means "no label" is not a class
-        missing = columns.missing_label((answer for _, answer in rows), order)
-        labelled_rows = [row for row in rows if row[1] != missing]
+        missing = columns.missing_labels((answer for _, answer in rows), order)
+        labelled_rows = [row for row in rows if row[1] not in missing]
         if not labelled_rows:
             raise DataError(f"{file} has no row with a text and a label")
-        left_out = f", {len(rows) - len(labelled_rows):,} rows of label {missing} left out" if missing else ""
+        left_out = f", {len(rows) - len(labelled_rows):,} rows of label {preview(missing)} left out" if missing else ""
         return LabelledTable(file, f"{' and '.join(texts)} → {label}{left_out}", labelled_rows, order)
 
     @property
