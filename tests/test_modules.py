@@ -21,6 +21,7 @@ from leanify.lens import families
 from leanify.lens.row_laws import InDouble
 from leanify.upstream import user_modules
 from leanify.upstream.example_inputs import inputs_by_name
+from leanify.upstream.inputs import example_inputs
 from recipes.research import own_modules
 from recipes.research.own_modules import (
     DEPTH,
@@ -329,3 +330,30 @@ def test_user_hooks_see_no_trial() -> None:
         module.register_forward_hook(lambda *_, name=name: seen.append(name))
     leanify.read(model, inputs=inputs)
     assert seen == []
+
+
+class TakesBatch(nn.Module):
+    """A forward that takes tensors in a container, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = made(kernels)[0]
+
+    def forward(self, batch: Any, start: int = 0, mask: None = None) -> Tensor:
+        return self.inner(batch["x"] if isinstance(batch, dict) else batch[0]) * (start + 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: {"x": x}, lambda x: (x, [x]), lambda x: [x]])
+def test_inputs_may_be_in_containers(wrap: Callable[[Tensor], Any]) -> None:
+    model, inputs = TakesBatch(), (wrap(next(iter(made(kernels)[1].values()))), 1)
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.9, min_depth=1, min_mlp=0, multiple=1)
+    assert plan.chosen is not None
+    assert sum(parameter.numel() for parameter in plan.build().parameters()) == plan.chosen.params
+    assert leanify.profile(model, inputs=inputs, repeats=1).params == plan.baseline.params
+    assert inputs_size(leanify.grow(model, factor=2)) == 3
+
+
+def inputs_size(model: nn.Module) -> int:
+    """The samples of an example that is asked to have three."""
+    batch = example_inputs(model, 3)["batch"]
+    return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])

@@ -18,7 +18,7 @@ import copy
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -174,6 +174,7 @@ class Follower(TorchFunctionMode):
             came = NOTHING
         elif name in FUSED_ATTENTIONS:
             union, values = self._union(tensors[:3]), tensors[min(2, len(tensors) - 1)]
+            union = replace(union, along=union.along | self._on_the_way(tensors[3:]))  # slopes in a mask
             came = self._after_product(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
         elif name in MAPS and len(tensors) > 1:
             came = self._product_or_map(name, args, list(zip(tensors, weights, strict=True)))
@@ -211,6 +212,12 @@ class Follower(TorchFunctionMode):
             frozenset().union(*(came.inner for came in cames)),
             frozenset().union(*(came.behind for came in cames)),
         )
+
+    def _on_the_way(self, tensors: Iterable[Tensor]) -> set[str]:
+        """The parameters that tensors are, or were computed from."""
+        tensors = list(tensors)
+        names = {weight[0] for weight in map(self._weight, tensors) if weight is not None}
+        return names.union(*(self._came.get(tensor, NOTHING).along for tensor in tensors))
 
     def _weight(self, tensor: Tensor) -> tuple[str, tuple[int, ...] | None] | None:
         """Return (name, axes) of a parameter or a tensor computed from parameters only; None for other tensors."""
@@ -250,7 +257,7 @@ class Follower(TorchFunctionMode):
         if len(pairs) < 2:
             return None
         (one, first), (other, second) = pairs[-2:] if name in ("addmm", "baddbmm", "addbmm") else pairs[:2]
-        other_weights = {use[0] for x, use in operands if use is not None and x is not one and x is not other}
+        other_weights = self._on_the_way(x for x, _ in operands if x is not one and x is not other)
         if self.watched_map:
             self._keep_input(name, args, one, other, first, second)
         # a depthwise convolution maps no channels: it is on the way, like a norm

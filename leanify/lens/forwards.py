@@ -48,12 +48,21 @@ def multihead(
     for x, w, b in zip((query, key, value), weights, biases, strict=True):
         projections.append(F.linear(x, w, b).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2))
     q, k, v = projections
+    # a further key and value: learnt ones, zeros
+    if self.bias_k is not None and self.bias_v is not None:
+        further = (
+            bias.view(1, self.num_heads, 1, -1).expand(len(k), -1, -1, -1) for bias in (self.bias_k, self.bias_v)
+        )
+        k, v = (torch.cat([x, one], 2) for x, one in zip((k, v), further, strict=True))
+    if self.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     # masks: booleans exclude positions, numbers are added to the logits
     logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # B, h, N, M
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask[:, None, None]
     for mask in (attn_mask, key_padding_mask):
         if mask is not None:
+            mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
             if mask.dim() == 3:  # for each sample and head; never fewer samples, which would be broadcast
                 mask = mask.view(len(q), self.num_heads, *mask.shape[1:])
             logits = logits.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else logits + mask

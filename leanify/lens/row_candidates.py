@@ -194,9 +194,9 @@ SYMBOL_NAMES = {
 }
 
 
-def head_axes(tensor: Tensor, heads: int) -> tuple[str, ...]:
+def head_axes(tensor: Tensor, heads: int, how: str = "h") -> tuple[str, ...]:
     """The layouts of the axes of a table that has one entry per head along one of them."""
-    return tuple("h" if length == heads else "1" for length in tensor.shape)
+    return tuple(how if length == heads else "1" for length in tensor.shape)
 
 
 def iterate_integers(module: nn.Module, recurses: bool = True) -> Iterator[tuple[str, int]]:
@@ -263,7 +263,11 @@ class _Guess:
     def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Row:
         """Return the guess as a row, without the numbers of maps and norms that are resized anyway."""
         resized_paths = (*self.rows, *self.columns, *self.lists)
-        row_attributes = {name: how for name, how in attributes.items() if not _belongs_to(name, resized_paths)}
+        row_attributes = {  # the groups of a norm in groups are heads
+            name: how
+            for name, how in attributes.items()
+            if not _belongs_to(name, resized_paths) or name.endswith(".num_groups")
+        }
         row_attributes |= self.numbers
         return Row(
             full_name(upstream_class(self.module)),
@@ -297,6 +301,13 @@ class _Guess:
                 self._put_table(short, with_tables)
             else:
                 self._put_along(short)
+
+        # tensors that are no buffers, such as caches of keys
+        for name, value in vars(self.module).items() if with_tables and "h" in self.sizes else ():
+            if isinstance(value, Tensor):
+                axes = head_axes(value, self.sizes["g"], "g") if self.sizes["g"] in value.shape else ()
+                if axes.count("g") == 1:
+                    self.tensors[name] = axes
 
     def _put_lengths(self, length: int, how: str) -> None:
         """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""
@@ -360,12 +371,11 @@ class _Guess:
                 continue
             symbols_left = layout.split()  # over several axes: "h d" on axes of h and d entries is "h" and "d"
             for axis in at:
-                for factor in symbols_left:
-                    length = int(factor) if factor.isdigit() else self.sizes.get(factor)
-                    if length == use.shape[axis]:
-                        symbols_left.remove(factor)
-                        axes[axis] = "1" if factor.isdigit() else factor
-                        break
+                runs = [symbols_left[i : i + n] for n in range(1, 3) for i in range(len(symbols_left) - n + 1)]
+                runs = [run for run in runs if symbols(" ".join(run)) <= self.sizes.keys()]
+                run = next((run for run in runs if evaluate(" ".join(run), self.sizes) == use.shape[axis]), [])
+                symbols_left = [factor for factor in symbols_left if factor not in run]
+                axes[axis] = " ".join(run) if symbols(" ".join(run)) else "1"
         self.tensors[name] = tuple(axes)
         # inputs of a bare parameter are columns, and its bias has the layout of its outputs
         if back:

@@ -64,6 +64,8 @@ def _reads_sequences(model: nn.Module, tokens: int | None) -> bool:
 def _sequences(inputs: dict[str, Tensor]) -> Iterator[str]:
     """The names of inputs that are sequences: token ids (B, N), or vectors (B, N, C) of sound; no images."""
     for name, value in inputs.items():
+        if not isinstance(value, Tensor):  # a number, or a user's tensors in containers
+            continue
         is_ids = not value.is_floating_point() and value.dim() == 2 and value.shape[1] > 2
         is_sound = value.is_floating_point() and value.dim() in (2, 3) and "pixel" not in name
         if (is_ids and not name.endswith(("mask", "type_ids", "position_ids"))) or is_sound:
@@ -145,7 +147,7 @@ def _draw_parameters(model: nn.Module, inputs: dict[str, Tensor]) -> bool:
     # the ids that the probes use: only these rows of a vocabulary are drawn
     generator = torch.Generator().manual_seed(0)
     ids = [torch.zeros(1, dtype=torch.long)]
-    for value in inputs.values():
+    for value in iterate_tensors(list(inputs.values())):
         if not value.is_floating_point():
             ids.append(value.flatten().long())
     numbers = torch.cat(ids)

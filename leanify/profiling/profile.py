@@ -108,7 +108,8 @@ def profile(
     memory = Memory(predicted_bytes)
     if measure and runs:
         before = machine.settled_resident_set()
-        with reraise_as(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
+        name = type(source).__name__ if isinstance(source, nn.Module) else str(source)
+        with reraise_as(f"{name} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
             real = materialise(model, place)
             sample_inputs = example_inputs(real, None, tokens, place)
             batch_inputs = sample_inputs if example is not None else example_inputs(real, batch_size, tokens, place)
@@ -255,7 +256,7 @@ def attention_kernels(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, 
 @torch.no_grad()
 def median_seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) -> float:
     """The median time of one forward pass, after two passes to warm up."""
-    device = next(iter(inputs.values())).device
+    device = next(model.parameters()).device
     times = []
     for i in range(repeats + 2):
         start = time.perf_counter()
@@ -281,7 +282,7 @@ def measure_memory(
 ) -> Memory:
     """Peaks of a forward pass, and of a training step if ``trains``; on a CPU the process's, less ``before``."""
     # the peak of a forward pass
-    device = next(iter(inputs.values())).device
+    device = next(model.parameters()).device
     with torch.no_grad(), _peak(device, before) as forward:
         counting.call(model, inputs)
     # the peak of a training step, if it was predicted to fit

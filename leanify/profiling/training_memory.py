@@ -132,7 +132,10 @@ def _trace_sizes(
             for batch in batches:
                 inputs = counting.unmasked_inputs(model, tokens, "cpu", batch)
                 if weights is not None:
-                    inputs = {k: x.to(weights) if x.is_floating_point() else x for k, x in inputs.items()}
+                    inputs = {
+                        k: x.to(weights) if isinstance(x, Tensor) and x.is_floating_point() else x
+                        for k, x in inputs.items()
+                    }
                 series.append(step(_replace_storage(model, weights), inputs))
     except LeanifyError:
         raise
@@ -167,7 +170,7 @@ def _series(
 
     # bytes that live after each operation of forward, loss and backward
     model.train()
-    live = LiveBytes([*model.parameters(), *model.buffers(), *inputs.values()])
+    live = LiveBytes([*model.parameters(), *model.buffers(), *iterate_tensors(list(inputs.values()))])
     for _ in range(2 if again else 1):
         live.byte_series.clear()
         with live, _Attention(is_fused), counting.Countable():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def inputs_by_name(model: nn.Module, inputs: Any) -> dict[str, Any]:
 
     # positional arguments get their names from the forward's signature
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    if not any(isinstance(arg, Tensor) for arg in args):
+    if not any(True for _ in named_tensors({"inputs": args})):
         raise SourceError(
             f"inputs are a {type(inputs).__name__} without a tensor; give what the forward takes: a tensor, a tuple of "
             "arguments, or a dictionary of arguments by name"
@@ -55,6 +55,17 @@ def inputs_by_name(model: nn.Module, inputs: Any) -> dict[str, Any]:
         return dict(signature.bind(*args).arguments)
     except TypeError as error:
         raise SourceError(f"{type(model).__name__}.forward does not take these inputs: {error}") from error
+
+
+def named_tensors(inputs: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an example by their names, ``batch.x`` of one in a container."""
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            yield f"{before}{name}", value
+        elif isinstance(value, Mapping):
+            yield from named_tensors(value, f"{before}{name}.")
+        elif isinstance(value, (tuple, list)):
+            yield from named_tensors(dict(zip(map(str, range(len(value))), value, strict=True)), f"{before}{name}.")
 
 
 def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
@@ -73,24 +84,22 @@ def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dic
         )
 
     # repeat and cut every tensor with an axis of samples
-    new_inputs = dict(inputs)
-    for name, value in inputs.items():
+    def resized(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dim() and value.shape[0] == length:
-            times = -(-batch // length)
-            new_inputs[name] = value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
-    return new_inputs
+            return value.repeat(-(-batch // length), *(1 for _ in value.shape[1:]))[:batch]
+        if isinstance(value, Mapping):
+            return {name: resized(item) for name, item in value.items()}
+        return type(value)(map(resized, value)) if type(value) in (tuple, list) else value
+
+    return {name: resized(value) for name, value in inputs.items()}
 
 
 def infer_batch_size(inputs: Mapping[str, Any] | None) -> int | None:
     """The number of samples in an example: the length of its first tensor's first axis; None without tensors."""
-    for value in (inputs or {}).values():
-        if isinstance(value, Tensor) and value.dim():
-            return int(value.shape[0])
-    return None
+    return next((len(value) for _, value in named_tensors(inputs or {}) if value.dim()), None)
 
 
 def describe_example(inputs: Mapping[str, Any]) -> str:
     """Describe an example: "x 2 × 3 × 32 × 32, as given"."""
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    parts = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in tensors.items()]
+    parts = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in named_tensors(inputs)]
     return f"{', '.join(parts)}, as given"

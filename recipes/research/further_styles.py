@@ -52,6 +52,84 @@ class AlibiOfCount(Mixer):
         return (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
 
 
+class AlibiMask(Mixer):
+    """A slope for each head in a buffer, given to a fused kernel as its mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", 0.5 ** torch.arange(1, HEADS + 1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = torch.arange(q.shape[-2])
+        mask = -(places[:, None] - places).abs() * self.slopes[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None].expand(len(q), -1, -1, -1).to(q))
+
+
+class NormedGroups(Mixer):
+    """A norm in groups over the concatenated heads, a group for each (RetNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(HEADS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads_first(map_(x), self.heads) for map_ in (self.to_q, self.to_k, self.to_v))
+        y = merge_heads(self.mix(q, k, v))
+        return self.to_out(self.norm(y.flatten(0, 1)).view_as(y))
+
+
+class KeyCache(Mixer):
+    """Keys and values are written into tensors that are no buffers, as in Meta's Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = torch.zeros(8, HEADS, 32, 6), torch.zeros(8, HEADS, 32, 6)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        b, _, n, _ = k.shape
+        keys, values = self.keys.to(k, copy=True), self.values.to(v, copy=True)
+        keys[:b, :, :n], values[:b, :, :n] = k, v
+        return super().mix(q, keys[:b, :, :n], values[:b, :, :n])
+
+
+class SplitBiases(nn.Module):
+    """One map without a bias, and biases of queries and values alone, joined (Swin v2, BEiT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = HEADS, nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+        self.q_bias, self.v_bias = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
+        q, k, v = (heads_first(one, self.heads) for one in F.linear(x, self.qkv.weight, bias).chunk(3, -1))
+        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v)))
+
+
+class StackedMaps(nn.Module):
+    """Three maps in one parameter with an axis of its own for them (modded-nanogpt)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.out = HEADS, nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = F.linear(x, self.qkv.flatten(end_dim=1)).view(*x.shape[:2], 3 * self.heads, -1).transpose(1, 2)
+        return self.out(merge_heads(F.scaled_dot_product_attention(*maps.chunk(3, 1))))
+
+
+class TorchWithBias(nn.Module):
+    """torch's attention with a learnt key and value, and one of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1]).triu(1).bool())[0]
+
+
 class TalkingHeads(Mixer):
     """A map over heads before and after softmax (Shazeer et al. 2020)."""
 
@@ -650,6 +728,7 @@ STYLES: dict[str, Style] = {
     **{
         kind.__name__: (of(kind), PLAIN)
         for kind in (
+            AlibiMask, NormedGroups, KeyCache, SplitBiases, StackedMaps, TorchWithBias,
             TalkingHeads, Linformer, Latent, SharedQueryKey, OutputPerHead, HeadModules, FusedGate, HardWidth,
         )
     },
