@@ -14,15 +14,24 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import leanify
 from leanify.core.path_kinds import is_checkpoint
+from leanify.data.recognition import recognise
 from leanify.sources import find
 from leanify.upstream.libraries import import_transformers
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
 Tensors = dict[str, Tensor]
+
+
+UNREAD = {
+    "model-q4_k_m.gguf": "gguf_file=FILE", "tf_model.h5": "from_tf=True", "flax_model.msgpack": "from_flax=True",
+    "onnx/model.onnx": "exported from", "global_step10/mp_rank_00_model_states.pt": "zero_to_fp32.py",
+    "pytorch_model_fsdp_0/__0_0.distcp": "merge-weights",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +172,66 @@ def test_prefixed_transformers_load(prefix: str, part: str, tmp_path: Path) -> N
     assert "was taken off the names" in str(said[0].message)
     name = "encoder.layer.0.output.dense.weight"
     assert torch.equal(loaded.get_parameter(f"bert.{name}"), model.bert.get_parameter(name))
+
+
+@pytest.mark.parametrize("file", UNREAD)
+def test_weights_in_other_forms_are_named(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"GGUF")
+    with pytest.raises(leanify.LeanifyError, match=UNREAD[file]):  # alone
+        leanify.load(tmp_path)
+    import_transformers().BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2).save_pretrained(
+        tmp_path
+    )
+    with pytest.warns(UserWarning, match=f"{UNREAD[file]}.*its weights are new"):  # beside a configuration
+        find.find(tmp_path)
+
+
+def bert(folder: Path, layers: int = 2) -> Path:
+    """A small model of transformers, saved; the file of its weights."""
+    library = import_transformers()
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    library.BertModel(library.BertConfig(num_hidden_layers=layers, **sizes)).save_pretrained(folder)
+    return folder / "model.safetensors"
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    file = bert(tmp_path)
+    name = "encoder.layer.0.intermediate.dense.weight"
+    for kind in (torch.int8, torch.uint8, torch.int32):
+        tensors = load_file(file)
+        save_file({**tensors, name: tensors[name].mul(50).to(kind)}, file)
+        with pytest.raises(leanify.LeanifyError, match="is quantised"):
+            leanify.load(tmp_path)
+
+
+def test_layers_without_a_place_are_said(tmp_path: Path) -> None:
+    bert(tmp_path, layers=3)
+    config = import_transformers().BertConfig.from_pretrained(tmp_path)
+    config.num_hidden_layers = 2
+    config.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"16 tensors of layers that BertModel has not \(encoder.layer.2."):
+        leanify.load(tmp_path)
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
+    bert(tmp_path).write_text(pointer)
+    with pytest.raises(leanify.LeanifyError, match="git lfs pull"):
+        leanify.load(tmp_path)
+    for name in ("train.parquet", "train.csv"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / name).write_text(pointer)
+        assert "git lfs pull" in str(recognise(tmp_path / "data" / name).fault)
+
+
+def test_scripts_and_unknown_types_are_short(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to drop scripts
+        torch.jit.trace(torch.nn.Linear(3, 3), torch.zeros(1, 3)).save(tmp_path / "model.pt")
+    with pytest.raises(leanify.LeanifyError, match=r"TorchScript archive.*torch.jit.load"):
+        leanify.load(tmp_path / "model.pt")
+    (tmp_path / "config.json").write_text('{"model_type": "bertt"}')
+    with pytest.raises(leanify.LeanifyError, match="no model type 'bertt'; nearest: bert") as refusal:
+        leanify.load(tmp_path / "config.json")
+    assert len(str(refusal.value)) < 200

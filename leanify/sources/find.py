@@ -12,6 +12,7 @@ path                                    a lean directory, a run, an upstream dir
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,8 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
         model_source = _find_config(path / "config.json", overrides, cls)
         where = file or (path if weights.has_weights(path) else None)
         model_source = replace(model_source, weights=where)
+        if where is None and (unread := weights.describe_unread(path)):
+            warnings.warn(f"{unread}. Without them its weights are new", stacklevel=2)
         return model_source if cls is not None or where is None else heads.match_stored_head(model_source, path, where)
     # a lean folder of a library without a configuration: leanify's own card
     if card_here is not None:
@@ -199,6 +202,10 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
         raise SourceError(
             f"{path} is not a model but contains {preview(models)}: name one of them, as {path / models[0]}"
         )
+    if unread := weights.describe_unread(path):
+        raise SourceError(unread)
+    if weights.has_weights(path):
+        return _find_file(weights.find_weights(path), overrides, cls)
     entries = preview(sorted(entry.name for entry in path.iterdir()), 5) or "nothing"
     raise SourceError(
         f"{path} is not a model: it has neither {places.CARD} (a lean directory) nor config.json "
@@ -279,6 +286,9 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
     if path.suffix == ".json" and not is_index:
         return _find_config(path, overrides, cls)
     if not is_index and not places.is_checkpoint(path):
+        for pattern, remedy in weights.UNREAD.items():
+            if path.match(pattern):
+                raise SourceError(f"{path} has weights in a form that is not read: {remedy}")
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     directory = path.absolute().parent
     if (directory / places.ADAPTER).exists():

@@ -83,6 +83,9 @@ def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
             f"a configuration of type {model_type!r} needs code of its own ({first}), which "
             "leanify does not run: build the model, and give path/to/model.py:make or the module and its inputs"
         )
+    if model_type not in import_transformers().CONFIG_MAPPING:
+        close = nearest(str(model_type), list(import_transformers().CONFIG_MAPPING))
+        raise SourceError(f"transformers has no model type {model_type!r}{close}")
     with reraise_as(f"transformers rejects this configuration of {model_type!r}"):
         return import_transformers().AutoConfig.for_model(model_type, **drop_type(dict(keys)))
 

@@ -223,6 +223,12 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -
     Raises SourceError that names the first few tensors that do not fit.
     """
     tensors = fit_names(tensors, model.state_dict().keys(), where)
+    state = model.state_dict()
+    packed = [
+        name for name, x in tensors.items() if name in state and state[name].is_floating_point() > x.is_floating_point()
+    ]
+    if packed:
+        raise SourceError(f"{where} is quantised: {preview(packed)} are integers; take the weights from before")
     problems = describe_misfits(tensor_shapes(model.state_dict()), tensor_shapes(tensors))
     if problems:
         hint = _class_hint(model, tensors)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
 from leanify.core.files.reading import is_file, read_json
-from leanify.core.files.tensor_files import check_header
+from leanify.core.files.tensor_files import check_header, open_tensors
 from leanify.core.path_kinds import is_checkpoint
 from leanify.lens import surgery
 from leanify.sources import hub
@@ -38,6 +38,19 @@ from leanify.upstream.reraise import reraise_as
 
 # File name prefixes that trainers leave next to the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
+
+
+PACKED = ("I8", "U8", "I32")  # types of tensors that hold packed weights
+# Files of weights that are not read → what makes others of them.
+UNREAD = {
+    "*.gguf": "transformers unpacks it, AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(NEW)",
+    "tf_model.h5": "transformers 4 converts it, from_pretrained(DIR, from_tf=True).save_pretrained(NEW)",
+    "flax_model.msgpack": "transformers 4 converts it, from_pretrained(DIR, from_flax=True).save_pretrained(NEW)",
+    "global_step*": "DeepSpeed's script beside it gathers the shards, python zero_to_fp32.py DIR NEW",
+    "pytorch_model_fsdp_*": "accelerate gathers the shards, accelerate merge-weights SHARDS NEW",
+    "*.onnx": "take the weights that it was exported from",
+    "onnx/*.onnx": "take the weights that they were exported from",
+}
 
 
 class NewTensors(UserWarning):
@@ -162,6 +175,15 @@ def _others(directory: Path) -> list[Path]:
     return sorted(path for path in checkpoints if not path.name.startswith(LITTER) and path.name not in UPSTREAM)
 
 
+def describe_unread(directory: Path) -> str:
+    """Files of weights in a directory that are not read, and what makes others of them; "" without."""
+    for pattern, remedy in UNREAD.items():
+        files = sorted(str(path.relative_to(directory)) for path in directory.glob(pattern))
+        if files:
+            return f"{directory} has weights in a form that is not read ({preview(files)}): {remedy}"
+    return ""
+
+
 def _size(where: Path) -> int:
     """Bytes that loading a file or directory brings into memory at least, without opening a file."""
     if where.is_file():
@@ -207,6 +229,14 @@ def _check_files(directory: Path) -> None:
         if file.suffix == ".safetensors":
             check_header(file)
             check_sum(file)
+            with open_tensors(file) as tensors:
+                names = [name for name in tensors.keys() if name.endswith(".weight")]  # noqa: SIM118  not a dict
+                packed = [name for name in names if tensors.get_slice(name).get_dtype() in PACKED]
+            if packed:
+                raise SourceError(
+                    f"{directory} is quantised, although its config.json does not say so: {preview(packed)} are "
+                    "integers. Redesign the unquantised model and quantise the result"
+                )
         else:
             read_tensors(file)  # refuses a pickle that would run code, with leanify's own message
 
@@ -317,4 +347,8 @@ def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> 
             f"({preview(new)}){rest}"
         )
         warnings.warn(NewTensors(message, new), stacklevel=4)
+    elif lost := [name for name in left_over if re.search(r"\.\d+\.", name)]:
+        warnings.warn(
+            f"{weights} has {len(lost)} tensors of layers that {name} has not ({preview(lost)})", stacklevel=4
+        )
     note_fact(model, new_tensors=tuple(new))

@@ -39,6 +39,9 @@ def load_pickle(path: Path, error: type[LeanifyError] = SourceError) -> Any:
                 f"({reason(caught)}); save only its state dict, with torch.save(model.state_dict(), …) or safetensors"
             ) from caught
         except Exception as caught:  # a damaged archive raises from zipfile, pickle, struct and torch alike
+            if "TorchScript" in str(caught):
+                line = f"m = torch.jit.load({str(path)!r}); torch.save(m.state_dict(), 'model.pth')"
+                raise error(f"{path} is a TorchScript archive, which holds code; its weights alone: {line}") from caught
             raise error(f"the checkpoint {path} is damaged: {reason(caught)}") from caught
 
 
