@@ -19,7 +19,7 @@ from PIL import Image
 from leanify.core.errors import DataError
 from leanify.data.data_checks import Look, inspect_splits
 from leanify.training import start
-from leanify.training.loop import Trainer
+from leanify.training.preparation import build_data, build_model
 from leanify.training.start import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
@@ -43,7 +43,7 @@ def look(folder: Path, *settings: str) -> Look:
     name = "own-images" if any(path.suffix == ".png" for path in folder.rglob("*.png")) else "own-sentences"
     more = SMALL if name == "own-images" else THIN
     recipe = resolve(name, [f"data.path={folder}", *more, *settings])
-    return inspect_splits(Trainer(recipe, check_memory=False).splits)
+    return inspect_splits(build_data(recipe, build_model(recipe)))
 
 
 def test_sound_data_raises_no_warning(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
     if kind == "saved":
         datasets.DatasetDict(saved).save_to_disk(place)
     recipe = resolve("own-images", [f"data.path={place}", *SMALL])
-    [warning] = inspect_splits(Trainer(recipe, check_memory=False).splits).warnings
+    [warning] = inspect_splits(build_data(recipe, build_model(recipe))).warnings
     assert warning.startswith("2 of 4 validation samples are among the training samples, too")
 
 
@@ -158,7 +158,7 @@ def test_equal_texts_are_named(tmp_path: Path, start: int) -> None:
     for validation, expected in ((text[start : start + 3000], True), (other, False)):
         (tmp_path / "validation.txt").write_text(validation)
         recipe = resolve("own-text", [f"data.path={tmp_path}"])
-        warnings = inspect_splits(Trainer(recipe, check_memory=False).splits).warnings
+        warnings = inspect_splits(build_data(recipe, build_model(recipe))).warnings
         assert any("of the validation text are in the training text, too" in each for each in warnings) is expected
 
 

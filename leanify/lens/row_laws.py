@@ -238,6 +238,8 @@ def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed:
     masks: dict[int, tuple[Tensor, Tensor]] = {}  # id → (tensor, entries of other heads)
     outputs: set[int] = set()
     for tensor, axis, how, is_output in _head_axes(twin, reading):
+        if not (isinstance(tensor, nn.Parameter) and tensor.is_floating_point()):
+            continue
         others = torch.ones(tensor.shape[axis], dtype=torch.bool)
         others[pick_positions(how, sizes, picks)] = False
         shape = [1] * tensor.dim()
@@ -260,19 +262,20 @@ def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed:
 
 
 def _head_axes(module: nn.Module, reading: Row) -> Iterator[tuple[Tensor, int, str, bool]]:
-    """Yield (parameter, axis, layout, whether it takes the concatenated heads) for every axis with heads."""
+    """Yield (tensor, axis, layout, whether it takes the concatenated heads) for every axis with heads."""
+    # linear maps and norms: along their outputs, or along their inputs
     for part in {**reading.rows, **reading.columns}:
         target = weighted_part(module, part)
         if target is not None:
             for name, layouts in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
                 for axis, how in layouts.items():
-                    tensor = getattr(target, name)
-                    if isinstance(tensor, nn.Parameter) and symbols(how) & {"h", "g"}:
-                        yield tensor, axis, how, part in reading.columns
+                    if symbols(how) & {"h", "g"}:
+                        yield getattr(target, name), axis, how, part in reading.columns
+    # bare parameters and buffers, axis by axis
     for part, axes in reading.tensors.items():
         tensor = get_attribute(module, part)
         for axis, how in enumerate(axes):
-            if isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and symbols(how) & {"h", "g"}:
+            if isinstance(tensor, Tensor) and symbols(how) & {"h", "g"}:
                 yield tensor, axis, how, part in reading.columns
 
 
@@ -297,30 +300,15 @@ def head_order(reading: Row, sizes: Sizes) -> dict[str, Tensor]:
 
 def reorder_heads(module: nn.Module, reading: Row, sizes: Sizes, order: dict[str, Tensor]) -> None:
     """Put the heads of a module in another order, in place."""
-    # linear maps and norms: along their outputs, or along their inputs
-    for part in {**reading.rows, **reading.columns}:
-        target = weighted_part(module, part)
-        if target is not None:
-            for name, layouts_by_axis in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
-                for axis, how in layouts_by_axis.items():
-                    if symbols(how) & {"h", "g"}:
-                        _reorder(getattr(target, name), axis, pick_positions(how, sizes, order))
-    # bare parameters and buffers, axis by axis
-    for part, axes in reading.tensors.items():
-        tensor = get_attribute(module, part)
-        for axis, how in enumerate(axes):
-            if isinstance(tensor, Tensor) and symbols(how) & {"h", "g"}:
-                _reorder(tensor, axis, pick_positions(how, sizes, order))
+    for tensor, axis, how, _ in _head_axes(module, reading):
+        places = pick_positions(how, sizes, order)
+        tensor.data.copy_(tensor.data.index_select(axis, places).clone())
     # lists with one module per head
     for part in reading.lists:
         modules = list(module.get_submodule(part).children())
         for place, index in enumerate(order["h"].tolist()):
             module.get_submodule(part)._modules[str(place)] = modules[index]
     clear_caches(module, reading)
-
-
-def _reorder(tensor: Tensor, axis: int, places: Tensor) -> None:
-    tensor.data.copy_(tensor.data.index_select(axis, places).clone())
 
 
 def _repeat_heads(value: Any, stream: Tensor, old: Sizes, new: Sizes) -> Any:

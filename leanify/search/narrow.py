@@ -18,7 +18,7 @@ from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design, design_of_architecture
 from leanify.search.limits import UNSPENT
-from leanify.search.narrow_search import CLOSE, TRIED, WIDE, NarrowSearch
+from leanify.search.narrow_search import CLOSE, WIDE, NarrowSearch
 from leanify.search.pinned_width import pinned
 from leanify.search.request import Request
 from leanify.search.towers import towers
@@ -32,33 +32,23 @@ class Narrow:
     reason: str = ""
 
 
-def find_narrow(prices: PriceList, lean: Design | None, request: Request) -> Narrow:
-    """Return the narrower model of the baseline's depth with lean's parameters, or with the budget's if there is no
-    lean; or with the pinned width. With a pinned width and no budget, the MLP shrinks in proportion.
+def find_narrower(name: str, prices: PriceList, lean: Design | None, request: Request) -> Narrow:
+    """Return the narrow or the balanced design with lean's parameters, or with the budget's if there is no lean.
 
-    Raises ShapeError for a pinned width that this model cannot have; the message names the nearest possible one.
+    Narrow may have a pinned width; without a budget its MLP then shrinks in proportion. Raises ShapeError for a pinned
+    width that this model cannot have; the message names the nearest possible one.
     """
     search = NarrowSearch(prices, request)
     target = target_params(prices, lean, request)
-    if request.options.width is not None:
+    if request.options.width is not None and name == "narrow":
         return Narrow(design_of_architecture(prices, pinned(search, request.options.width, target)))
-    assert target is not None
-    try:
-        return Narrow(_within_macs(prices, request, search.nearest, target, lean))
-    except LeanifyError as error:  # the model has no such width, or does not run with it
-        return Narrow(None, f"no narrow: {error}")
-
-
-def find_balanced(prices: PriceList, lean: Design | None, request: Request) -> Narrow:
-    """Return the design with fewer layers and a smaller width, in the proportion of published families."""
-    search = NarrowSearch(prices, request)
-    target = target_params(prices, lean, request)
     if request.options.width is not None or target is None:
         return Narrow(None)
+    find = search.nearest if name == "narrow" else search.balanced
     try:
-        return Narrow(_within_macs(prices, request, search.balanced, target, lean))
-    except LeanifyError as error:
-        return Narrow(None, f"no balanced: {error}")
+        return Narrow(_within_macs(prices, request, find, target, lean))
+    except LeanifyError as error:  # the model has no such width, or does not run with it
+        return Narrow(None, f"no {name}: {error}")
 
 
 def _within_macs(
@@ -111,14 +101,10 @@ def narrowed_architecture(prices: PriceList, request: Request) -> Architecture:
     target = target_params(prices, None, request)
     assert target is not None
     share, _ = search.published_shares(target)
-    for unit in sorted(search.units, key=lambda unit: abs(math.log(unit / search.scale.unit / share)))[:TRIED]:
-        try:
-            shape = search.scale.reshape(unit)
-            search.params(shape)
-        except ShapeError:
-            continue
-        return shape
-    raise ShapeError(f"--axes width: no other width of {prices.architecture.source} can be built")
+    unit = next(search.buildable_units(lambda unit: abs(math.log(unit / search.scale.unit / share))), None)
+    if unit is None:
+        raise ShapeError(f"--axes width: no other width of {prices.architecture.source} can be built")
+    return search.scale.reshape(unit)
 
 
 def narrow_remarks(

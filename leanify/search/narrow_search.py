@@ -6,7 +6,7 @@ Candidates are compared by arithmetic; the best guesses are counted on meta.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -81,6 +81,15 @@ class NarrowSearch:
             elif all(keeps_proportions(old, new, NEAR) for old, new in narrow.items()):
                 near_units += [unit] * (is_usual and is_even)
         return usual or near_units or exact or self.scale.smaller_units()
+
+    def buildable_units(self, distance: Callable[[int], float]) -> Iterator[int]:
+        """Yield units whose shape upstream can build, nearest first, among the nearest `TRIED`."""
+        for unit in sorted(self.units, key=distance)[:TRIED]:
+            try:
+                self.params(self.scale.reshape(unit))
+            except ShapeError:
+                continue
+            yield unit
 
     def params(self, architecture: Architecture) -> int:
         """Return the parameters of a shape, built on meta. Raises ShapeError if upstream cannot build its width."""

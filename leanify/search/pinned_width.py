@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError
-from leanify.search.narrow_search import TRIED, NarrowSearch
+from leanify.search.narrow_search import NarrowSearch
 from leanify.search.narrow_shape import primary_widths
 from leanify.search.options import Width, spell_pin
 from leanify.search.towers import pins_per_stage
@@ -44,8 +44,10 @@ def pinned(search: NarrowSearch, pin: Width, target: int | None) -> Architecture
         in_proportion = search.scale.reshape(unit)
         search.params(in_proportion)
     except ShapeError as error:
-        other = next(_possible(search, width), None)
-        hint = "no other width works either" if other is None else f"the nearest that works is {other}"
+        other = next(search.buildable_units(lambda unit: abs(search.scale.width(unit) - width)), None)
+        hint = "no other width works either"
+        if other is not None:
+            hint = f"the nearest that works is {search.scale.width(other)}"
         raise ShapeError(f"--width {pin:g}: {error}; {hint}") from error
     return in_proportion if target is None else search.fit_mlp(search.scale, unit, target)[0]
 
@@ -66,13 +68,3 @@ def _widths_by_stage(architecture: Architecture, pin: Sequence[float] | Mapping[
     if all(old == new for old, new in widths.items()):
         raise ShapeError(f"--width {spell_pin(pin)}: no stage gets another width")
     return widths
-
-
-def _possible(search: NarrowSearch, width: float) -> Iterator[int]:
-    """Yield widths that upstream can build, nearest first."""
-    for unit in sorted(search.units, key=lambda unit: abs(search.scale.width(unit) - width))[:TRIED]:
-        try:
-            search.params(search.scale.reshape(unit))
-        except ShapeError:
-            continue
-        yield search.scale.width(unit)

@@ -28,8 +28,7 @@ from leanify.search.design import Design, make_design
 from leanify.search.first_row import FirstRow, first_row
 from leanify.search.narrow import (
     Narrow,
-    find_balanced,
-    find_narrow,
+    find_narrower,
     narrow_remarks,
     narrowed_architecture,
     target_params,
@@ -238,7 +237,7 @@ def _set_budget(prices: PriceList, options: Options) -> tuple[Options, Narrow | 
         return options, None
     if options.width is None:
         return replace(options, target_params=HALF), None
-    narrow = find_narrow(prices, None, Request(options))
+    narrow = find_narrower("narrow", prices, None, Request(options))
     return (options if narrow.design is None else replace(options, target_params=narrow.design.params)), narrow
 
 
@@ -333,9 +332,9 @@ def _find_rivals(
     target = target_params(full_prices, lean, request)
     balanced_rival = Narrow(None)
     if narrow is None and (result.front or request.wants_heads):
-        narrow = find_narrow(full_prices, lean, request)
+        narrow = find_narrower("narrow", full_prices, lean, request)
     if request.wants_heads and not request.is_pinned:
-        balanced_rival = find_balanced(full_prices, lean, request)
+        balanced_rival = find_narrower("balanced", full_prices, lean, request)
     return Rivals(control, {"narrow": narrow or Narrow(None), "balanced": balanced_rival}, target)
 
 

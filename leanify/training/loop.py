@@ -68,7 +68,7 @@ class Trainer:
     """A recipe's model, data, task and optimiser, built and checked before anything is written.
 
     ``model``, ``splits`` and ``teacher`` are the recipe's, if they are in memory already: a model with weights, which
-    is trained in place; the data; the teacher. ``check_memory=False`` skips the prediction of a step's memory.
+    is trained in place; the data; the teacher.
     """
 
     @reraise_as("this recipe cannot be trained", RecipeError)
@@ -80,7 +80,6 @@ class Trainer:
         model: nn.Module | None = None,
         splits: Splits | None = None,
         teacher: nn.Module | None = None,
-        check_memory: bool = True,
     ) -> None:
         recipe = self.recipe = trainable(recipe)
         self.accelerator = build_accelerator(recipe)
@@ -106,10 +105,9 @@ class Trainer:
 
         # the memory of a step, predicted before a teacher embeds and before anything is placed on the device
         self.need: memory.MemoryNeed | None = None
-        if check_memory:
-            called_teacher = taught.model if taught is not None and taught.is_called else None
-            tokens = longest_sample(data, recipe.data.length)
-            recipe = self.recipe = self._fit_memory(recipe, called_teacher, tokens)
+        called_teacher = taught.model if taught is not None and taught.is_called else None
+        tokens = longest_sample(data, recipe.data.length)
+        recipe = self.recipe = self._fit_memory(recipe, called_teacher, tokens)
 
         # the order of samples and the schedule
         guards.check_processes(world, len(data.train), recipe.schedule.batch_size)
