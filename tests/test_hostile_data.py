@@ -355,16 +355,6 @@ def test_dirty_images_are_named_or_counted(pictures: Path, tmp_path: Path, how: 
     assert found.skipped == [file]
 
 
-def test_editor_folders_are_no_classes(pictures: Path) -> None:
-    train = pictures / "train"
-    before = image_folder.class_names(train)
-    (train / ".ipynb_checkpoints").mkdir()
-    assert image_folder.class_names(train) == before
-    (train / "empty").mkdir()
-    with pytest.raises(DataError, match="class empty "):
-        image_folder.class_names(train)
-
-
 # -- subsets ----------------------------------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ def overrides(words: dict[str, Any]) -> list[str]:
 def test_impossible_plan_is_one_message(arguments: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
     code, out, err = run_here(shlex.join(["redesign", *arguments, "-o", str(tmp_path / "out")]), capsys)
     assert (code, out) == (2, "")
-    text = " ".join(err.split())
+    text = " ".join(line for line in err.split("\n") if not line.startswith("planning "))  # a slow machine's progress
     assert re.search(message, text), text
     assert text.startswith("leanify: ")
     assert not (tmp_path / "out").exists()

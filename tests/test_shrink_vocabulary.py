@@ -117,28 +117,20 @@ def test_continues_with_the_same_tokens(
     [("llama", "LlamaForCausalLM", "byte-level BPE"), ("bert", "BertForMaskedLM", "WordPiece")],
 )
 def test_language_model_heals_with_fewer_tokens(family: str, cls: str, kind: str, tmp_path: Path) -> None:
-    """It is its own teacher where texts are split as before, so that only the others teach it anything."""
+    """It is its own teacher where texts are split as before, so that only the others teach it anything.
+
+    The loss is told per token of the original, so that both compare.
+    """
     vocabularies.checkpoint(tmp_path / "model", family, cls, vocabularies.tokenizer(kind))
     (tmp_path / "data.txt").write_text("\n".join(vocabularies.texts(1500)), "utf-8")
     options: dict[str, Any] = {"designs": ["vocabulary"], "minutes": 2, "output": tmp_path / "out", "rates": [1e-2]}
     settings, tokens = ["data.length=32", "schedule.steps=30"], 350 if family == "llama" else 250
     report = leanify.shrink(tmp_path / "model", tmp_path / "data.txt", vocabulary=tokens, settings=settings, **options)
-    candidate = report.to_json()["candidates"][0]
-    assert candidate["healed"]["quality"] < candidate["carried"]["quality"] - 0.03
-
-
-@pytest.mark.slow
-def test_language_model_with_fewer_tokens(tmp_path: Path) -> None:
-    """The loss is told per token of the original, so that both compare."""
-    words = vocabularies.tokenizer("byte-level BPE")
-    vocabularies.checkpoint(tmp_path / "model", "llama", "LlamaForCausalLM", words)
-    (tmp_path / "data.txt").write_text("\n".join(vocabularies.texts(1500)), "utf-8")
-    options: dict[str, Any] = {"designs": ["vocabulary"], "minutes": 0, "output": tmp_path / "out"}
-    settings = ["data.length=32"]
-    report = leanify.shrink(tmp_path / "model", tmp_path / "data.txt", vocabulary=350, settings=settings, **options)
     facts = report.to_json()
-    assert facts["vocabulary"]["length_ratio"] > 1
-    assert facts["quality"] == pytest.approx(facts["original"]["quality"], rel=0.2)
+    candidate = facts["candidates"][0]
+    assert candidate["healed"]["quality"] < candidate["carried"]["quality"] - 0.03
+    assert family == "bert" or facts["vocabulary"]["length_ratio"] > 1  # windows of masked words have none
+    assert candidate["carried"]["quality"] == pytest.approx(facts["original"]["quality"], rel=0.2)
 
 
 @pytest.mark.parametrize(("vocabulary", "budget", "designs"), [("250", 0.6, ["vocabulary"]), ("auto", 0.4, [])])

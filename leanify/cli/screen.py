@@ -160,7 +160,7 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
             grid.add_row(name, f"{evaluation['step']:,}", f"{evaluation['epoch']:g}", *values)
         print_table(out, grid)
     if judgement is not None:
-        out.print(f"\n{judgement}")
+        out.print(f"\n{fold(judgement, out.width)}", soft_wrap=True)
 
     # the run's folder
     path = quote(str(run.path))

@@ -80,11 +80,14 @@ def shorten(message: str) -> str:
     return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
 
 
-def fold(message: str) -> str:
-    """A visible message whose lines break between words on a terminal; a command stays whole, to be copied."""
-    if not sys.stderr.isatty():
+def fold(message: str, width: int | None = None) -> str:
+    """A message whose lines break between words at ``width``, by default that of a terminal on standard error.
+
+    A command stays whole, to be copied.
+    """
+    if width is None and not sys.stderr.isatty():
         return message
-    lines, width = message.splitlines(), shutil.get_terminal_size().columns
+    lines, width = message.splitlines(), width or shutil.get_terminal_size().columns
     lines = [COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line) for line in lines]
     lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
     return "\n".join(lines).replace("\0", " ")
