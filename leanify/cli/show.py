@@ -103,7 +103,7 @@ def _page(what: str, plot: Path | None) -> Page:
 
 def _run(what: str, plot: Path | None) -> Page:
     from leanify.cli.screen import is_own
-    from leanify.core.units import format_metric
+    from leanify.core.units import format_count, format_metric
     from leanify.runs.run_directory import RunDirectory
     from leanify.training.curves import read_curves
     from leanify.training.overview import overview
@@ -111,7 +111,7 @@ def _run(what: str, plot: Path | None) -> Page:
     # the run's shape and its best evaluation
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()
-    shape, params = _read_notes(run) or _shape(what)
+    architecture, params = _read_notes(run) or _build(what)[1:]
     quality_text = "no evaluation yet"
     if facts.best is not None and best is None:
         quality_text = "no checkpoint yet"
@@ -128,13 +128,13 @@ def _run(what: str, plot: Path | None) -> Page:
             after.append(f"leanify predict {quote(what)} FILES")
     if rows and plot is None:
         after.append(f"leanify show {quote(what)} --plot curves.png")
-    lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
+    lines = [f"{what} · {facts.state}", f"model  {facts.source} · {architecture} · {format_count(params)} parameters"]
     return Page(
         [*lines, *_about(recipe), f"steps  {facts.progress} · {quality_text}"],
         {
             "kind": "run",
             **facts.to_json(),
-            "architecture": shape,
+            "architecture": str(architecture),
             "best_step": best.step if best else None,
             "recipe": recipe.to_dict(),
             "rows": rows,
@@ -146,17 +146,16 @@ def _run(what: str, plot: Path | None) -> Page:
     )
 
 
-def _read_notes(run: RunDirectory) -> tuple[str, str] | None:
-    """Read `_shape` from the run's card, without torch; None for an older run or a damaged card."""
+def _read_notes(run: RunDirectory) -> tuple[Architecture, int] | None:
+    """Read the shape and its parameters from the run's card, without torch; None for an older or a damaged card."""
     from leanify.core.architecture import Architecture
-    from leanify.core.units import format_count
 
     card = run.card()
     try:
-        shape, params = Architecture.from_json(card["architecture"]), card["params"]
+        architecture, params = Architecture.from_json(card["architecture"]), card["params"]
     except (LeanifyError, LookupError, TypeError, ValueError, AttributeError):
         return None
-    return (str(shape), f"{format_count(params)} parameters") if type(params) is int else None
+    return (architecture, params) if type(params) is int else None
 
 
 def _about(recipe: Recipe) -> list[str]:
@@ -199,14 +198,6 @@ def _model(what: str) -> Page:
     if (Path(what) / "report.json").is_file():
         after.append(f"leanify shrink {quote(what)} --report")
     return Page(lines, {**facts, "weights": weights}, layers, after=after)
-
-
-def _shape(what: str) -> tuple[str, str]:
-    """Describe a source's architecture and its parameter count."""
-    from leanify.core.units import format_count
-
-    _, architecture, params = _build(what)
-    return str(architecture), f"{format_count(params)} parameters"
 
 
 def _build(what: str) -> tuple[ModelSource, Architecture, int]:
