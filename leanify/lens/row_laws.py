@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from leanify.lens.families import Row
 from leanify.lens.flow import Candidate, follow, iterate_tensors
@@ -313,27 +314,25 @@ def reorder_heads(module: nn.Module, reading: Row, sizes: Sizes, order: dict[str
 
 def _repeat_heads(value: Any, stream: Tensor, old: Sizes, new: Sizes) -> Any:
     """Return inputs whose axis of heads is as long as the new number: … × heads × tokens × tokens, or channels."""
-    if isinstance(value, dict):
-        return {key: _repeat_heads(item, stream, old, new) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_repeat_heads(item, stream, old, new) for item in value)
-    if isinstance(value, Tensor) and value is not stream and value.dim() > 2:
-        for name in ("h", "g"):
-            if name in old and value.shape[-3] == old[name]:
-                return value.index_select(-3, torch.arange(new[name]) % old[name])
-    return value
+
+    def repeat(tensor: Tensor) -> Tensor:
+        for name in ("h", "g") if tensor is not stream and tensor.dim() > 2 else ():
+            if name in old and tensor.shape[-3] == old[name]:
+                return tensor.index_select(-3, torch.arange(new[name]) % old[name])
+        return tensor
+
+    return tree_map_only(Tensor, repeat, value)
 
 
 def shorten(value: Any, length: int) -> Any:
     """Return arguments without the last entry of every axis of this length."""
-    if isinstance(value, dict):
-        return {key: shorten(item, length) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(shorten(item, length) for item in value)
-    if isinstance(value, Tensor):
-        for axis, size in enumerate(value.shape):
-            value = value.narrow(axis, 0, size - 1) if size == length else value
-    return value
+
+    def cut(tensor: Tensor) -> Tensor:
+        for axis, size in enumerate(tensor.shape):
+            tensor = tensor.narrow(axis, 0, size - 1) if size == length else tensor
+        return tensor
+
+    return tree_map_only(Tensor, cut, value)
 
 
 def describe_failure(error: Exception) -> str:
@@ -412,23 +411,17 @@ def _outputs_match(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def to_float64(value: Any) -> Any:
     """Return arguments with float64 tensors on the CPU; meta tensors get values, containers keep their type."""
-    if isinstance(value, dict):
-        return {key: to_float64(item) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(to_float64(item) for item in value)
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach()
-    if value.is_meta and value.is_floating_point():
-        return torch.randn(value.shape, dtype=torch.float64)
-    if value.is_meta:
-        return value.new_ones(value.shape, device="cpu")
-    kind = value.dtype
-    if value.is_floating_point():
-        kind = torch.float64
-    elif value.is_complex():
-        kind = torch.complex128
-    return value.to("cpu", kind, copy=True)
+
+    def convert(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.is_meta and tensor.is_floating_point():
+            return torch.randn(tensor.shape, dtype=torch.float64)
+        if tensor.is_meta:
+            return tensor.new_ones(tensor.shape, device="cpu")
+        kind = torch.complex128 if tensor.is_complex() else tensor.dtype
+        return tensor.to("cpu", torch.float64 if tensor.is_floating_point() else kind, copy=True)
+
+    return tree_map_only(Tensor, convert, value)
 
 
 @torch.no_grad()

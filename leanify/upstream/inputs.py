@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.upstream.caches import longest_context
@@ -85,14 +86,8 @@ def takes_chosen(model: nn.Module) -> bool:
 
 def _move(value: Any, device: str | torch.device, model: nn.Module) -> Any:
     """Move an input to a device, floating-point tensors in the model's dtype; containers keep their type."""
-    if isinstance(value, Tensor):
-        kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), value.dtype)
-        return value.to(device, kind) if value.is_floating_point() else value.to(device)
-    if isinstance(value, dict):
-        return {key: _move(item, device, model) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_move(item, device, model) for item in value)
-    return value
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    return tree_map_only(Tensor, lambda x: x.to(device, kind) if x.is_floating_point() else x.to(device), value)
 
 
 def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:
