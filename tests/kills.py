@@ -23,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +86,9 @@ def make_redesign(home: Path) -> Subject:
     return Subject(words, None, file_digests)
 
 
-def make_export(home: Path) -> Subject:
+def make_export(home: Path, format: str = "hf") -> Subject:
     make_documents(home, checkpoint="old")
-    return Subject(("export", str(home / "old"), "--format", "hf", "-o", "{out}"), None, file_digests)
-
-
-def make_program(home: Path) -> Subject:
-    make_documents(home, checkpoint="old")
-    return Subject(("export", str(home / "old"), "--format", "onnx", "-o", "{out}"), None, file_digests)
+    return Subject(("export", str(home / "old"), "--format", format, "-o", "{out}"), None, file_digests)
 
 
 def file_digests(out: Path) -> dict[str, str]:
@@ -122,7 +119,7 @@ def without_clock(value: Any) -> Any:
 
 KINDS = {
     "run": make_run, "study": make_study, "shrink": make_shrink, "redesign": make_redesign, "export": make_export,
-    "program": make_program,
+    "program": partial(make_export, format="onnx"),
 }  # fmt: skip
 
 # -- killing ----------------------------------------------------------------------------------------------------------
@@ -135,13 +132,17 @@ def start(words: tuple[str, ...], out: Path) -> commands.Process:
     )
 
 
-def ends_within(process: commands.Process, seconds: float) -> bool:
+def comes_within(seconds: float, is_there: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not commands._send_request({"runs": process.pid}):
+        if is_there():
             return True
         time.sleep(0.02)
     return False
+
+
+def ends_within(process: commands.Process, seconds: float) -> bool:
+    return comes_within(seconds, lambda: not commands._send_request({"runs": process.pid}))
 
 
 def signal_group(group: int, number: int) -> bool:
@@ -154,12 +155,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def empties_within(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not signal_group(group, 0):
-            return True
-        time.sleep(0.05)
-    return False
+    return comes_within(seconds, lambda: not signal_group(group, 0))
 
 
 def run_undisturbed(kind: str, home: Path) -> tuple[Subject, float, Any]:

@@ -4,11 +4,12 @@ Each is `python -m recipes.research.NAME` from a clone, and says with `-h` what 
 small setting, by which `tests/test_research.py` runs all of them. A page whose program is gone names the commit at
 which it was measured.
 
-claims                      what the README and the evidence say of designs, from the tables
-statistics_simulated        how often a study's answers are wrong
-rivals                      smaller shapes of trained models, beside other tools
-farthest_point              where more heads do not make up for narrow ones
-plans, modules, memory      designs of models that people use, own modules, predicted memory
-folders, learning           which libraries open lean directories; what the proposed lines learn
-gpu, speed, recipe_costs    what things take; recipes/costs.json
+claims                          what the README and the evidence say of designs, from the tables
+statistics_simulated            how often a study's answers are wrong
+checkpoints, checkpoint_page    checkpoints at a share of all parameters, by leanify and by others
+vocabulary, vocabulary_law      which tokens stay, and that kept texts compute as before
+farthest_point                  where more heads do not make up for narrow ones
+memory, trips                   predicted memory; calls of one command
+folders, layouts, learning      libraries that open lean directories; data of others; what proposed lines learn
+gpu, speed, recipe_costs        what things take; recipes/costs.json
 """
