@@ -222,12 +222,12 @@ writes this page from [`ranking.csv`](ranking.csv), whose runs were trained at c
 Half of the baseline's parameters in the blocks, spent in four ways. *lean* has five of eight layers, half as many heads
 again and a narrow MLP. *control* has lean's layers and the baseline's heads, with the difference put into the MLP.
 *wide-heads* is lean with the baseline's number of heads, each 1.5 times as wide: the same inner width and the same
-parameters. *depth-only* drops half of the layers and leaves the rest as they are. The tasks, the recipes and what each
-baseline has learnt are in [ranking.md](ranking.md). Small models, trained briefly, one learning rate a task.
+parameters. *depth-only* drops half of the layers and leaves the rest as they are. The tasks, the recipes and each
+baseline's result are in [ranking.md](ranking.md). Small models, trained briefly, one learning rate a task.
 
 ## The questions
 
-Losses are validation losses in nats; below 0 the first design is better. The interval is that of `leanify compare`
+Losses are validation losses in nats; below 0 the first design is better. The interval is computed as in `leanify compare`
 (Student's paired t over seeds, first look); the outcomes of single samples were not kept, so the choice of validation
 samples is not in it. p is corrected by Holm over all {len(sweep)} rows, and *better* or *worse* is said below 5%. What
 is not shown may still differ by as much as its interval reaches.
