@@ -118,9 +118,9 @@ def test_resume_command_can_be_typed(
 
 
 def test_card_states_built_shape(done: Path) -> None:
-    from leanify.cli.show import _read_notes, _shape
+    from leanify.cli.show import _build, _read_notes
 
-    assert _read_notes(RunDirectory.open(done)) == _shape(str(done))
+    assert _read_notes(RunDirectory.open(done)) == _build(str(done))[1:]
 
 
 def test_empty_folder_has_no_runs(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ baseline's result are in [ranking.md](ranking.md). Small models, trained briefly
 
 ## The questions
 
-Losses are validation losses in nats; below 0 the first design is better. The interval is computed as in `leanify compare`
+Losses are validation losses in nats; below 0 the first design is better. Intervals are those of `leanify compare`
 (Student's paired t over seeds, first look); the outcomes of single samples were not kept, so the choice of validation
 samples is not in it. p is corrected by Holm over all {len(sweep)} rows, and *better* or *worse* is said below 5%. What
 is not shown may still differ by as much as its interval reaches.
