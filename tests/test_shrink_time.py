@@ -102,6 +102,13 @@ def test_short_healing_takes_first_rate(rates: tuple[float, ...], rate: float, h
     assert healed == []
 
 
+def test_encoder_heals_the_states_of_its_tokens(here: Path) -> None:
+    """By default; the user's own distillation stays as it is."""
+    usual, own = (prepared(here, *words).recipe.distill for words in ((), ("distill.hidden_weight=0",)))
+    assert (usual.hidden_weight > 0, usual.layers) == (True, "output")
+    assert (own.hidden_weight, own.layers) == (0.0, "even")
+
+
 def test_healing_changes_a_copy(here: Path, tmp_path: Path) -> None:
     """The copy that is trained has the dropout of healing and equal weights; the carried model keeps its own."""
     original = prepared(here)

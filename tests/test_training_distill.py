@@ -53,6 +53,16 @@ def test_layer_loss_matches_torch_mse() -> None:
     torch.testing.assert_close(distillation.difference(mine, theirs, mask).mean(), mean)
 
 
+def test_token_loss_matches_torch_cosine_loss() -> None:
+    """Of a sample it is the mean over its own tokens, however many others it is padded to."""
+    mine, theirs, mask = torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    found = distillation.token_distance(mine, theirs, mask)
+    for count, x, y, loss in zip((5, 3), mine, theirs, found, strict=True):
+        wanted = torch.nn.functional.cosine_embedding_loss(x[:count], y[:count], torch.ones(count))
+        torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(distillation.token_distance(mine[:1], theirs[:1], None), found[:1])
+
+
 def losses(value: recipes.Recipe, steps: int = 4) -> list[float]:
     trainer = loop.Trainer(value)
     batches, found = trainer.batches(0), []

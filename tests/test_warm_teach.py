@@ -75,6 +75,33 @@ def train(home: Path, out: Path, *settings: str, source: str = "student", teache
     return RunDirectory.open(training.train(home / source, out, settings=words, teacher=str(home / teacher)))
 
 
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def first_loss(home: Path, out: Path, weight: float, **names: str) -> float:
+    words = [f"distill.hidden_weight={weight}", "distill.layers=output", "schedule.epochs=1"]
+    rows = train(home, out, *words, **names).rows()
+    return next(float(row["loss"]) for row in rows if row["split"] == "train")
+
+
+def test_states_of_tokens_add_their_weight(home: Path, tmp_path: Path) -> None:
+    """The teacher itself has nothing to learn; a student's loss grows evenly with the weight."""
+    assert first_loss(home, tmp_path / "own", 3.0, source="teacher") == pytest.approx(0, abs=1e-5)
+    none, one, three = (first_loss(home, tmp_path / f"run{weight}", weight) for weight in (0.0, 1.0, 3.0))
+    assert one > none
+    assert three - none == pytest.approx(3 * (one - none), rel=1e-3)
+
+
+def test_states_need_one_width_and_no_head(home: Path, tmp_path: Path) -> None:
+    settings = [f"data.path={home / 'data'}", *QUICK, "distill.layers=output", "distill.hidden_weight=1"]
+    wide = encoder(tmp_path / "wide", hidden_size=48)
+    with pytest.raises(RecipeError, match=r"\d+ × 24 and \d+ × 48"):
+        training.train(home / "student", tmp_path / "run", settings=settings, teacher=str(wide))
+    language = headed(tmp_path / "model", "GPT2LMHeadModel")
+    with pytest.raises(RecipeError, match="bare encoder"):
+        training.train(language, tmp_path / "run2", settings=[*settings, "data.length=16"], teacher=str(language))
+
+
 # -- embeddings -------------------------------------------------------------------------------------------------------
 
 

@@ -261,8 +261,8 @@ class DistillSection:
     weight: Annotated[float, "share of the loss that is distillation; the rest is the task's (0 to 1)"] = 0.5
     hidden_weight: Annotated[float, "weight of the hidden states' error, added to the loss"] = 0.0
     layers: Annotated[
-        Literal["even"] | tuple[tuple[int, ...], ...],
-        "pairs [student's layer, teacher's layer] from 0, or spread evenly",
+        Literal["even", "output"] | tuple[tuple[int, ...], ...],
+        "pairs [student's layer, teacher's layer] from 0, spread evenly, or an encoder's output: each token's state",
     ] = "even"
 
 

@@ -44,6 +44,7 @@ from leanify.upstream.hooked import in_mode
 from leanify.upstream.origin import is_hf
 
 SPLITS = ("train", "validation", "test")
+TOKEN_WEIGHT = 3.0  # of the states of an encoder's tokens in healing, where its embedding has 1
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
 
 
@@ -260,6 +261,11 @@ def _usual_recipe(name: str, data: str | Path | None, settings: Sequence[str]) -
         run_data = start.recorded_recipe(RunDirectory.open(Path(name))).data
         if run_data is not None and not any(setting.startswith("data.tokenizer=") for setting in settings):
             recipe = replace(recipe, data=replace(recipe.data, tokenizer=run_data.tokenizer))
+    # an encoder learns each token's state, too: embeddings alone teach the user's domain and forget the others
+    distill = recipe.distill
+    is_usual = not any(setting.startswith("distill.") for setting in settings)
+    if recipe.data.task == "sentence-embedding" and distill is not None and is_usual and not distill.hidden_weight:
+        recipe = replace(recipe, distill=replace(distill, hidden_weight=TOKEN_WEIGHT, layers="output"))
     if not any(setting.startswith("schedule.steps=") for setting in settings):  # the minutes limit the healing
         schedule = replace(recipe.schedule, epochs=1.0, steps=None, tokens=None, warmup=0.0, cooldown=0.0)
         recipe = replace(recipe, schedule=schedule)

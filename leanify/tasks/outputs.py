@@ -1,4 +1,4 @@
-"""Call a model on a batch and return its logits; means of a tally."""
+"""What a model returns for a batch: logits or hidden states; means of a tally."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def get_logits(output: Any) -> Tensor:
         )
     logits: Tensor = output.logits
     return logits
+
+
+def get_hidden(output: Any) -> Tensor:
+    """The last hidden states (B, N, width) of a bare encoder. Raises RecipeError for a model with a head."""
+    hidden: Tensor | None = getattr(output, "last_hidden_state", None)
+    if hidden is None:
+        raise RecipeError(
+            "this model has a head and returns no hidden states for embeddings; use the bare encoder: "
+            'class = "AutoModel" in [model]'
+        )
+    return hidden
 
 
 def mean(tally: Mapping[str, Tensor], name: str) -> float:

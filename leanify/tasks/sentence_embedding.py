@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Batch, Inputs, Splits
 from leanify.tasks import UsualSettings
-from leanify.tasks.outputs import mean
+from leanify.tasks.outputs import get_hidden, mean
 
 USUAL = UsualSettings(
     "a table with a column of text, a file with a sentence a line, or a folder with train.csv", distill=(1.0, 1.0)
@@ -71,17 +70,11 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
     output = model(**inputs)
     if isinstance(output, Tensor):  # a reference gives embeddings
         return output
-    # hidden states (B, N, width) of a bare encoder
-    hidden = getattr(output, "last_hidden_state", None)
-    if hidden is None:
-        raise RecipeError(
-            f"{type(model).__name__} has a head and returns no hidden states for embeddings; use the bare encoder: "
-            'class = "AutoModel" in [model]'
-        )
+    hidden = get_hidden(output).float()  # (B, N, width)
     # without a mask every position counts
     mask = inputs.get("attention_mask")
     token_mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
-    return torch.cat([pool(hidden.float(), token_mask, mode) for mode in pooling], -1)
+    return torch.cat([pool(hidden, token_mask, mode) for mode in pooling], -1)
 
 
 def pool(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:

@@ -7,6 +7,8 @@ regression, has no distribution: (student − teacher)² replaces T² · KL. ``h
 squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a
 sample and over the pairs. If the widths differ, a linear map from the student's to the teacher's is trained too
 (TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
+With layers = "output", ``hidden`` is 1 − cosine of each token's last hidden state to the teacher's, averaged over a
+sample: an encoder that only learns pooled embeddings forgets how tokens of other domains differ.
 Samples may mark the targets that the logits teach (``TAUGHT``): the others are learnt from the task alone.
 """
 
@@ -27,7 +29,7 @@ from leanify.data.sampling import MODEL, seed_everything
 from leanify.lens.located import record_outputs
 from leanify.lens.sites import locate
 from leanify.tasks import Task, make_task
-from leanify.tasks.outputs import get_logits
+from leanify.tasks.outputs import get_hidden, get_logits
 from leanify.training.evaluation import first_sample
 from leanify.training.teachers import Teacher
 from leanify.upstream.hooked import in_mode
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 TAUGHT = "is_taught"  # a mask of targets (B, N) among the inputs, which no model gets
+OUTPUT = "output"  # in place of pairs: the last hidden states that an encoder returns
 Pair = tuple[int, int]  # (student's layer, teacher's layer), both counted from 0
 
 
@@ -112,7 +115,10 @@ class Distilled:
         if section.hidden_weight:
             counts = is_target.flatten(1).sum(1) if is_target.ndim > 1 else is_target  # targets of each sample
             mask = kwargs.get("attention_mask")
-            means = [difference(x, y, mask) for x, y in zip(hidden, teacher_hidden, strict=True)]
+            if section.layers == OUTPUT:
+                means = [token_distance(get_hidden(output), get_hidden(teacher_output), mask)]
+            else:
+                means = [difference(x, y, mask) for x, y in zip(hidden, teacher_hidden, strict=True)]
             total = total + section.hidden_weight * (torch.stack(means).mean(0) * counts).sum()
         return total
 
@@ -129,6 +135,12 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or squares.shape[:2] != mask.shape:
         return squares.flatten(1).mean(1)
     return (squares.mean(-1) * mask).sum(1) / mask.sum(1)
+
+
+def token_distance(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of 1 − cosine over each sample's tokens, (B, N, width) → (B,); ``mask`` (B, N) leaves out padding."""
+    distances = 1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1)
+    return distances.mean(1) if mask is None else (distances * mask).sum(1) / mask.sum(1)
 
 
 def build_task(
@@ -156,7 +168,8 @@ def distill(
     pairs: list[Pair] = []
     learning: list[nn.Module] = []
     teaching: list[nn.Module] = []
-    if section.hidden_weight:
+    by_output = bool(section.hidden_weight) and section.layers == OUTPUT
+    if section.hidden_weight and not by_output:
         student_blocks, teacher_blocks = locate(student).blocks, locate(teacher).blocks
         pairs = pair_layers(section, len(student_blocks), len(teacher_blocks))
         learning = [student_blocks[i] for i, _ in pairs]
@@ -165,12 +178,15 @@ def distill(
     # what both return for the sample
     hidden: list[list[Tensor]] = []
     logits: list[Tensor] = []
+    states: list[Tensor] = []
     for model, blocks in ((student, learning), (teacher, teaching)):
         training = model.training
         with torch.no_grad(), record_outputs(blocks) as outputs:
             output = in_mode(model)(**inputs) if isinstance(inputs, dict) else in_mode(model)(inputs)
         if section.weight:
             logits.append(get_logits(output).float())
+        if by_output:
+            states.append(get_hidden(output))
         model.train(training)
         hidden.append(outputs)
 
@@ -181,6 +197,12 @@ def distill(
             f"student and teacher give {shapes} logits a sample; distilling logits needs the same classes in both. "
             "To distil from the teacher's layers alone, set distill.weight=0 and a distill.hidden_weight"
         )
+    if by_output and states[0].shape != states[1].shape:
+        shapes = " and ".join(" × ".join(map(str, x.shape[1:])) for x in states)
+        raise RecipeError(
+            f"student and teacher give {shapes} states a sample; distill.layers=output compares each token's state, "
+            "which needs the same width in both; distill.layers=even learns maps between widths"
+        )
     seed_everything(MODEL, seed, 1)
     maps = [_map(pair, x, y) for pair, x, y in zip(pairs, *hidden, strict=True)]
     return Distilled(task, section, Learner(student, learning, maps), teacher, teaching, place)
@@ -188,12 +210,12 @@ def distill(
 
 def pair_layers(section: DistillSection, depth: int, teacher_depth: int) -> list[Pair]:
     """Pairs of a student's layer and its teacher's, as the recipe lists them or evenly, the last with the last."""
-    if section.layers == "even":
+    if isinstance(section.layers, str):
         return [(i, math.ceil((i + 1) * teacher_depth / depth) - 1) for i in range(depth)]
     for pair in section.layers:
         if len(pair) != 2 or not 0 <= pair[0] < depth or not 0 <= pair[1] < teacher_depth:
             raise RecipeError(
-                f'distill.layers must be "even" or pairs [student layer 0 … {depth - 1}, teacher layer '
+                f'distill.layers must be "even", "output" or pairs [student layer 0 … {depth - 1}, teacher layer '
                 f"0 … {teacher_depth - 1}]; found {list(pair)}"
             )
     return [(pair[0], pair[1]) for pair in section.layers]

@@ -256,9 +256,9 @@ def split_batch(
     """
     engine = build_accelerator(recipe)
     # a teacher called in each step is also in memory, and at most as large as the model
-    teacher = None
-    if recipe.distill is not None and recipe.data.task != "sentence-embedding":
-        teacher = model
+    distill = recipe.distill
+    is_called = distill is not None and (distill.hidden_weight > 0 or recipe.data.task != "sentence-embedding")
+    teacher = model if is_called else None
     tokens = longest_sample(splits, recipe.data.length)
     step_need = predict_memory(recipe, model, engine, teacher, tokens)
     available = machine.available_memory(engine.device)
