@@ -3,11 +3,11 @@
     python -m recipes.research.checkpoints CHECKPOINT --data FOLDER [--budget 0.75 0.5] [--glue DIR] [--other FILE]
     python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
 
-The arms: `leanify shrink` as it comes, and with ``--vocabulary keep``; the vocabulary cut by plain counts together with
+The arms: `leanify shrink` as it comes, also with as many steps of its own healing; the vocabulary cut by plain counts together with
 the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing samples), with
 the layers of least Block Influence (Men et al. 2024, ShortGPT), with the middle layers (as mergekit's passthrough is
-used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023). All are then trained by the
-same steps at the better of the same rates. A seed draws the calibration samples and the order of healing. Rows are
+used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023). All others are then trained by
+the same steps at the better of the same rates. A seed draws the calibration samples and the order of healing. Rows are
 kept in recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's tables are read from
 ``--glue`` (sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second domain of texts from
 ``--other``.
@@ -57,7 +57,7 @@ from recipes.research.vocabulary_law import save_cut
 
 CSV = Path(__file__).parents[1] / "results" / "checkpoints.csv"
 COLUMNS = ("checkpoint", "budget", "arm", "seed", "stage", "metric", "value")
-OURS = ("leanify shrink", "leanify shrink --vocabulary keep")
+OURS = ("leanify shrink", "leanify shrink, healed by itself")
 VOCABULARIES = (0.2, 0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the vocabulary that the simple arms try
 TRAINED = 20_000  # texts at most that an arm may see
 LENGTH, CROWD = 128, 1000  # tokens of a text; embeddings among which neighbours are counted
@@ -205,14 +205,15 @@ class Subject:
 # -- arms: a checkpoint, a budget of parameters and a seed give smaller models, of which other samples choose ----------
 
 
-def shrunk(subject: Subject, limit: int, seed: int, **keywords: Any) -> Iterator[Small]:
-    """`leanify shrink` without healing, which is the same for all arms here; it sees no text that judges."""
+def shrunk(subject: Subject, limit: int, seed: int, minutes: float = 0.0) -> Iterator[Small]:
+    """`leanify shrink`, which sees no text that judges; without minutes it heals nothing."""
     with tempfile.TemporaryDirectory() as folder:
         data, place = Path(folder) / "data", Path(folder) / "small"
         data.mkdir()
         for name, rows in (("train", subject.train), ("validation", subject.choosing)):
             subject.write(data / name, rows)
-        leanify.shrink(subject.source, data, limit, 0, place, settings=[f"run.seed={seed}"], **keywords)
+        settings = [f"run.seed={seed}", f"schedule.steps={subject.steps}", f"schedule.batch_size={subject.batch}"]
+        leanify.shrink(subject.source, data, limit, minutes, place, settings=settings, rates=subject.rates[:1])
         yield Small(leanify.load(place), tokenizers.load(place))
 
 
@@ -314,7 +315,7 @@ def without_units(subject: Subject, cut: Small, ratio: float, calibration: Seque
 
 ARMS: dict[str, Callable[..., Iterator[Small]]] = {
     OURS[0]: shrunk,
-    OURS[1]: partial(shrunk, vocabulary="keep"),
+    OURS[1]: partial(shrunk, minutes=30.0),
     "vocabulary by counts + best run of layers dropped": partial(with_layers, runs),
     "vocabulary by counts + Block Influence": partial(with_layers, least_influence),
     "vocabulary by counts + middle layers dropped (mergekit)": partial(with_layers, middle),
@@ -405,6 +406,9 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
             print(budget, arm, seed, error, flush=True)
             continue
         minutes = (time.process_time() - began) / 60
+        if arm == OURS[1]:
+            keep(str(budget), arm, seed, {"healed": measure(subject, small, *look, True) | {"minutes": minutes}})
+            continue
         carried = measure(subject, small, *look, False) | {"minutes": minutes}
         began = time.process_time()
         healed = subject.best(subject.heal(small, seed))
