@@ -10,7 +10,15 @@ from rich.text import Text
 
 from leanify.cli.tables import fit, print_table, table
 from leanify.core.terminal import CYAN, GREEN, ORANGE, console
-from leanify.core.units import format_bytes, format_count, format_gigas, format_seconds, format_share, macs_column
+from leanify.core.units import (
+    format_bytes,
+    format_count,
+    format_gigas,
+    format_seconds,
+    format_share,
+    macs_column,
+    short_paths,
+)
 
 if TYPE_CHECKING:
     from leanify.search.design import Design
@@ -112,17 +120,7 @@ def _parts(plan: Plan) -> list[tuple[int, str]]:
         shapes.append([_shape(design, stage) for _, design in plan.designs()])
     if all(shape == shapes[0] for shape in shapes):
         return [(0, "")]
-    return list(enumerate(_short(names)))
-
-
-def _short(names: list[str]) -> list[str]:
-    """Paths without their common prefix and suffix."""
-    paths = [name.split(".") for name in names]
-    while all(len(path) > 1 for path in paths) and len({path[0] for path in paths}) == 1:
-        paths = [path[1:] for path in paths]
-    while all(len(path) > 1 for path in paths) and len({path[-1] for path in paths}) == 1:
-        paths = [path[:-1] for path in paths]
-    return [".".join(path) for path in paths]
+    return list(enumerate(short_paths(names)[0]))
 
 
 def _shape(design: Design, stage: int) -> dict[str, str]:

@@ -111,6 +111,18 @@ def format_names(names: Sequence[str], count: int = 3) -> str:
     return ", ".join(names[:count]) + rest
 
 
+def short_paths(names: Sequence[str]) -> tuple[list[str], str]:
+    """Dotted names without their common ends, and their pattern: (["0", "1"], "blocks.*.attn")."""
+    if len(names) < 2:
+        return list(names), ""
+    paths, before, after = [name.split(".") for name in names], [], []
+    while all(len(path) > 1 for path in paths) and len({path[0] for path in paths}) == 1:
+        before += [path.pop(0) for path in paths][:1]
+    while all(len(path) > 1 for path in paths) and len({path[-1] for path in paths}) == 1:
+        after += [path.pop() for path in paths][:1]
+    return [".".join(path) for path in paths], ".".join([*before, "*", *reversed(after)])
+
+
 def format_damage(value: float) -> str:
     """The damage of transferring weights, in three digits; small values are "below 0.0001"."""
     return f"{value:.3g}" if value >= 1e-4 or not value else "below 0.0001"

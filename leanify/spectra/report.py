@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from leanify.core.files.reading import preview
+from leanify.core.units import short_paths
 from leanify.spectra.results import LayerProbe, Point, Probe
 
 WIDE = 1.1  # upper bound / lower bound of κ, above which both are shown
@@ -121,17 +121,6 @@ def _table(title: str, *columns: str) -> Any:
     return table
 
 
-def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
-    """Layer names without common parts, and their pattern: (["0", "1"], "blocks.*.attn")."""
-    parts = [layer.name.split(".") for layer in layers]
-    if len(parts) < 2:
-        return [layer.name for layer in layers], ""
-    before = _shared_prefix(parts)
-    after = _shared_prefix([part[before:][::-1] for part in parts])
-    short = [".".join(part[before : len(part) - after]) for part in parts]
-    return short, ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]])
-
-
 CAPTION = (
     "κ = σ_max/σ_min of a layer's concatenated heads, tokens × inner: its mean and quartiles over the samples. stable: "
     "‖A‖_F²/σ_max²; eff.: exp of the entropy of σ/Σσ."
@@ -144,7 +133,7 @@ def layer_tables(
     """The table of layers, optionally followed by tables of single heads and of their weights."""
     # a row for each layer
     tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
-    names = _short_names(probe.layers)[0]
+    names = short_paths([layer.name for layer in probe.layers])[0]
     # a row for each layer with κ of its heads
     if per_head:
         columns = ("lowest", "median", "highest", "heads, in order")
@@ -170,15 +159,9 @@ def layer_tables(
     return tables
 
 
-def _shared_prefix(parts: Sequence[Sequence[str]]) -> int:
-    """The length of the longest common prefix."""
-    columns = zip(*parts, strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-
-
 def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
     # the names without their common part, which is in the title
-    names, pattern = _short_names(probe.layers)
+    names, pattern = short_paths([layer.name for layer in probe.layers])
     theory_column = ("theory",) if theory else ()
     columns = ("tokens", "heads", "κ mean", "25–75%", *theory_column, "rank", "stable", "eff.", "σ max", "σ min")
     table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
