@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -241,18 +238,14 @@ def _test_rates(
     return test.best
 
 
-class StopAtStep(Callback):
-    """Ends a run at a step, like Ctrl-C, and reports its progress."""
+class Report(Callback):
+    """Reports the progress of a candidate."""
 
-    def __init__(self, name: str, stop: int | None, metric: str, advance: Callable[[int], None]) -> None:
-        self.name, self.stop, self.metric, self.advance = name, stop, metric, advance
-        self.has_reached = False
+    def __init__(self, name: str, metric: str, advance: Callable[[int], None]) -> None:
+        self.name, self.metric, self.advance = name, metric, advance
 
     def on_step_end(self, step: int) -> None:
         self.advance(step)
-        if step == self.stop:
-            self.has_reached = True
-            signal.raise_signal(signal.SIGINT)
 
     def on_log(self, row: Mapping[str, Any]) -> None:
         if row["split"] == "validation":
@@ -262,20 +255,6 @@ class StopAtStep(Callback):
         if message.startswith("no step was better"):  # reported when the candidates are compared
             return
         note(f"{self.name}: {message}")
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """End a run at its step even if the shell started the process with Ctrl-C ignored (scripts, with ``&``)."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _train(
@@ -292,7 +271,7 @@ def _train(
         place = folder.fresh(name)
     student = healing_copy(original, carried)
     with progress(f"healing {carried.name}", stop or plan.steps) as advance:
-        callback = StopAtStep(carried.name, stop, original.evaluator.task.metric, advance)
+        callback = Report(carried.name, original.evaluator.task.metric, advance)
         try:
             run = RunDirectory.open(place) if place.exists() else None
             recipe = plan.recipe(original, carried, seed) if run is None else start.recorded_recipe(run)
@@ -300,11 +279,7 @@ def _train(
             run = run or trainer.new_run(place)
             newest = max((checkpoint.step for checkpoint in run.checkpoints()), default=0)
             if stop is None or newest < stop:
-                with interruptible():
-                    trainer.fit(run)
-        except KeyboardInterrupt:
-            if not callback.has_reached:
-                raise
+                trainer.fit(run, until=stop)
         except TrainingError as error:  # the user did not start this inner run, so resuming is described differently
             words, resumable, _ = str(error).partition("; resume with:")
             raise TrainingError(words + "; the same command continues from there" * bool(resumable)) from error

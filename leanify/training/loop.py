@@ -176,8 +176,11 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return RunDirectory.open(folder)
 
-    def fit(self, run: RunDirectory, accept_changed_data: bool = False) -> RunDirectory:
-        """Train from the newest intact checkpoint to the end. Raises Interrupted and DataError."""
+    def fit(self, run: RunDirectory, accept_changed_data: bool = False, until: int | None = None) -> RunDirectory:
+        """Train from the newest intact checkpoint to the end, or ``until`` a step and its checkpoint.
+
+        Raises Interrupted and DataError.
+        """
         if self.main:
             guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.callback.on_warning)
             guards.check_arithmetic(self.accelerator, self.callback.on_warning)
@@ -189,10 +192,14 @@ class Trainer:
             disable_malloc_trim(),
         ):
             try:
-                self.steps_from(self.restore_newest(run), run)
+                self.steps_from(self.restore_newest(run), run, self.steps if until is None else until)
+                if until is not None:
+                    self.save(run, until)
             finally:
                 self.saver.wait()  # the last checkpoint is complete even after an error
             self.accelerator.wait_for_everyone()
+            if until is not None:
+                return run
 
             # the test split judges the best checkpoint, which is on disk now
             self.test(run)
@@ -202,11 +209,11 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return run
 
-    def steps_from(self, start: int, run: RunDirectory) -> None:
-        """Run all steps from ``start`` on, with logging, evaluation and checkpoints."""
+    def steps_from(self, start: int, run: RunDirectory, end: int) -> None:
+        """Run the steps from ``start`` to ``end``, with logging, evaluation and checkpoints."""
         batches, size, world = self.batches(start), self.order.batch_size, self.order.world
         with Interrupts() as interrupts:
-            for step in range(start, self.steps):
+            for step in range(start, end):
                 # the update; any failure names the command that resumes the run
                 failure = f"step {step + 1} failed; continue from the last checkpoint with: {run.resume_line}"
                 with_advice = memory.explain_out_of_memory(failure, size, world, self.order.accumulate)
