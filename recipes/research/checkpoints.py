@@ -3,8 +3,8 @@
     python -m recipes.research.checkpoints CHECKPOINT --data FOLDER [--budget 0.75 0.5] [--glue DIR] [--other FILE]
     python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
 
-The arms: `leanify shrink` as it comes, also with as many steps of its own healing; the vocabulary cut by plain counts together with
-the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing samples), with
+The arms: `leanify shrink` as it comes, also with as many steps of its own healing; the vocabulary cut by plain counts
+together with the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing samples), with
 the layers of least Block Influence (Men et al. 2024, ShortGPT), with the middle layers (as mergekit's passthrough is
 used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023). All others are then trained by
 the same steps at the better of the same rates. A seed draws the calibration samples and the order of healing. Rows are
