@@ -4,14 +4,13 @@
     python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
 
 The arms: `leanify shrink` as it comes, also with as many steps of its own healing; the vocabulary cut by plain counts
-together with the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing samples), with
-the layers of least Block Influence (Men et al. 2024, ShortGPT), with the middle layers (as mergekit's passthrough is
-used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023). All others are then trained by
-the same steps at the better of the same rates. A seed draws the calibration samples and the order of healing. Rows are
-kept in recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's tables are read from
-``--glue`` (sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second domain of texts from
-``--other``.
-"""
+together with the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing
+samples), with the layers of least Block Influence (Men et al. 2024, ShortGPT), with the middle layers (as mergekit's
+passthrough is used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023). All others are
+then trained by the same steps at the better of the same rates. A seed draws the calibration samples and the order of
+healing. Rows are kept in recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's
+tables are read from ``--glue`` (sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second
+domain of texts from ``--other``. """
 
 from __future__ import annotations
 
