@@ -10,7 +10,8 @@ passthrough is used), or with MLP units pruned by Torch-Pruning's Taylor estimat
 then trained by the same steps at the better of the same rates. A seed draws the calibration samples and the order of
 healing. Rows are kept in recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's
 tables are read from ``--glue`` (sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second
-domain of texts from ``--other``."""
+domain of texts from ``--other``.
+"""
 
 from __future__ import annotations
 
