@@ -331,9 +331,9 @@ def _find_row(
     row, count, ran = _first_that_holds(bench, readings, deadline)
     if row is None and attention and not ran and bench.has_inputs_of_heads:
         bench.widens_inputs = True
-        row, widened_count, ran = _first_that_holds(bench, readings, deadline)
+        row, widened_count, _ = _first_that_holds(bench, readings, deadline)
         count += widened_count
-    if row is None and attention and not ran:
+    if row is None and attention:  # a window may take what a wrong size leaves over, so that it runs
         row, rewrite_count = _try_rewrites(bench, module, readings, deadline)
         count += rewrite_count
     if row is not None:

@@ -42,6 +42,7 @@ DIRECT = ("linear", "conv1d", "conv2d", "conv3d")  # a weight of outputs × inpu
 MAPS = frozenset(_MAPS.split())
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 FUSED_ATTENTIONS = frozenset({"scaled_dot_product_attention", "flex_attention", "flash_attn_func"})
+AS_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # take another tensor's type or shape alone
 OPAQUE = frozenset({"multi_head_attention_forward"})  # torch's own attention has a row
 
 
@@ -163,6 +164,7 @@ class Follower(TorchFunctionMode):
 
     def _note(self, name: str, args: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
         """Record the origin of the outputs of a call, given its input tensors."""
+        tensors = tensors[:1] if name in AS_ANOTHER else tensors
         weights = [self._weight(tensor) for tensor in tensors]
         came: Came | None = None
         # a softmax over a product of two mapped tensors is an attention

@@ -62,13 +62,13 @@ def knows_input(model: nn.Module) -> bool:
 def describe_made(model: nn.Module, error: BaseException | None = None) -> str:
     """The inputs that are made up for a model of transformers, and others that its forward takes, for a refusal.
 
-    Of an ``error`` on them, upstream's message to users is told, and no line of Python's own.
+    Of an ``error`` on them, upstream's message to users is told, and no line of Python's own unless nothing else lacks.
     """
     made = [name for name in _arguments(model) if name in _MAKERS]
     others = [name for name in inspect.signature(model.forward).parameters if FURTHER.search(name) and name not in made]
     rest = f", and its processor may make more ({', '.join(others[:4])})" if others else ""
-    message = " ".join(str(error).split())[:140]
-    is_said = isinstance(error, ValueError) and not message[:1].islower()
+    message = " ".join(str(error or "").split())[:140]
+    is_said = message and ((isinstance(error, ValueError) and not message[:1].islower()) or not others)
     said = f"; upstream says: {message.rstrip('.')}" if is_said else ""
     return f"the {', '.join(made) or 'inputs'} that leanify makes up{rest}{said}"
 

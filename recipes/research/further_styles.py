@@ -65,6 +65,31 @@ class AlibiMask(Mixer):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None].expand(len(q), -1, -1, -1).to(q))
 
 
+class PlacesLike(Mixer):
+    """A bias that is made for the type of the input (``.to(x)``), and for its shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads_first(map_(x), self.heads) for map_ in (self.to_q, self.to_k, self.to_v))
+        places = torch.arange(x.shape[1])
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        bias = -(places[:, None] - places).abs().to(x) + torch.zeros(1).type_as(x)
+        return self.to_out(merge_heads((scores + bias.expand_as(scores)).softmax(-1) @ v))
+
+
+class Windows(nn.Module):
+    """Windows whose number takes what a wrong head_dim leaves over: the forward runs, and is wrong (Swin)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = HEADS, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        maps = self.qkv(x.view(-1, LENGTH, c)).view(-1, LENGTH, 3, self.heads, c // self.heads)
+        y = F.scaled_dot_product_attention(*maps.permute(2, 0, 3, 1, 4))
+        return self.out(y.transpose(1, 2).reshape(b, n, -1))
+
+
 class NormedGroups(Mixer):
     """A norm in groups over the concatenated heads, a group for each (RetNet)."""
 
@@ -728,7 +753,7 @@ STYLES: dict[str, Style] = {
     **{
         kind.__name__: (of(kind), PLAIN)
         for kind in (
-            AlibiMask, NormedGroups, KeyCache, SplitBiases, StackedMaps, TorchWithBias,
+            AlibiMask, PlacesLike, Windows, NormedGroups, KeyCache, SplitBiases, StackedMaps, TorchWithBias,
             TalkingHeads, Linformer, Latent, SharedQueryKey, OutputPerHead, HeadModules, FusedGate, HardWidth,
         )
     },
