@@ -17,7 +17,7 @@ REMOVED_OPTIONS: dict[str, dict[str, str]] = {
     ),
     "shrink": {"device-memory": "leanify profile CHECKPOINT --no-measure predicts the memory"},
     "compare": {
-        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6",
+        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6"
     },
 }
 

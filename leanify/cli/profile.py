@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import output_kind, show
-from leanify.cli.options import (
-    Explain,
-    Format,
-    Json,
-    ModelClass,
-    Override,
-    Tokens,
-    check_source,
-    complete_source,
-)
+from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, check_source, complete_source
 from leanify.core.terminal import say
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
 

@@ -45,9 +45,7 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|SOURCE",
-            help="a run, a lean directory or any model",
-            autocompletion=complete_source,
+            metavar="RUN|SOURCE", help="a run, a lean directory or any model", autocompletion=complete_source
         ),
     ],
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="plot a run's curves: .png or .svg")] = None,

@@ -50,8 +50,7 @@ def shrink(
         Path | None, output_option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
     ] = None,
     shape: Annotated[
-        str,
-        candidate_option(metavar="free|plain", help="free: also blocks that differ; plain: what opens anywhere"),
+        str, candidate_option(metavar="free|plain", help="free: also blocks that differ; plain: what opens anywhere")
     ] = "free",
     designs: Annotated[
         Words,

@@ -13,15 +13,7 @@ from leanify.comparison import duration, engines, learning, runner, warm_start
 from leanify.comparison import rates as learning_rates
 from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder
-from leanify.comparison.plan import (
-    BASELINE,
-    CONTROL,
-    LEAN,
-    MAX_RUNS,
-    NARROW,
-    Key,
-    StudyPlan,
-)
+from leanify.comparison.plan import BASELINE, CONTROL, LEAN, MAX_RUNS, NARROW, Key, StudyPlan
 from leanify.comparison.results import Study, read_study
 from leanify.comparison.runner import Engine, OnEnd
 from leanify.core import machine

@@ -41,22 +41,18 @@ MIN_LINES, MAX_LINE = 20, 2000  # lines of a file with a text in each, and their
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OF_TRAINER = "are learnt by transformers' Trainer, lean models included: AutoModelFor"
+OWN_FUNCTION = "a function of your own may read them, --set data.name=file.py:function"
 RECORDINGS = {  # suffix → what learns from recordings
     **dict.fromkeys((".wav", ".mp3", ".flac", ".ogg", ".m4a", ".opus"), f"sounds {OF_TRAINER}AudioClassification"),
     **dict.fromkeys((".mp4", ".avi", ".mkv", ".mov", ".webm"), f"videos {OF_TRAINER}VideoClassification"),
 }
 OTHERWISE = {  # suffix → how to make a file that is read
-    ".xlsx": "save it as .csv",
-    ".xls": "save it as .csv",
-    ".ods": "save it as .csv",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save it as .csv"),
     ".arrow": "write it as .parquet, with to_parquet of the library datasets",
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
     **RECORDINGS,
-    **dict.fromkeys(
-        (".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".tfrecord", ".sqlite", ".db"),
-        "a function of your own may read them, --set data.name=file.py:function",
-    ),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".tfrecord", ".sqlite", ".db"), OWN_FUNCTION),
     **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
 }
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class

@@ -263,12 +263,8 @@ class _Guess:
     def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Row:
         """Return the guess as a row, without the numbers of maps and norms that are resized anyway."""
         resized_paths = (*self.rows, *self.columns, *self.lists)
-        row_attributes = {  # the groups of a norm in groups are heads
-            name: how
-            for name, how in attributes.items()
-            if not _belongs_to(name, resized_paths) or name.endswith(".num_groups")
-        }
-        row_attributes |= self.numbers
+        others = [name for name in attributes if not _belongs_to(name, resized_paths) or name.endswith(".num_groups")]
+        row_attributes = {name: attributes[name] for name in others} | self.numbers
         return Row(
             full_name(upstream_class(self.module)),
             rows=self.rows,
@@ -304,10 +300,8 @@ class _Guess:
 
         # tensors that are no buffers, such as caches of keys
         for name, value in vars(self.module).items() if with_tables and "h" in self.sizes else ():
-            if isinstance(value, Tensor):
-                axes = head_axes(value, self.sizes["g"], "g") if self.sizes["g"] in value.shape else ()
-                if axes.count("g") == 1:
-                    self.tensors[name] = axes
+            if isinstance(value, Tensor) and value.shape.count(self.sizes["g"]) == 1:
+                self.tensors[name] = head_axes(value, self.sizes["g"], "g")
 
     def _put_lengths(self, length: int, how: str) -> None:
         """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""

@@ -36,8 +36,8 @@ from leanify.upstream.derived_attributes import (
 )
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
-from leanify.upstream.libraries import format_error
 from leanify.upstream.origin import get_origin, set_origin
+from leanify.upstream.reraise import reraise_as
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]
@@ -355,12 +355,9 @@ def _cut(located_model: LocatedModel, architecture: Architecture) -> LocatedMode
     dropped_blocks: list[nn.Module] = []
     for stage in located_model.stages:
         dropped_blocks += _children(stage)[depths[stage.name] :]
-    try:
+    # a module may keep results of a training step, which torch does not copy
+    with reraise_as(f"{type(located_model.model).__name__} cannot be copied", UnsupportedModel):
         model = copy.deepcopy(located_model.model, {id(block): nn.Identity() for block in dropped_blocks})
-    except Exception as error:  # it may keep results of a training step, which torch does not copy
-        raise UnsupportedModel(
-            f"{type(located_model.model).__name__} cannot be copied: {format_error(error, 160)}"
-        ) from error
     set_origin(model, get_origin(located_model.model))
     for stage in located_model.stages:
         if stage.container is not None:

@@ -132,10 +132,8 @@ def _trace_sizes(
             for batch in batches:
                 inputs = counting.unmasked_inputs(model, tokens, "cpu", batch)
                 if weights is not None:
-                    inputs = {
-                        k: x.to(weights) if isinstance(x, Tensor) and x.is_floating_point() else x
-                        for k, x in inputs.items()
-                    }
+                    floating = {k: x for k, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
+                    inputs = inputs | {k: x.to(weights) for k, x in floating.items()}
                 series.append(step(_replace_storage(model, weights), inputs))
     except LeanifyError:
         raise

@@ -186,11 +186,7 @@ class Plan(Tabular):
         return ", ".join(f"{name} {size}" for name, size in parts.items())
 
     def build(
-        self,
-        weights: str | Path | None = None,
-        seed: int = 0,
-        pretrained: bool = False,
-        design: Design | None = None,
+        self, weights: str | Path | None = None, seed: int = 0, pretrained: bool = False, design: Design | None = None
     ) -> nn.Module:
         """Build a design (the chosen one by default), initialised by upstream or with weights from a SOURCE.
 

@@ -339,12 +339,7 @@ def _find_rivals(
 
 
 def _first(
-    prices: PriceList,
-    request: Request,
-    result: search.SearchResult,
-    rivals: Rivals,
-    follows: str,
-    is_own_order: bool,
+    prices: PriceList, request: Request, result: search.SearchResult, rivals: Rivals, follows: str, is_own_order: bool
 ) -> FirstRow | None:
     """Return the row that is listed first, or None if no design at all is within the limits."""
     designs = {"lean": result.lean, "plain": result.plain}

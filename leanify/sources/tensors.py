@@ -20,6 +20,7 @@ from leanify.core.path_kinds import WEIGHTS, is_safetensors
 from leanify.lens.located import model_name
 from leanify.upstream.origin import is_hf
 
+UNQUANTISED = "redesign the unquantised model and quantise the result"
 STATE_KEYS = (  # under which trainers keep a state dict
     "state_dict", "model_state_dict", "model", "module", "weights", "net", "network", "model_state", "params",
 )  # fmt: skip
@@ -222,14 +223,13 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -
 
     Raises SourceError that names the first few tensors that do not fit.
     """
-    tensors = fit_names(tensors, model.state_dict().keys(), where)
     state = model.state_dict()
-    packed = [
-        name for name, x in tensors.items() if name in state and state[name].is_floating_point() > x.is_floating_point()
-    ]
+    tensors = fit_names(tensors, state.keys(), where)
+    floating = {name for name, x in state.items() if x.is_floating_point()}
+    packed = [name for name, x in tensors.items() if name in floating and not x.is_floating_point()]
     if packed:
-        raise SourceError(f"{where} is quantised: {preview(packed)} are integers; take the weights from before")
-    problems = describe_misfits(tensor_shapes(model.state_dict()), tensor_shapes(tensors))
+        raise SourceError(f"{where} is quantised: {preview(packed)} are integers; {UNQUANTISED}")
+    problems = describe_misfits(tensor_shapes(state), tensor_shapes(tensors))
     if problems:
         hint = _class_hint(model, tensors)
         raise SourceError(f"{where} does not fit {model_name(model)}: {problems}{hint}")

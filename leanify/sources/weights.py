@@ -22,6 +22,7 @@ from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import (
     CHECKPOINTS,
+    UNQUANTISED,
     UPSTREAM,
     check_sum,
     fit_names,
@@ -233,10 +234,7 @@ def _check_files(directory: Path) -> None:
                 names = [name for name in tensors.keys() if name.endswith(".weight")]  # noqa: SIM118  not a dict
                 packed = [name for name in names if tensors.get_slice(name).get_dtype() in PACKED]
             if packed:
-                raise SourceError(
-                    f"{directory} is quantised, although its config.json does not say so: {preview(packed)} are "
-                    "integers. Redesign the unquantised model and quantise the result"
-                )
+                raise SourceError(f"{directory} is quantised: {preview(packed)} are integers; {UNQUANTISED}")
         else:
             read_tensors(file)  # refuses a pickle that would run code, with leanify's own message
 
@@ -259,7 +257,7 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         if method:
             raise SourceError(
                 f"{weights} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be "
-                "removed from them; redesign the unquantised model and quantise the result"
+                f"removed from them; {UNQUANTISED}"
             )
         _check_files(weights)
         file = next((weights / name for name in UPSTREAM if (weights / name).is_file()), None)
@@ -348,7 +346,6 @@ def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> 
         )
         warnings.warn(NewTensors(message, new), stacklevel=4)
     elif lost := [name for name in left_over if re.search(r"\.\d+\.", name)]:
-        warnings.warn(
-            f"{weights} has {len(lost)} tensors of layers that {name} has not ({preview(lost)})", stacklevel=4
-        )
+        message = f"{weights} has {len(lost)} tensors of layers that {name} has not ({preview(lost)})"
+        warnings.warn(message, stacklevel=4)
     note_fact(model, new_tensors=tuple(new))

@@ -46,14 +46,7 @@ from leanify.training.engine import (
 from leanify.training.evaluation import Evaluator
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import (
-    build_data,
-    build_model,
-    describe_model,
-    has_weights,
-    prepare_model,
-    trainable,
-)
+from leanify.training.preparation import build_data, build_model, describe_model, has_weights, prepare_model, trainable
 from leanify.training.saver import Saver
 from leanify.training.schedule import build_schedule
 from leanify.training.state import TrainingState, load_safetensors

@@ -62,10 +62,9 @@ def named_tensors(inputs: Mapping[str, Any], before: str = "") -> Iterator[tuple
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             yield f"{before}{name}", value
-        elif isinstance(value, Mapping):
-            yield from named_tensors(value, f"{before}{name}.")
-        elif isinstance(value, (tuple, list)):
-            yield from named_tensors(dict(zip(map(str, range(len(value))), value, strict=True)), f"{before}{name}.")
+        elif isinstance(value, (Mapping, tuple, list)):
+            inner = value if isinstance(value, Mapping) else {str(i): item for i, item in enumerate(value)}
+            yield from named_tensors(inner, f"{before}{name}.")
 
 
 def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:

@@ -51,17 +51,7 @@ MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table
 PATH_LABEL = re.compile(r"(?<=\.[a-z]{3})[ \t,;]+|(?<=\.[a-z]{4})[ \t,;]+", re.IGNORECASE)  # between a path and a label
 TAG = re.compile(r"O|[BIESLU]-\S+")
 MAX_LABEL = 1000  # characters of a label; Python reads no number of more than 4,300 digits
-SPLIT_COLUMNS = (
-    "split",
-    "subset",
-    "partition",
-    "set",
-    "dataset_split",
-    "data_split",
-    "is_valid",
-    "is_test",
-    "is_train",
-)
+SPLIT_COLUMNS = ("split", "subset", "partition", "set", "dataset_split", "data_split", "is_valid", "is_test")
 SPLIT_NAMES = ALL_WORDS | {"true", "false"}  # in such a column of a table of several splits
 MISSING_LABELS = ("nan", "na", "n/a", "null", "<na>", "#n/a")  # as pandas and R write no label
 MISSING_NUMBERS = ("nan", "na", "n/a", "null", "none")  # words for no number, in a column of numbers
