@@ -19,7 +19,7 @@ from recipes.research.checkpoints import CSV, OURS, measured
 METRICS = {  # by column: how it is called, its digits, and the factor that makes more better
     "score": ("cosine", 3, 1),
     "neighbours": ("neighbours that stay", 3, 1),
-    "STS-B": ("STS-B (ρ × 100)", 1, 1),
+    "STS-B": ("STS-B (100 ρ)", 1, 1),
     "sst2": ("SST-2", 1, 1),
     "mrpc": ("MRPC", 1, 1),
     "cola": ("CoLA", 1, 1),
@@ -27,8 +27,44 @@ METRICS = {  # by column: how it is called, its digits, and the factor that make
     "other domain": ("−nats a byte, other domain", 3, 1),
     "minutes": ("processor minutes", 1, -1),
 }
+COUNTS = "vocabulary by counts + "  # what every peer does
 ASKED = ("score", "neighbours", "STS-B", "other domain")
 BLOCK = ("<!-- written by recipes/research/checkpoint_page.py -->", "<!-- end of what is written -->")
+PREFACE = """\
+# Public checkpoints at a share of all parameters
+
+Each arm gets the same checkpoint, texts and budget of ALL parameters, and is then trained by the same steps
+at the better of the same two rates; the original's answers to the same texts are the targets (a language
+model learns the texts). *Healed by itself* is leanify's own healing in as many steps at the first rate: it
+also learns the state of each token (measured at ae5e7eb). The texts that choose and those that judge are seen
+by no arm. Cells: *carried → healed*, the mean over seeds; a seed draws the calibration samples and the order
+of healing. GLUE: a logistic regression on the embeddings (first seed). A cell of minutes is what carrying and
+healing took of one core. Rows that are missing were not measured; latencies are in the csv, under changing
+load.
+
+STS-B is another domain than the reviews that heal: healing loses there what it gains on the reviews, and no
+average of both models wins on both. MiniLM's *narrow* at 50%, healed 60 steps at 1e-4, averaged with its
+carried weights (healed share 0, ¼, ½, ¾, 1; one seed): cosine 0.859, 0.869, 0.875, 0.879, 0.880; STS-B 78.1,
+78.0, 77.8, 77.5, 77.1. States of tokens lose less: *free* at 50%, 60 steps at 3e-4, one seed: cosine,
+neighbours and STS-B 0.879, 0.510, 78.0 carried; 0.890, 0.509, 77.0 healed by embeddings; 0.893, 0.526, 77.4
+with the states at weight 1, 0.893, 0.531, 77.7 at 3, 0.884, 0.527, 78.2 by the states alone. Frozen
+embeddings (77.0) and parts of sentences (77.1) change nothing. With 13,400 and 7,704 instead of 10,556 tokens
+of the same budget: 0.897, 0.539, 77.7 and 0.872, 0.517, 76.5.
+
+At 35% carrying keeps 74.8 of STS-B, more than any healed arm has, and healing for the reviews loses 3.5 of
+it. Texts of random tokens beside the user's (16 to 32, at 3e-4, 50%, one seed) end at 75.6 instead of 74.3,
+which is less than the lower rate keeps. Rows of *leanify shrink* were measured at 858064e and before; since
+then leanify corrects weights by four times as many tokens (carried, one seed: cosine +0.008 at both budgets).
+SmolLM2 was measured at 16fbb31, healed 30 steps of 4 reviews at 5e-5 and 2e-4 and judged by 120; its other
+domain is TinyStories. Rows of MiniLM come from three draws of the same sentences: the judges of Block
+Influence, of the middle layers and of *healed by itself* are not those of the other arms, which adds to the
+noise of differences.
+
+```sh
+python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
+python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
+```
+"""
 Rows = list[dict[str, str]]
 
 
@@ -66,22 +102,22 @@ def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
     return dict(sorted(several.items(), key=lambda item: (item[0][0], -float(item[0][1]))))
 
 
-def compare(rows: Rows, metric: str) -> tuple[str, Estimate] | None:
-    """The best peer by its mean, and the difference of leanify to it after healing."""
+def compare(rows: Rows, metric: str, ours: str) -> tuple[str, Estimate] | None:
+    """The best peer by its mean, and the difference of an arm of leanify's to it after healing."""
     arms = dict.fromkeys(row["arm"] for row in rows if row["arm"] not in ("original", *OURS))
     known = {arm: values(rows, arm, "healed", metric) for arm in arms}
     means = {arm: sum(found.values()) / len(found) for arm, found in known.items() if found}
-    if not means or not values(rows, OURS[0], "healed", metric):
+    if not means or not values(rows, ours, "healed", metric):
         return None
     peer = max(means, key=means.__getitem__)
     runs = [Run(peer, seed, value) for seed, value in known[peer].items()]
-    runs += [Run(OURS[0], seed, value) for seed, value in values(rows, OURS[0], "healed", metric).items()]
-    return peer, RunTable(runs).difference(OURS[0], peer)
+    runs += [Run(ours, seed, value) for seed, value in values(rows, ours, "healed", metric).items()]
+    return peer, RunTable(runs).difference(ours, peer)
 
 
-def claims(rows: Rows, names_peer: bool = True) -> list[str]:
+def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str]:
     """One sentence a metric: better, worse or no difference shown, by the product's rule."""
-    asked = {metric: found for metric in ASKED if (found := compare(rows, metric)) is not None}
+    asked = {metric: found for metric in ASKED if (found := compare(rows, metric, ours)) is not None}
     known = {metric: found for metric, found in asked.items() if found[1].is_known and found[1].seeds >= MIN_SEEDS}
     above = [one.probability_above(0) for _, one in known.values()]
     corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
@@ -102,51 +138,31 @@ def claims(rows: Rows, names_peer: bool = True) -> list[str]:
     return sentences
 
 
-def table(rows: Rows, metrics: Sequence[str]) -> list[str]:
-    """A line an arm: parameters, seeds, each metric carried → healed."""
+def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
+    """A line an arm: parameters, seeds, each metric carried → healed; ``brief`` leaves out seeds and carried ones."""
     metrics = [metric for metric in metrics if any(row["metric"] == metric for row in rows)]
     arms = ["original", *dict.fromkeys(row["arm"] for row in rows if row["arm"] != "original")]
-    lines = [f"| | M parameters | seeds | {' | '.join(title(rows, metric) for metric in metrics)} |"]
-    lines.append("|---" * (3 + len(metrics)) + "|")
+    heads = ["M parameters", *["seeds"] * (not brief), *(title(rows, metric) for metric in metrics)]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for arm in arms:
         stage = "carried" if arm == "original" else "healed"
         sizes = values(rows, arm, stage, "parameters")
-        cells = []
+        cells = [f"{sum(sizes.values()) / len(sizes) / 1e6:.2f}", *[str(len(sizes))] * (not brief)]
         for metric in metrics:
             before, after = cell(rows, arm, "carried", metric), cell(rows, arm, "healed", metric)
-            cells.append(before if arm == "original" else after if before == "–" else f"{before} → {after}")
-        size = sum(sizes.values()) / len(sizes) / 1e6
-        lines.append(f"| {arm} | {size:.2f} | {len(sizes)} | {' | '.join(cells)} |")
+            is_pair = not brief and arm != "original" and before != "–"
+            cells.append(f"{before} → {after}" if is_pair else before if arm == "original" else after)
+        lines.append(f"| {arm.removeprefix(COUNTS) if brief else arm} | {' | '.join(cells)} |")
     return lines
 
 
 def page(rows: Rows) -> list[str]:
-    lines = [
-        "# Public checkpoints at a share of all parameters", "",
-        "Each arm gets the same checkpoint, texts and budget of ALL parameters, and is then trained by the same steps",
-        "at the better of the same two rates; the original's answers to the same texts are the targets (a language",
-        "model learns the texts). The texts that choose and those that judge are seen by no arm. Cells: *carried →",
-        "healed*, the mean over seeds; a seed draws the calibration samples and the order of healing. GLUE: a logistic",
-        "regression on the embeddings (first seed). A cell of minutes is what carrying and healing took of one core.",
-        "Rows that are missing were not measured; latencies are in the csv, under changing load.", "",
-        "STS-B is another domain than the reviews that heal: healing loses there what it gains on the reviews, and no",
-        "average of both models wins on both. MiniLM's *narrow* at 50%, healed 60 steps at 1e-4, averaged with its",
-        "carried weights (healed share 0, ¼, ½, ¾, 1; one seed): cosine 0.859, 0.869, 0.875, 0.879, 0.880; STS-B 78.1,",
-        "78.0, 77.8, 77.5, 77.1. `leanify shrink --target-params 0.5 --minutes 45` on the same sentences (14.5 minutes",
-        "of one core) ends at 0.907 and 76.4.", "",
-        "At 35% carrying keeps 74.8 of STS-B, more than any healed arm has, and healing for the reviews loses 3.5 of",
-        "it. Texts of random tokens beside the user's (16 to 32, at 3e-4, 50%, one seed) end at 75.6 instead of 74.3,",
-        "which is less than the lower rate keeps. Rows were measured at 858064e and before; since then leanify",
-        "corrects weights by four times as many tokens (carried, one seed: cosine +0.008 at both budgets). SmolLM2 was",
-        "measured at 16fbb31, healed 30 steps of 4 reviews at 5e-5 and 2e-4 and judged by 120; its other domain is",
-        "TinyStories. `--vocabulary keep` cannot reach half of MiniLM, whose embeddings are 52%. Block Influence and",
-        "the middle layers at 50% were measured after the other arms, on another draw of the same sentences.", "",
-        "```sh", "python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE",
-        "python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md", "```", "",
-    ]  # fmt: skip
+    lines = PREFACE.split("\n")
     for (name, budget), some in cases(rows).items():
         lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
-        lines += [*claims(some), ""]
+        for ours in OURS:
+            if sentences := claims(some, ours=ours):
+                lines += [f"*{ours}*:", "", *sentences, ""]
     return lines[:-1]
 
 
@@ -157,20 +173,22 @@ def readme(rows: Rows) -> list[str]:
     """
     lines, tables = [BLOCK[0]], set[str]()
     for (name, budget), some in cases(rows).items():
-        sentences, seeds = claims(some, names_peer=False), values(some, OURS[0], "healed", "score")
+        # as it comes, or, where that has too few seeds, healed as its peers
+        ours = OURS[len(values(some, OURS[1], "healed", "score")) >= MIN_SEEDS]
+        sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "score")
         if len(seeds) < MIN_SEEDS:
             lines += ["", f"{name} at {float(budget):.0%}: too few seeds, so nothing is shown."]
             continue
         if name in tables:
             answers = "; ".join(sentence.removeprefix("- ").rstrip(".") for sentence in sentences)
-            lines += ["", f"{name} at {float(budget):.0%}: {answers}."]
+            lines += ["", f"{name} at {float(budget):.0%}, *{ours}*: {answers}."]
             continue
         tables.add(name)
         lines += ["", f"**{name} with {float(budget):.0%} of all its parameters**:", ""]
         seeds_by_arm = Counter(row["arm"] for row in some if (row["stage"], row["metric"]) == ("healed", "score"))
         sure = [row for row in some if row["arm"] == "original" or seeds_by_arm[row["arm"]] >= MIN_SEEDS]
-        lines += [*table(sure, ("score", "neighbours", "STS-B")), ""]
-        lines += ["After healing, `leanify shrink` less the best peer:", "", *sentences]
+        lines += [*table(sure, ("score", "neighbours", "STS-B"), brief=True), ""]
+        lines += [f"*{ours}* less the best peer:", "", *sentences]
     return [*lines, BLOCK[1]]
 
 
