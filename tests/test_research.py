@@ -50,7 +50,6 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "-o checkpoints.csv",
     ),
     "claims": ("--check",),
-    "farthest_point": ("runs picture.svg 2 --set schedule.steps=4",),
     "folders": ("Swin",),
     "gpu": ("--small -o gpu.md",),
     "layouts": ("'class folders'",),

@@ -8,7 +8,6 @@ claims                          what the README and the evidence say of designs,
 statistics_simulated            how often a study's answers are wrong
 checkpoints, checkpoint_page    checkpoints at a share of all parameters, by leanify and by others
 vocabulary, vocabulary_law      which tokens stay, and that kept texts compute as before
-farthest_point                  where more heads do not make up for narrow ones
 memory, trips                   predicted memory; calls of one command
 folders, layouts, learning      libraries that open lean directories; data of others; what proposed lines learn
 gpu, speed, recipe_costs        what things take; recipes/costs.json
