@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch, leanify
 from leanify.core import machine
+from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.transfer import transfer_weights
 from leanify.sources import find, lean_directory
 from leanify.training.master_weights import to_master_weights
