@@ -84,7 +84,7 @@ def title(rows: Rows, metric: str) -> str:
 
 
 def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
-    """The mean over seeds, and how many there are if not three."""
+    """The mean over seeds."""
     found, digits = values(rows, arm, stage, metric), METRICS[metric][1]
     if not found:
         return "–"
@@ -150,8 +150,12 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
         cells = [f"{sum(sizes.values()) / len(sizes) / 1e6:.2f}", *[str(len(sizes))] * (not brief)]
         for metric in metrics:
             before, after = cell(rows, arm, "carried", metric), cell(rows, arm, "healed", metric)
-            is_pair = not brief and arm != "original" and before != "–"
-            cells.append(f"{before} → {after}" if is_pair else before if arm == "original" else after)
+            if arm == "original":
+                cells.append(before)
+            elif brief or before == "–":
+                cells.append(after)
+            else:
+                cells.append(f"{before} → {after}")
         lines.append(f"| {arm.removeprefix(COUNTS) if brief else arm} | {' | '.join(cells)} |")
     return lines
 
@@ -174,7 +178,9 @@ def readme(rows: Rows) -> list[str]:
     lines, tables = [BLOCK[0]], set[str]()
     for (name, budget), some in cases(rows).items():
         # as it comes, or, where that has too few seeds, healed as its peers
-        ours = OURS[len(values(some, OURS[1], "healed", "score")) >= MIN_SEEDS]
+        ours = OURS[1]
+        if len(values(some, ours, "healed", "score")) < MIN_SEEDS:
+            ours = OURS[0]
         sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "score")
         if len(seeds) < MIN_SEEDS:
             lines += ["", f"{name} at {float(budget):.0%}: too few seeds, so nothing is shown."]
