@@ -214,6 +214,42 @@ def test_layers_without_a_place_are_said(tmp_path: Path) -> None:
         leanify.load(tmp_path)
 
 
+TIED = {
+    "llama": {"num_key_value_heads": 2, "intermediate_size": 64}, "gpt2": {}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bert": {"intermediate_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_tied_by_the_configuration_alone(kind: str, tmp_path: Path) -> None:
+    transformers = import_transformers()
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **TIED[kind], tie_word_embeddings=False)
+    auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    leanify.load(tmp_path)
+    config.tie_word_embeddings = True
+    config.save_pretrained(tmp_path)
+    with pytest.raises(leanify.LeanifyError, match="with different values.*tie_word_embeddings"):
+        leanify.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_weights_that_are_no_numbers(library: str, value: float, tensors: Tensors, tmp_path: Path) -> None:
+    if library == "timm":
+        file, name = tmp_path / "tiny.safetensors", "blocks.0.mlp.fc1.weight"
+        broken = {key: tensor.clone() for key, tensor in tensors.items()}
+    else:
+        file, name = bert(tmp_path), "encoder.layer.0.intermediate.dense.weight"
+        broken = load_file(file)
+    broken[name][0, 0] = value
+    save_file(broken, file, metadata={"format": "pt"})
+    with pytest.raises(leanify.LeanifyError, match=f"NaN or infinite values in 1 of its tensors .{name}"):
+        load(file) if library == "timm" else leanify.load(tmp_path)
+
+
 def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
     bert(tmp_path).write_text(pointer)

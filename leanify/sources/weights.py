@@ -119,6 +119,7 @@ def load(source: ModelSource) -> nn.Module:
         model = shell(source)
         tensors = read_tensors(file, origin.library)
         load_into(model, {**tensors, **{a: tensors[b] for a, b in source.tied.items() if b in tensors}}, file)
+    _check_values(model, where)
     set_origin(model, origin)
     return in_mode(model)
 
@@ -283,7 +284,9 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
     _check_own_code(model, info, weights, own_code(origin.options))
     _check_shapes(model, info, weights)
+    _check_ties(model, weights)
     _warn_about_names(model, info, weights)
+    _check_values(model, weights)
     set_origin(model, origin)
     result: nn.Module = in_mode(model)
     return result
@@ -313,6 +316,33 @@ def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str) -> None
     if odd:
         mismatches = preview([f"{name} {shape} instead of {expected_shape}" for name, shape, expected_shape in odd])
         raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({mismatches})")
+
+
+def _check_ties(model: Any, weights: Path | str) -> None:
+    """Raise SourceError for tensors that the configuration ties and the file does not: its plans would count too few.
+
+    transformers leaves them apart with a line in its log.
+    """
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    for name in sorted(tied.keys() - model.all_tied_weights_keys.keys()):
+        raise SourceError(
+            f"{weights} holds {name} and {tied[name]} with different values, but its configuration ties them; set "
+            '"tie_word_embeddings": false in its config.json'
+        )
+
+
+def _check_values(model: nn.Module, weights: Path | str) -> None:
+    """Raise SourceError for parameters that are not finite, as of a training that diverged."""
+    broken = []
+    for name, parameter in model.named_parameters():
+        extremes = parameter.detach().aminmax() if parameter.numel() and parameter.is_floating_point() else ()
+        if not all(bool(extreme.isfinite()) for extreme in extremes):
+            broken.append(name)
+    if broken:
+        raise SourceError(
+            f"{weights} has NaN or infinite values in {len(broken)} of its tensors ({preview(broken)}), so every "
+            "answer would be NaN; take a checkpoint from before its training diverged"
+        )
 
 
 def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
