@@ -257,6 +257,11 @@ def _usual_recipe(name: str, data: str | Path | None, settings: Sequence[str]) -
     path = [] if data is None else [f"data.path={data}"]
     recipe = trainable(start.resolve(name, (*path, *settings), name))
     if is_run(name):  # a run's recipe names the initial model, without the trained weights
+        changes = [setting for setting in settings if setting.startswith("model.")]
+        if changes:
+            raise LeanifyError(
+                f"--set {changes[0]} changes the model of {name}, which its checkpoint fixes; leave it out"
+            )
         recipe = replace(recipe, model=ModelSection(name))
         run_data = start.recorded_recipe(RunDirectory.open(Path(name))).data
         if run_data is not None and not any(setting.startswith("data.tokenizer=") for setting in settings):
