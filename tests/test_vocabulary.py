@@ -216,6 +216,10 @@ def test_prior_is_a_distribution(saved: tuple[Any, Path]) -> None:
     ("files", "reason"),
     [
         ({}, "has no tokenizer.json"),
+        (
+            {"tokenizer.json": {}, "tokenizer_config.json": {"fast_tokenizer_files": ["tokenizer.4.0.json"]}},
+            "has other versions of tokenizer.json",
+        ),
         ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "is characters"),
         ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "is bytes"),
         ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}}, "is a WordLevel"),

@@ -125,9 +125,10 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     tokenizer_class = str(settings.get("tokenizer_class", ""))
     if tokenizer_class in CHARACTERS:
         raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
-    if not (folder / FILE).is_file():
+    if settings.get("fast_tokenizer_files") or not (folder / FILE).is_file():
+        found = "other versions of" if (folder / FILE).is_file() else "no"
         raise UnsupportedModel(
-            f"{folder} has no {FILE}, from which the vocabulary is read; load its tokenizer and save it there: "
+            f"{folder} has {found} {FILE}, from which the vocabulary is read; load its tokenizer and save it there: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
 
