@@ -373,6 +373,18 @@ def test_skewed_interval_ends_at_its_own_bound() -> None:
         assert high > even.interval(alpha)[1]
 
 
+def test_p_agrees_with_the_interval() -> None:
+    """Also where half the interval meets the distance more than once, as next to perfect answers."""
+    drawn = np.random.default_rng(5)
+    for _ in range(100):
+        first, gain = drawn.uniform(0.994, 0.999), drawn.uniform(0.2, 1.0)
+        shares = Shares(first, first - gain / 100, drawn.uniform(0.6, 0.95), 100.0)
+        run_part = Part((gain / drawn.uniform(3, 8)) ** 2, 2)
+        estimate = Estimate(gain, 3, 4000, run_part, Part(1e-4, 3999), None, shares)
+        p = estimate.probability_above(0.0)
+        assert estimate.interval(0.9 * p)[0] < 0 < estimate.interval(1.1 * p)[0]
+
+
 def test_only_right_and_wrong_answers_are_shares() -> None:
     right = 100.0 * (RNG.random((2, 3, 40)) < 0.8)
     shares = RunTable(runs(right)).difference("d1", "d0").shares

@@ -202,11 +202,12 @@ class Estimate:
         distance = self.mean - bound
         if not distance:
             return 0.5
-        # the p at which half the interval equals the distance, found on a logarithmic scale; 0 below exp(-300)
+        # the p at which the interval's end on that side is the bound, found on a logarithmic scale; 0 below exp(-300)
+        side: Literal[1, -1] = 1 if distance > 0 else -1
         p = 0.0
-        if self.half(math.exp(-300), distance) > abs(distance):  # half() falls to 0 as alpha goes to 1/2
+        if self._reach(math.exp(-300), side) > abs(distance):  # the reach falls to 0 as alpha goes to 1/2
             p = math.exp(
-                optimize.brentq(lambda x: self.half(math.exp(x), distance) - abs(distance), -300.0, math.log(0.5))
+                optimize.brentq(lambda x: self._reach(math.exp(x), side) - abs(distance), -300.0, math.log(0.5))
             )
         return p if distance > 0 else 1 - p
 
