@@ -260,7 +260,7 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     # the minutes limit healing, not the length of the run
     steps = [resolve(run, None, settings).recipe.schedule.steps for settings in ([], ["schedule.steps=7"])]
     assert (own.schedule.steps, *steps) == (40, None, 7)
-    with pytest.raises(LeanifyError, match="changes the model of .*, which its checkpoint fixes"):
+    with pytest.raises(LeanifyError, match=r"changes the model of .*, which its checkpoint fixes"):
         resolve(run, None, ["model.override.num_heads=2"])
     assert (report["task"], report["tokens"]) == (own.data.task, None)
     shape = leanify.read(leanify.load(run)).stages[0]
