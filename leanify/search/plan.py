@@ -217,7 +217,7 @@ class Plan(Tabular):
             weights = "New weights: it has not been trained."
         params = f"{format_count(design.params)} of {format_count(self.baseline.params)} parameters"
         macs = f"{format_gigas(design.macs)} of {format_gigas(self.baseline.macs)} GMACs"
-        return f"{params}, {macs}; budget: {self.budget}. {weights}"
+        return f"{params}, {macs}; {self.budget}. {weights}"
 
     def pick_design(self, name: str | None = None) -> Design:
         """Return the design named lean, plain, narrow, balanced or control, N for the Nth candidate, or by default the
