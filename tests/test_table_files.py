@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,7 +263,34 @@ def test_json_lists_are_tables(tmp_path: Path) -> None:
 def test_object_over_several_lines_is_one(tmp_path: Path, first: str, indent: int | None) -> None:
     inner = json.dumps([{"title": "a", "paragraphs": [{"context": "b", "qas": []}]}] * 3, indent=indent)
     (tmp_path / "train.json").write_text(f"{first}\n{inner[1:]}}}\n")
-    assert "is nested (column data)" in recognise(tmp_path).fault
+    assert "is nested (column paragraphs)" in recognise(tmp_path).fault
+
+
+TEXTS = [f"It was {word} to see" for word in ("good", "nice", "fine", "dull", "sad", "bad")]
+LABELS = ["a", "a", "a", "b", "b", "b"]
+OBJECT_ROWS = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
+BY_INDEX = {str(number): row for number, row in enumerate(OBJECT_ROWS)}
+OBJECTS: dict[str, Any] = {  # how the rows of a table make one object, by what writes it so
+    "pandas, columns": {key: {number: row[key] for number, row in BY_INDEX.items()} for key in ("text", "label")},
+    "pandas, index": BY_INDEX,
+    "pandas, split": {"columns": ["text", "label"], "index": [0], "data": [list(row.values()) for row in OBJECT_ROWS]},
+    "pandas, table": {"schema": {"fields": []}, "data": OBJECT_ROWS},
+    "datasets, to_dict": {"text": TEXTS, "label": LABELS},
+    "an interface of the web": {"count": 6, "next": None, "results": OBJECT_ROWS},
+}
+
+
+@pytest.mark.parametrize("writer", OBJECTS)
+def test_tables_of_one_object(writer: str, tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(json.dumps(OBJECTS[writer], indent=1))
+    assert [row for _, row in read_table(tmp_path / "train.json", Faults(skip=False))] == OBJECT_ROWS
+
+
+@pytest.mark.parametrize("cell", [{"name": "a"}, {"value": 1, "by": "x"}])
+def test_nested_labels_are_said(cell: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": text, "label": cell}) for text in TEXTS))
+    data = recognise(tmp_path)
+    assert (data.kind, "is nested (column label)" in data.fault) == (None, True)
 
 
 @pytest.mark.parametrize("column", ["split", "Subset"])

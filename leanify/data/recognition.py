@@ -177,7 +177,9 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     # a table, or a text file for each split
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
     if file is not None and columns.is_table(file) and _texts_and_labels(file) is None:
-        return _describe_file(file, find_table(place, "validation"), selection, place)
+        data = _describe_file(file, find_table(place, "validation"), selection, place)
+        if data.kind is not None or file.parent.name not in META:  # else a list of pictures that is not understood
+            return data
     if _is_of_pictures(place):
         return _explain_folder(place, selection, depth)
     if file is not None and (pair := _texts_and_labels(file)) is not None:

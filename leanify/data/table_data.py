@@ -131,6 +131,8 @@ def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
         and any(isinstance(cell := row.get(label), (list, tuple)) and len(cell) != 1 for row in rows)
     ):
         return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
+    if label is not None and needs_labels and any(isinstance(row.get(label), dict) for row in rows):
+        return nothing(_describe_unclear(file, rows, [], place))
     label = label if needs_labels else None
     # boxes in pictures, and texts to choose from
     choices = [] if selection.texts else guessing.find_choices(rows[0])
@@ -182,7 +184,8 @@ def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
     fault = _describe_unlabelled(file, rows[0], PAIRS) if needs_labels and not (few_values or selection.texts) else None
     if fault is not None:
         return nothing(fault, file)
-    if not by_name[0] or few_values:
+    is_nested = any(isinstance(cell, list) and cell and isinstance(cell[0], dict) for cell in rows[0].values())
+    if not texts or not by_name[0] or few_values or (is_nested and not selection.texts):
         return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
     rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
     return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)

@@ -120,24 +120,52 @@ def _read_list(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
 
 
 def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
-    """Rows of a list, or of lines. The first one has the keys of all that are looked at, as a header has."""
-    # a list, an object alone (a class for each picture, or data that are nested), or an object a line
+    """Rows of a list, of one object, or of lines. The first has the keys of all that are looked at, as a header has."""
+    # a list, an object alone, or an object a line
     first, second = (line.strip() for line in (next(iter(file), ""), next(iter(file), "")))
     file.seek(0)
     is_whole = lower_suffix(path) == ".json" and (first.startswith("[") or not first.endswith("}") or not second)
     content = read_json(path, DataError) if is_whole else None
     if isinstance(content, dict):
-        names = [
-            name for name in content if name.lower().endswith(IMAGES) and not isinstance(content[name], (dict, list))
-        ]
-        is_by_name = 2 * len(names) > len(content)
-        content = [{"image": name, "label": content[name]} for name in names] if is_by_name else [content]
+        content = _rows_of_object(content)
     values = _read_json_lines(path, file, faults) if content is None else number_rows(content)
     rows = _only_objects(path, values, faults)
     first_rows = list(islice(rows, HEADER_ROWS))
     keys = dict.fromkeys(chain(*(row for _, row in first_rows)))
     for number, (place, row) in enumerate(chain(first_rows, rows)):
         yield place, (row if number else keys | row)
+
+
+def _rows_of_object(content: dict[str, Any]) -> list[Any]:
+    """The rows of a table that is one object; an object of another form is a row by itself."""
+    values = list(content.values())
+    # by the names of pictures: a class, or an object with it
+    if 2 * sum(name.lower().endswith(IMAGES) for name in content) > len(content):
+        cells = [value if isinstance(value, dict) else {"label": value} for value in values]
+        return [{"image": name} | cell for name, cell in zip(content, cells, strict=True)]
+    # rows below one of its keys, as lists or, by pandas' orient="split", with the columns beside them
+    tables = [value for value in values if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(tables) == 1:
+        return tables[0]
+    columns, rows = content.get("columns"), content.get("data")
+    if isinstance(columns, list) and isinstance(rows, list) and all(isinstance(row, list) for row in rows):
+        return [dict(zip_longest(map(str, columns), row[: len(columns)])) for row in rows]
+    # an object a row, or a column, as DataFrame.to_json writes them
+    if values and all(isinstance(value, dict) for value in values):
+        keys = values[0].keys()
+        if len(keys) < len(values):
+            return values
+        if all(value.keys() == keys for value in values):
+            return [{name: content[name][key] for name in content} for key in keys]
+    # a list of cells a column
+    lists = [value for value in values if isinstance(value, list) and not any(map(_is_nested, value))]
+    if len(lists) == len(values) > 1 and len(set(map(len, lists))) == 1 < len(lists[0]):
+        return [dict(zip(content, cells, strict=True)) for cells in zip(*lists, strict=True)]
+    return [content]
+
+
+def _is_nested(cell: Any) -> bool:
+    return isinstance(cell, (list, dict))
 
 
 def _only_objects(path: Path, values: Iterable[tuple[str, Any]], faults: Faults) -> Iterator[tuple[str, Row]]:
