@@ -23,6 +23,7 @@ MAX_NAMES = 6  # classes listed by name
 MAX_LABEL = 200  # characters of a label
 MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
 CHOICE = "multiple choice is learnt by transformers' Trainer, lean models included: AutoModelForMultipleChoice"
+NESTED = "is nested (column {}): write an object a row, as JSON lines, with a text and its label"
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
 UNLABELLED = (  # columns of data for language models and embeddings, and of their texts the one to learn
     (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
@@ -53,6 +54,16 @@ class _Table:
     @cached_property
     def all_rows(self) -> list[Row]:
         return [*self.rows, *self.further_rows]
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of texts by their names."""
+        first, asked = self.rows[0], self.selection.texts
+        return self.selection.text_columns([name for name in first if name in asked or _is_text(first[name])])
+
+
+def _is_text(cell: object) -> bool:
+    return isinstance(cell, (str, type(None)))
 
 
 @dataclass(frozen=True)
@@ -118,77 +129,102 @@ def _drop_long_cells(row: Row) -> Row:
 
 def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
     """The kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone."""
-    # columns by their names: texts, label, pictures
-    file, rows, all_rows, selection, place = table.file, table.rows, table.all_rows, table.selection, table.place
-    names = list(rows[0])
-    text_names = [name for name in names if name in selection.texts or isinstance(rows[0][name], (str, type(None)))]
-    texts, label = selection.text_columns(text_names), selection.label_column(names)
-    by_name = selection.text_columns(names), label
-    needs_labels = selection.task not in columns.WITHOUT_LABELS
-    if (
-        label is not None
-        and needs_labels
-        and any(isinstance(cell := row.get(label), (list, tuple)) and len(cell) != 1 for row in rows)
-    ):
-        return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
-    if label is not None and needs_labels and any(isinstance(row.get(label), dict) for row in rows):
-        return nothing(_describe_unclear(file, rows, [], place))
-    label = label if needs_labels else None
-    # boxes in pictures, and texts to choose from
-    choices = [] if selection.texts else guessing.find_choices(rows[0])
-    if needs_labels and choices:
-        return nothing(f"{file} has texts to choose from in each row ({preview(choices)}); {CHOICE}", file)
-    # a column of pictures, with a label by its name or by its values
-    picture = selection.picture_column(file, rows)
+    needs_labels = table.selection.task not in columns.WITHOUT_LABELS
+    label = table.selection.label_column(list(table.rows[0])) if needs_labels else None
+    # cells with several labels or texts, which nothing here learns
+    fault = _describe_cells(table, label) if needs_labels else None
+    if fault is not None:
+        return nothing(fault, table.file)
+    picture = table.selection.picture_column(table.file, table.rows)
     if picture is not None:
-        answer = label or guessing.guess_label(all_rows, (picture,))
-        inner = [key for cell in rows[0].values() if isinstance(cell, dict) for key in cell]
-        are_several = guessing.has_boxes(names) and len({str(row.get(picture)) for row in rows}) < len(rows)
-        if guessing.has_boxes(inner) or (answer is not None and are_several):
-            return nothing(f"{file} has boxes in pictures, and leanify learns one class a picture: {CUT}")
-        if answer is None:
-            return nothing(_describe_unclear_pictures(file, rows, picture, place))
-        data = _describe_pictures(table, picture, _read_labels(table, answer))
-        data = _add_validation(data, validation, answer, all_rows)
-        named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
-        return data if named_so else replace(data, columns=((picture,), answer))
+        return _describe_picture_rows(table, picture, label, validation)
+    return (
+        _describe_text_rows(table, label, validation) if needs_labels else _describe_plain_rows(table, [], validation)
+    )
+
+
+def _describe_cells(table: _Table, label: str | None) -> str | None:
+    """What cells are other than a label or a text each; None for cells that can be learnt."""
+    file, rows = table.file, table.rows
+    cells = [] if label is None else [row.get(label) for row in rows]
+    if any(isinstance(cell, (list, tuple)) and len(cell) != 1 for cell in cells):
+        return f"{file} has lists in its column {label}; {LISTS}"
+    if any(isinstance(cell, dict) for cell in cells):
+        return f"{file} {NESTED.format(label)}"
+    choices = [] if table.selection.texts else guessing.find_choices(rows[0])
+    return f"{file} has texts to choose from in each row ({preview(choices)}); {CHOICE}" if choices else None
+
+
+def _describe_picture_rows(table: _Table, picture: str, label: str | None, validation: Path | None) -> OwnData:
+    """Pictures, with a label by the name of its column or by its values."""
+    file, rows = table.file, table.rows
+    names = list(rows[0])
+    answer = label or guessing.guess_label(table.all_rows, (picture,))
+    # boxes, of which a picture may have several
+    inner = [key for cell in rows[0].values() if isinstance(cell, dict) for key in cell]
+    are_several = guessing.has_boxes(names) and len({str(row.get(picture)) for row in rows}) < len(rows)
+    if guessing.has_boxes(inner) or (answer is not None and are_several):
+        return nothing(f"{file} has boxes in pictures, and leanify learns one class a picture: {CUT}")
+    if answer is None:
+        return nothing(_describe_unclear_pictures(file, rows, picture, table.place))
+    data = _describe_pictures(table, picture, _read_labels(table, answer))
+    data = _add_validation(data, validation, answer, table.all_rows)
+    named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
+    return data if named_so else replace(data, columns=((picture,), answer))
+
+
+def _describe_text_rows(table: _Table, label: str | None, validation: Path | None) -> OwnData:
+    """Texts with a label each, by the names of their columns or by their values; otherwise texts alone."""
+    file, rows, selection, place = table.file, table.rows, table.selection, table.place
     # texts for a language model or for embeddings, which have no labels
-    if needs_labels and label is None and not selection.texts:
+    named = selection.text_columns(list(rows[0])), label
+    if label is None and not selection.texts:
         fault = _describe_unlabelled(file, rows[0], UNLABELLED)
         if fault is not None:
             return nothing(fault, file)
-    # columns of texts and of a label, by their names or by their values
-    if needs_labels:
-        texts = texts or guessing.guess_text(rows)
-        if texts and (label is None or (label in texts and selection.label is None)):
-            flags = guessing.flag_columns(all_rows, texts)
-            if flags:
-                return nothing(_describe_flags(file, texts, flags, place), file)
-            label = guessing.guess_label(all_rows, texts)
-        usual = label or _label_like(rows) or "COLUMN"
-        numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
-        if numbers:
-            line = f"leanify compare {quote(str(place))} --set {quote(f'data.text={json.dumps(texts)}')}"
-            return nothing(
-                f"{file} is a table of numbers ({preview(numbers, 4)}), which gradient boosting learns, such as "
-                "scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
-                f"{' and '.join(texts)} alone are learnt with {line} --set data.label={quote(usual)}",
-                file,
-            )
+    # columns of texts and of a label
+    texts = table.texts or guessing.guess_text(rows)
+    if texts and (label is None or (label in texts and selection.label is None)):
+        flags = guessing.flag_columns(table.all_rows, texts)
+        if flags:
+            return nothing(_describe_flags(file, texts, flags, place), file)
+        label = guessing.guess_label(table.all_rows, texts)
+    usual = label or _label_like(rows) or "COLUMN"
+    numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
+    if numbers:
+        line = f"leanify compare {quote(str(place))} --set {quote(f'data.text={json.dumps(texts)}')}"
+        return nothing(
+            f"{file} is a table of numbers ({preview(numbers, 4)}), which gradient boosting learns, such as "
+            "scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
+            f"{' and '.join(texts)} alone are learnt with {line} --set data.label={quote(usual)}",
+            file,
+        )
     if texts and label is not None:
         data = _describe_texts(table, texts, _read_labels(table, label))
-        data = _add_validation(data, validation, label, all_rows)
-        return data if by_name == (texts, label) else replace(data, columns=(texts, label))
-    # texts without a label train a language model, unless another column has labels
-    few_values = list(guessing.label_candidates(all_rows, texts)) if texts and needs_labels else []
-    fault = _describe_unlabelled(file, rows[0], PAIRS) if needs_labels and not (few_values or selection.texts) else None
-    if fault is not None:
-        return nothing(fault, file)
-    is_nested = any(isinstance(cell, list) and cell and isinstance(cell[0], dict) for cell in rows[0].values())
-    if not texts or not by_name[0] or few_values or (is_nested and not selection.texts):
-        return nothing(_describe_unclear(file, rows, few_values, place), file if few_values else "")
-    rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
-    return OwnData("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
+        data = _add_validation(data, validation, label, table.all_rows)
+        return data if named == (texts, label) else replace(data, columns=(texts, label))
+    # texts without a label, unless another column has labels
+    few_values = list(guessing.label_candidates(table.all_rows, texts)) if texts else []
+    fault = None if few_values or selection.texts else _describe_unlabelled(file, rows[0], PAIRS)
+    if fault is None and not selection.texts and any(map(_are_objects, rows[0].values())):
+        fault = _describe_unclear(file, rows, few_values, place)
+    return _describe_plain_rows(table, few_values, validation) if fault is None else nothing(fault, file)
+
+
+def _are_objects(cell: object) -> bool:
+    return isinstance(cell, list) and bool(cell) and isinstance(cell[0], dict)
+
+
+def _describe_plain_rows(table: _Table, labels: Sequence[str], validation: Path | None) -> OwnData:
+    """Texts that train a language model, unless columns may have ``labels``."""
+    names = list(table.rows[0])
+    if not table.texts or labels:
+        return nothing(_describe_unclear(table.file, table.rows, labels, table.place), table.file if labels else "")
+    rest = (
+        "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(table.texts) else ""
+    )
+    description = f"texts in {table.file} (column {table.texts[0]}{rest})"
+    return OwnData("text", description, validation is not None)
 
 
 def _add_validation(data: OwnData, validation: Path | None, label: str, training_rows: Sequence[Row]) -> OwnData:
@@ -340,7 +376,7 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
     """Why columns are not clear, and the line that names them."""
     for name, cell in rows[0].items():
         if isinstance(cell, dict) or (isinstance(cell, (list, tuple)) and cell and isinstance(cell[0], (list, dict))):
-            return f"{file} is nested (column {name}): write an object a row, as JSON lines, with a text and its label"
+            return f"{file} {NESTED.format(name)}"
         if isinstance(cell, (list, tuple)):
             return f"{file} has lists in its column {name}; {LISTS}"
     text, label = _texts_like(rows), next(iter(labels), None) or _label_like(rows)
