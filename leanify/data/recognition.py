@@ -328,7 +328,19 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
     folders = [entry for entry in entries if entry.is_dir()]
     if not entries:
         return nothing(f"it is empty. It looks for {LAYOUTS}")
-    # tags of tokens, tables
+    # what says most comes first
+    return (
+        _explain_tables(files, place, selection)
+        or _explain_texts(folders)
+        or _explain_inner_data(folders, place, selection, depth)
+        or _explain_images(place, folders)
+        or _explain_files(files, place, selection)
+        or nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
+    )
+
+
+def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:
+    """Tags of tokens, or tables of which none is a split's by its name."""
     tag_file = next((file for file in files if columns.text_table(file) == "tags"), None)
     if tag_file is not None:
         return _describe_file(tag_file, None, selection, place)
@@ -337,27 +349,35 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         data = describe_table(tables[0], None, selection, place)
         rename = f"{tables[0]} is no split's name: call it train{tables[0].suffix}, or name it"
         return nothing(data.fault if data.kind is None and data.fault else rename)
-    if tables:
-        names = preview([file.name for file in tables])
-        rename = "Name one of them, or call them train.csv and validation.csv"
-        if len(tables) < FEW_PARTS:
-            rename = _join_tables(tables, place) or rename
-        return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
-    # texts in folders of their classes, then data in a folder below
+    if not tables:
+        return None
+    rename = "Name one of them, or call them train.csv and validation.csv"
+    if len(tables) < FEW_PARTS:
+        rename = _join_tables(tables, place) or rename
+    names = preview([file.name for file in tables])
+    return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
+
+
+def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
+    """Texts in folders of their splits or classes."""
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
         texts.update(place.name for place in inner if _has_texts(place))
-    if len(texts) > 1 and are_split_names(sorted(texts)):
+    if len(texts) < 2:
+        return None
+    names = preview(sorted(texts))
+    if are_split_names(sorted(texts)):
         line = "cat train/*.txt > train.txt"
-        return nothing(
-            f"texts in folders of splits ({preview(sorted(texts))}) are not read: write a file for each, {line}"
-        )
-    if len(texts) > 1:
-        return nothing(
-            f"texts in folders of their classes ({preview(sorted(texts))}) are not read: write a table, train.csv, "
-            "with the columns text and label"
-        )
+        return nothing(f"texts in folders of splits ({names}) are not read: write a file for each, {line}")
+    return nothing(
+        f"texts in folders of their classes ({names}) are not read: write a table, train.csv, with the columns text "
+        "and label"
+    )
+
+
+def _explain_inner_data(folders: Sequence[Path], place: Path, selection: NamedColumns, depth: int) -> OwnData | None:
+    """Data in folders below, which are to be named; those of a single folder with tables are taken."""
     kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
     train = find_split_folder(place, "train")
@@ -369,12 +389,11 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         folder_names = [folder.name for folder in readable]
         return nothing(f"its folders {preview(folder_names)} are data, each for itself. Name one of them")
     with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
-    if len(with_tables) == 1 and depth:
-        return recognise(with_tables[0], selection, depth - 1)
-    # images, texts in another encoding or with other endings, archives and other kinds of files
-    pictures = _explain_images(place, folders)
-    if pictures is not None:
-        return nothing(pictures)
+    return recognise(with_tables[0], selection, depth - 1) if len(with_tables) == 1 and depth else None
+
+
+def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:
+    """Archives and files of other kinds, and texts with other endings."""
     for file in files:
         if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
             return _describe_file(file, None, selection, place)
@@ -383,12 +402,12 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
     others = [file.name for file in files if file.suffix and file.suffix not in NO_TEXTS]
     others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and _decodes(place / name)]
-    if others:
-        return nothing(
-            f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with "
-            "labels, write a table, train.csv, with the columns text and label"
-        )
-    return nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
+    if not others:
+        return None
+    return nothing(
+        f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, "
+        "write a table, train.csv, with the columns text and label"
+    )
 
 
 def _join_tables(tables: Sequence[Path], place: Path) -> str | None:
@@ -461,28 +480,29 @@ def _decodes(file: Path) -> bool:
         return False
 
 
-def _explain_images(place: Path, folders: Sequence[Path]) -> str | None:
+def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
+    """Images that are not in folders of their classes."""
     others: Counter[str] = Counter()
     image_counts = count_images(folders, others)
     if others:
-        return f"it has {describe_unread(others)}"
+        return nothing(f"it has {describe_unread(others)}")
     pictures = [name for name in image_counts if image_counts[name]]
     image_count = sum(1 for _ in find_images(place))
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"
+    # those of a split, folders of other splits, one folder with all
     train = find_split_folder(place, "train")
     if train is not None and next(find_images(train), None) is not None:
         classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
-        if not classes:
-            hint = _hint_labels(place)
-            rest = hint or f". It looks for {LAYOUTS}"
-            return f"its {images} not in folders of their classes, nor named by a table{rest}"
-        return f"{train} has one class, {classes[0]}; with one folder per class it takes two or more"
+        if classes:
+            return nothing(f"{train} has one class, {classes[0]}; with one folder per class it takes two or more")
+        rest = _hint_labels(place) or f". It looks for {LAYOUTS}"
+        return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
     if len(pictures) > 1 and are_split_names(pictures):
-        return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
+        return nothing(f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train")
     if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
         where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
-        return f"{where}; with one folder per class it takes two or more{_hint_labels(place)}"
-    return f"its {images} not in folders of their classes. It looks for {LAYOUTS}" if image_count else None
+        return nothing(f"{where}; with one folder per class it takes two or more{_hint_labels(place)}")
+    return nothing(f"its {images} not in folders of their classes. It looks for {LAYOUTS}") if image_count else None
 
 
 def _hint_labels(place: Path) -> str:
