@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -27,17 +25,15 @@ from leanify.data.images.files import (
     is_tool_folder,
     mask_folders,
 )
+from leanify.data.joining import FEW_PARTS, MIN_LINES, decodes, hint_labels, join_tables, join_texts, texts_and_labels
 from leanify.data.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
-from leanify.data.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
+from leanify.data.split_names import FILLERS, are_split_names, is_split, synonyms
 from leanify.data.table_data import MAX_NAMES, count_noun, describe_table
 from leanify.data.tables import columns
 from leanify.data.texts.own_texts import find_table
 
-TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
-LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
-MAX_LINES = 1000  # lines of two files by which one has the labels of the other
+MAX_FILES = 1000  # of a folder, by which it has sounds or videos
 DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
-MIN_LINES, MAX_LINE = 20, 2000  # lines of a file with a text in each, and their characters
 MIN_TEXT = 1024  # bytes of a text of which a model learns anything
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 OF_TRAINER = "are learnt by transformers' Trainer, lean models included: AutoModelFor"
@@ -55,9 +51,6 @@ OTHERWISE = {  # suffix → how to make a file that is read
     **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".tfrecord", ".sqlite", ".db"), OWN_FUNCTION),
     **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
 }
-NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
-LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures
-FEW_PARTS = 9  # of a table, which a line can join
 NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts other than prose
 BOXES = {  # file next to pictures of detection → the format that has it
     "annotations/instances_*.json": "COCO",
@@ -176,13 +169,13 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
         return _describe_shards(place, shards)
     # a table, or a text file for each split
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
-    if file is not None and columns.is_table(file) and _texts_and_labels(file) is None:
+    if file is not None and columns.is_table(file) and texts_and_labels(file) is None:
         data = _describe_file(file, find_table(place, "validation"), selection, place)
         if data.kind is not None or file.parent.name not in META:  # else a list of pictures that is not understood
             return data
     if _is_of_pictures(place):
         return _explain_folder(place, selection, depth)
-    if file is not None and (pair := _texts_and_labels(file)) is not None:
+    if file is not None and (pair := texts_and_labels(file)) is not None:
         line = f"paste -d '\\t' {' '.join(quote(str(one)) for one in pair)} > {quote(str(place / 'train.tsv'))}"
         return nothing(f"{pair[0]} has texts alone, and {pair[1]} their labels: join them to a table, {line}", file)
     if file is not None:
@@ -192,7 +185,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     texts = columns.text_files(place)
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
-    if selection.task not in columns.WITHOUT_LABELS and (classes_line := _join_texts(texts, place)):
+    if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
         return nothing(classes_line, place)
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
@@ -295,7 +288,7 @@ def is_split_without_classes(folder: Path) -> bool:
 def _find_recordings(place: Path) -> str | None:
     """The ending of the sounds or videos in a folder, if they are most of its files."""
     folders = islice(walk_folders(place), MAX_FOLDERS)
-    endings = Counter(file.suffix.lower() for folder in folders for file in islice(folder.iterdir(), MAX_LINES))
+    endings = Counter(file.suffix.lower() for folder in folders for file in islice(folder.iterdir(), MAX_FILES))
     return next((ending for ending, count in endings.most_common(2) if ending in RECORDINGS and count > 1), None)
 
 
@@ -353,7 +346,7 @@ def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns)
         return None
     rename = "Name one of them, or call them train.csv and validation.csv"
     if len(tables) < FEW_PARTS:
-        rename = _join_tables(tables, place) or rename
+        rename = join_tables(tables, place) or rename
     names = preview([file.name for file in tables])
     return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
 
@@ -397,11 +390,11 @@ def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) 
     for file in files:
         if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
             return _describe_file(file, None, selection, place)
-    cells = next((file for file in files if file.suffix == ".data" and _decodes(file)), None)
+    cells = next((file for file in files if file.suffix == ".data" and decodes(file)), None)
     if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:
         return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
     others = [file.name for file in files if file.suffix and file.suffix not in NO_TEXTS]
-    others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and _decodes(place / name)]
+    others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and decodes(place / name)]
     if not others:
         return None
     return nothing(
@@ -410,74 +403,10 @@ def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) 
     )
 
 
-def _join_tables(tables: Sequence[Path], place: Path) -> str | None:
-    """The line that joins the parts of one table, or tables of a class each; None for tables of other columns."""
-    suffixes, splits = {file.suffix for file in tables}, {parse_split(file.stem) for file in tables}
-    stems = {re.sub(r"\d+", "", file.stem) for file in tables}
-    if suffixes in ({".jsonl"}, {".csv"}) and ((len(splits) == 1 and None not in splits) or len(stems) == 1):
-        rest = "tail -qn +2" if suffixes == {".csv"} else "cat"
-        parts = " ".join(quote(str(file)) for file in tables)
-        first = f"head -1 {quote(str(tables[0]))}; " if suffixes == {".csv"} else ""
-        whole = quote(str(place / f"all{tables[0].suffix}"))
-        return f"Parts of one table are joined with ({first}{rest} {parts}) > {whole}; then leanify compare {whole}"
-    heads = {next(read_lines(file, DataError), "") for file in tables if _decodes(file)}
-    names = next(iter(heads)).strip().split(",") if len(heads) == 1 else list(columns.LABELS)
-    if suffixes != {".csv"} or splits != {None} or columns.match_column(columns.LABELS, names) is not None:
-        return None
-    files, whole = json.dumps([str(file) for file in tables]), json.dumps(str(place / "train.csv"))
-    code = (
-        "import pandas, pathlib; pandas.concat([pandas.read_csv(file).assign(label=pathlib.Path(file).stem) "
-        f"for file in {files}]).to_csv({whole}, index=False)"
-    )
-    return f"If each has the rows of a class, python -c {quote(code)} makes one table of them"
-
-
-def _join_texts(files: Sequence[Path], place: Path) -> str | None:
-    """The line that makes a table of a few files with a text in each line, of a class each; None for other texts."""
-    if not 1 < len(files) < FEW_PARTS or len({re.sub(r"\d+", "", file.stem) for file in files}) == 1:
-        return None
-    for file in files:
-        lines = list(islice(read_lines(file, DataError), MAX_LINES)) if _decodes(file) else []
-        if len(lines) < MIN_LINES or not all(line.strip() and len(line) < MAX_LINE for line in lines):
-            return None
-    names, table = " ".join(quote(str(file)) for file in files), quote(str(place / "train.tsv"))
-    line = f"""for f in {names}; do n=$(basename "$f" .txt); sed "s/$/\\t$n/" "$f"; done > {table}"""
-    return (
-        f"{preview([file.name for file in files])} have a text in each line. If each file is a class, a table has them "
-        f"all: {line}. Without labels, a language model learns them: leanify train own-text --set "
-        f"data.path={quote(str(place))}"
-    )
-
-
 def _has_texts(folder: Path) -> bool:
     """Whether a folder has text files, or files without an ending that are texts (20 newsgroups)."""
     plain = (file for file in sorted(folder.iterdir()) if not file.suffix and file.name.isdigit())
-    return bool(columns.text_files(folder)) or _decodes(next(plain, folder))
-
-
-def _texts_and_labels(file: Path) -> tuple[Path, Path] | None:
-    """Two files of as many lines, of texts alone and of their labels: X_train.csv and y_train.csv; None without."""
-    for other in sorted(file.parent.iterdir()):
-        texts, labels = (other, file) if _words(file) & LABEL_WORDS else (file, other)
-        label_words = _words(labels)
-        if other == file or not label_words & LABEL_WORDS or label_words - LABEL_WORDS != _words(texts) - TEXT_WORDS:
-            continue
-        lines = [list(islice(read_lines(one, DataError), MAX_LINES)) for one in (texts, labels) if _decodes(one)]
-        values = [{*map(str.strip, one)} for one in lines]
-        if len(lines) == 2 and len(lines[0]) == len(lines[1]) > len(values[1]) * 3 and len(values[1]) < len(values[0]):
-            return texts, labels
-    return None
-
-
-def _words(file: Path) -> set[str]:
-    return set(re.findall("[a-z]+", file.name.lower())) - {"txt", "csv", "tsv"}
-
-
-def _decodes(file: Path) -> bool:
-    try:
-        return file.is_file() and bool(text_encoding(file, DataError))
-    except DataError:
-        return False
+    return bool(columns.text_files(folder)) or decodes(next(plain, folder))
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
@@ -495,29 +424,11 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
         classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
         if classes:
             return nothing(f"{train} has one class, {classes[0]}; with one folder per class it takes two or more")
-        rest = _hint_labels(place) or f". It looks for {LAYOUTS}"
+        rest = hint_labels(place) or f". It looks for {LAYOUTS}"
         return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
     if len(pictures) > 1 and are_split_names(pictures):
         return nothing(f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train")
     if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
         where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
-        return nothing(f"{where}; with one folder per class it takes two or more{_hint_labels(place)}")
+        return nothing(f"{where}; with one folder per class it takes two or more{hint_labels(place)}")
     return nothing(f"its {images} not in folders of their classes. It looks for {LAYOUTS}") if image_count else None
-
-
-def _hint_labels(place: Path) -> str:
-    """How labels in the names of pictures, or in a file next to them, become a table; "" without either."""
-    images = list(islice(find_images(find_split_folder(place, "train") or place), MAX_LINES))
-    kinds = {NUMBERED.sub("", image.stem) for image in images}
-    if len(kinds) > 1 and "" not in kinds and 3 * len(kinds) <= len(images):
-        folder, mark = images[0].parent, "[._ -]"
-        line = f"ls {quote(str(folder))} | sed -nE 's/^(.*[^0-9._ -]){mark}*[0-9]+.*$/&,\\1/p'"
-        table = quote(str(folder / "train.csv"))
-        return f"; their names begin with a class ({preview(sorted(kinds))}): (echo image,label; {line}) > {table}"
-    places = [place, *(folder for folder in class_folders(place) if folder.name in META)]
-    lists = [file for folder in places for file in sorted(folder.iterdir()) if file.suffix.lower() in LISTING]
-    if lists:
-        names = preview([str(file.relative_to(place)) for file in lists])
-        has = "has" if len(lists) == 1 else "have"
-        return f"; if {names} {has} their classes, write train.csv with the columns image and label"
-    return ""
