@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from runs import add_pooling, final_state
 from test_training_processes import launched
 
@@ -22,6 +23,7 @@ from leanify.cli import main
 from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.core.files import cache
 from leanify.core.recipe import DataSection
+from leanify.data.texts import tokenizers
 from leanify.data.texts.sentences import splits
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
@@ -284,6 +286,53 @@ def test_teacher_needs_weights_and_pooling(home: Path, tmp_path: Path) -> None:
     refused(home, tmp_path, SourceError, "has the pooling mode .'median'.; supported: cls", teacher=str(odd))
     (odd / "modules.json").write_text('[{"type": "x.Pooling", "path": "../teacher"}]')
     refused(home, tmp_path, SourceError, "is outside its folder", teacher=str(odd))
+
+
+@pytest.mark.parametrize("kinds", [("Dense", "Normalize"), ("Normalize", "Dense"), ("Dense", "Dense", "Normalize")])
+def test_layers_behind_the_pooling(kinds: tuple[str, ...], home: Path, tmp_path: Path) -> None:
+    """Embeddings are those of sentence-transformers, as of LaBSE and EmbeddingGemma."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    width = SHAPE["hidden_size"]
+    modules = [Transformer(str(encoder(tmp_path / "plain"))), Pooling(width)]
+    torch.manual_seed(0)
+    for kind in kinds:
+        modules.append(Normalize() if kind == "Normalize" else Dense(width, width := width + 5))
+    built = SentenceTransformer(modules=modules, device="cpu")
+    built.save(str(tmp_path / "deep"))
+    texts = sentences(8, 3)
+    model, tokenizer = leanify.load(tmp_path / "deep"), tokenizers.load(tmp_path / "deep")
+    with torch.no_grad():
+        found = embed(
+            model, dict(tokenizer(texts, padding=True, return_tensors="pt")), pooling.read_pooling(tmp_path / "deep")
+        )
+    expected = torch.from_numpy(built.encode(texts))
+    assert F.cosine_similarity(found, expected).min() > 1 - 1e-6
+    assert found.shape[1] == width
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "words"),
+    [
+        ("CNN", {}, "has a module 'CNN'"),
+        ("Dense", {"activation_function": "os.system"}, "has the activation 'system'"),
+        ("Dense", {"module_input_name": "token_embeddings"}, "is a layer of single tokens"),
+        ("Dense", {}, "has no weights of a dense layer"),
+    ],
+)
+def test_modules_that_are_not_known_are_refused(
+    module: str, config: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    folder = encoder(tmp_path / "odd")
+    entries = json.loads((folder / "modules.json").read_text())
+    entries.append({"idx": 2, "name": "2", "path": f"2_{module}", "type": f"sentence_transformers.models.{module}"})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / f"2_{module}").mkdir()
+    (folder / f"2_{module}" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=words):
+        pooling.read_pooling(folder)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from leanify.core.errors import DataError
 from leanify.data.faults import Faults
 from leanify.data.labels import LabelMatch
 from leanify.data.sampling import SAMPLE, Key, seed_everything
+from leanify.sources.pooling import Pooling
 from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 
 Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments
@@ -69,7 +70,7 @@ class Splits:
     scale: Callable[[Any], Any] | None = None  # normalises a batch on the device: bytes are moved there faster
     names: tuple[str, ...] = ()  # class names in order, saved with the run
     labels: LabelMatch = field(default_factory=LabelMatch)  # how they were matched with the outputs of a trained model
-    pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
+    pooling: Pooling = ()  # of the hidden states into the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
     unchanged: Samples | None = None  # train without augmentation, if that differs
     decoding: Mapping[str, Any] = field(default_factory=dict)  # how pictures are decoded, as keys of [data]

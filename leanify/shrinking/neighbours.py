@@ -7,7 +7,6 @@ sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.sources.pooling import Pooling
 from leanify.tasks.sentence_embedding import embed
 
 NEAREST, CROWD = 10, 1000
@@ -24,7 +24,7 @@ BATCH = 64
 
 @torch.no_grad()
 def compare_embeddings(
-    model: nn.Module, samples: Any, pooling: Sequence[str], crowd: Tensor | None = None
+    model: nn.Module, samples: Any, pooling: Pooling, crowd: Tensor | None = None
 ) -> tuple[float, float | None]:
     """Return the mean cosine to the teacher's embeddings, and the share of the nearest neighbours in them that stay.
 

@@ -1,15 +1,23 @@
 """Pooling of a text's hidden states into one vector, as sentence-transformers stores it with a checkpoint.
 
-``modules.json`` lists a Transformer, a Pooling and perhaps more (Normalize, Dense). Modules after the pooling
-are ignored: they do not change whether two embeddings point the same way, as long as both models share them.
+``modules.json`` lists a Transformer, a Pooling and perhaps dense layers. A last Normalize changes no direction.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from leanify.core.errors import SourceError
 from leanify.core.files.reading import read_json, read_object
+from leanify.sources.tensors import read_tensors
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -20,6 +28,38 @@ MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }  # older files have one boolean per mode; newer ones have ``pooling_mode``, a name or a list
 MODULES = "modules.json"
+FILES = ("model.safetensors", "pytorch_model.bin")  # of a dense layer
+# Functions behind a dense layer, by the last part of their names: code that a file names is not imported.
+ACTIVATIONS = {
+    "Identity": lambda vectors: vectors, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "SiLU": F.silu,
+    "Sigmoid": torch.sigmoid,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A layer behind the pooling: activation(W x + b), of vectors of length 1 if they are normalised before it."""
+
+    weight: Tensor  # (outputs, inputs), float32
+    bias: Tensor | None  # (outputs,)
+    activation: str
+    is_normalised: bool
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(B, inputs) → (B, outputs)"""
+        vectors = F.normalize(vectors, dim=-1) if self.is_normalised else vectors
+        bias = None if self.bias is None else self.bias.to(vectors)
+        outputs: Tensor = ACTIVATIONS[self.activation](F.linear(vectors, self.weight.to(vectors), bias))
+        return outputs
+
+    def __str__(self) -> str:
+        """A name that no other layer has."""
+        tensors = [tensor.numpy().tobytes() for tensor in (self.weight, self.bias) if tensor is not None]
+        digest = hashlib.blake2b(b"".join(tensors), digest_size=16).hexdigest()
+        return f"{self.activation} {self.is_normalised} {digest}"
+
+
+Pooling = tuple["str | Dense", ...]  # modes, whose vectors are concatenated, and layers behind them
 
 
 def has_modules(folder: Path) -> bool:
@@ -36,24 +76,43 @@ def is_encoder(folder: Path) -> bool:
     return isinstance(first, dict) and str(first.get("type", "")).rpartition(".")[2] == "Transformer"
 
 
-def read_pooling(folder: Path) -> tuple[str, ...]:
-    """Return the pooling modes whose vectors are concatenated; the mean if the folder does not specify any.
+def read_pooling(folder: Path) -> Pooling:
+    """Return the pooling modes whose vectors are concatenated, and the layers behind; the mean if nothing is specified.
 
-    Raises SourceError for a damaged file or an unknown mode.
+    Raises SourceError for a damaged file, an unknown mode or an unknown module.
     """
     # a folder of transformers alone has no pooling: the mean is sentence-transformers' default
     if not has_modules(folder):
         return ("mean",)
     modules = read_json(folder / MODULES)
-    # the first module of type Pooling, and its own configuration inside the folder
     entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
-    pooling_entry = next((entry for entry in entries if str(entry.get("type", "")).endswith("Pooling")), None)
-    if pooling_entry is None:
+    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
+    if "Pooling" not in kinds:
         raise SourceError(f"{folder / MODULES} has no Pooling module, so it yields no embedding of a whole text")
-    file = folder / str(pooling_entry.get("path", "")) / "config.json"
+    # the modes of the first Pooling, then dense layers
+    modes: Sequence[str] = ()
+    layers, is_normalised = [], False
+    for kind, entry in zip(kinds, entries, strict=True):
+        if kind == "Pooling" and not modes:
+            modes = _read_modes(_module_file(folder, entry))
+        elif kind == "Dense" and modes:
+            layers.append(_read_dense(_module_file(folder, entry), is_normalised))
+        elif kind not in ("Transformer", "Normalize", "Dropout"):
+            raise SourceError(f"{folder / MODULES} has a module {kind[:40]!r}; supported: Pooling, Dense, Normalize")
+        is_normalised = kind == "Normalize"
+    return (*modes, *layers)
+
+
+def _module_file(folder: Path, entry: Mapping[str, Any]) -> Path:
+    """The configuration of a module, inside the folder. Raises SourceError for another place."""
+    file = folder / str(entry.get("path", "")) / "config.json"
     place = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
     if folder.resolve() not in (place, *place.parents):
-        raise SourceError(f"{folder / MODULES} names {pooling_entry.get('path')!r}, which is outside its folder")
+        raise SourceError(f"{folder / MODULES} names {entry.get('path')!r}, which is outside its folder")
+    return file
+
+
+def _read_modes(file: Path) -> tuple[str, ...]:
     config = read_json(file)
     if not isinstance(config, dict):
         raise SourceError(f"{file} is damaged: expected a JSON object")
@@ -65,6 +124,21 @@ def read_pooling(folder: Path) -> tuple[str, ...]:
     if not modes or any(mode not in MODES.values() for mode in modes):
         raise SourceError(f"{file} has the pooling mode {list(modes)}; supported: {', '.join(MODES.values())}")
     return modes
+
+
+def _read_dense(file: Path, is_normalised: bool) -> Dense:
+    config = read_object(file)
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2].partition("(")[0]
+    if activation not in ACTIVATIONS:
+        raise SourceError(f"{file} has the activation {activation[:40]!r}; supported: {', '.join(ACTIVATIONS)}")
+    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise SourceError(f"{file} is a layer of single tokens, so it yields no embedding of a whole text")
+    weights = next((file.parent / name for name in FILES if (file.parent / name).is_file()), None)
+    tensors = {} if weights is None else read_tensors(weights)
+    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        raise SourceError(f"{file.parent} has no weights of a dense layer: linear.weight in {' or '.join(FILES)}")
+    return Dense(weight.float(), None if bias is None else bias.float(), activation, is_normalised)
 
 
 def read_max_length(folder: Path) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Batch, Inputs, Splits
+from leanify.sources.pooling import Dense, Pooling
 from leanify.tasks import UsualSettings
 from leanify.tasks.outputs import get_hidden, mean
 
@@ -41,8 +42,8 @@ class SentenceEmbedding:
     metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
     mean_column = ("cosine", 1.0)
 
-    def __init__(self, pooling: Sequence[str]) -> None:
-        self.pooling = tuple(pooling)
+    def __init__(self, pooling: Pooling) -> None:
+        self.pooling = pooling
         self.reference = MeanEmbedding() if pooling else None  # without a teacher it has no targets
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
@@ -64,8 +65,11 @@ class SentenceEmbedding:
         return F.cosine_similarity(embed(model, inputs, self.pooling), targets.float(), dim=-1)
 
 
-def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
-    """token ids (B, N) → pooled last hidden states (B, modes · width) in float32. Raises RecipeError."""
+def embed(model: nn.Module, inputs: Inputs, pooling: Pooling) -> Tensor:
+    """token ids (B, N) → pooled last hidden states (B, modes · width), or what layers behind make of them, in float32.
+
+    Raises RecipeError.
+    """
     assert isinstance(inputs, dict)
     output = model(**inputs)
     if isinstance(output, Tensor):  # a reference gives embeddings
@@ -74,7 +78,11 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
     # without a mask every position counts
     mask = inputs.get("attention_mask")
     token_mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
-    return torch.cat([pool(hidden, token_mask, mode) for mode in pooling], -1)
+    vectors = torch.cat([pool(hidden, token_mask, mode) for mode in pooling if isinstance(mode, str)], -1)
+    for layer in pooling:
+        if isinstance(layer, Dense):
+            vectors = layer(vectors).float()
+    return vectors
 
 
 def pool(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:

@@ -7,7 +7,7 @@ file is valid.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
 from leanify.core.terminal import progress
 from leanify.data.samples import Splits
+from leanify.sources.pooling import Pooling
 from leanify.tasks.sentence_embedding import embed
 from leanify.upstream.hooked import in_mode
 
@@ -48,10 +49,10 @@ class TeacherTargets:
         return inputs, torch.from_numpy(self.embeddings[indices].astype(np.float32))
 
 
-def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Accelerator) -> Splits:
+def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Pooling, place: Accelerator) -> Splits:
     """The splits with the teacher's embeddings as targets, made by one process a machine."""
     teacher = in_mode(teacher.to(place.device).requires_grad_(False))
-    key = f"{weights_digest(teacher)} {','.join(pooling)}"
+    key = f"{weights_digest(teacher)} {','.join(map(str, pooling))}"
     parts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         samples = getattr(splits, name)
@@ -68,7 +69,7 @@ def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Sequence[st
             _write_embeddings(file, teacher, samples, pooling, place)
         place.wait_for_everyone()
         parts[name] = TeacherTargets(samples, read_embeddings(file, len(samples)))
-    return replace(splits, pooling=tuple(pooling), **parts)
+    return replace(splits, pooling=pooling, **parts)
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -99,7 +100,7 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
 
 
 @torch.no_grad()
-def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Accelerator) -> None:
+def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, pooling: Pooling, place: Accelerator) -> None:
     """Write the embedding of every sample as a row of float16: they have length 1, so three digits are enough."""
     from accelerate.utils import send_to_device
 

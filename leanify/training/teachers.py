@@ -129,7 +129,7 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
         )
 
 
-def teacher_pooling(teacher: nn.Module) -> tuple[str, ...]:
+def teacher_pooling(teacher: nn.Module) -> pooling.Pooling:
     """Read from the teacher's folder how it pools hidden states into an embedding. Raises SourceError."""
     folder = side_files.side_file_folder(teacher) if is_hf(teacher) else None
     return ("mean",) if folder is None else pooling.read_pooling(folder)
