@@ -2,9 +2,10 @@
 
 A row of the embeddings costs less than its share of the blocks as long as few texts need it, and more in the end. So
 a few sizes of the vocabulary are tried: the damage of each is measured on samples that choose, with the texts split
-again against the original on its own tokens, and the blocks must save the rest of the budget. A block's damage grows
-with the square of the share that it loses, up to the damage of its loss d; spread at the least cost, a loss of k
-blocks' parameters does k² / Σ 1/d. The size with the smallest sum is taken.
+again against the original on its own tokens, and the blocks must save the rest of the budget. Spread over all blocks
+at the least cost, a loss of one block's parameters does 1 / Σ 1/d, where d is the damage of leaving out each; a loss of
+k blocks' parameters does k^1.5 times as much, as measured once weights are carried. The size with the smallest sum is
+taken.
 
 The weights are then carried from the model with fewer tokens, but judged, and embeddings healed, against the original.
 """
