@@ -276,3 +276,22 @@ def test_plain_shapes_open_anywhere(here: Path) -> None:
         assert describe(leanify.write(leanify.load(source), one.shape)).architecture is None
     with pytest.raises(LeanifyError, match="plain"):
         leanify.shrink(source, here / "reviews", shape="round")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"), [("schedule.steps=2", "2 steps are too few"), ("data.samples=3", "3 samples are too few")]
+)
+def test_too_few_steps_are_no_lack_of_minutes(
+    setting: str, words: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names what is short; 30 minutes would not help."""
+    settings = [setting, "schedule.batch_size=32"]
+    leanify.shrink(here / "old", here / "reviews", 0.8, 30, tmp_path / "out", settings=settings, designs=["narrow"])
+    printed = " ".join(capsys.readouterr().err.split())
+    assert words in printed
+    assert "leaves no time" not in printed
+
+
+def test_one_sample_is_too_few(here: Path, tmp_path: Path) -> None:
+    with pytest.raises(LeanifyError, match="one sample is left to train on"):
+        leanify.shrink(here / "old", here / "reviews", 0.8, 0, tmp_path / "out", settings=["data.samples=1"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from leanify.core.errors import DataError
 from leanify.data.samples import Reader, Splits
 from leanify.lens.located import LocatedModel
 from leanify.profiling.counting import token_counts
@@ -48,6 +49,8 @@ def sample_batches(splits: Splits, model: nn.Module, count: int, seed: int) -> l
     """Return batches of model inputs with at most ``count`` training samples, selected by the seed."""
     # samples drawn with the seed, in batches of about equal size; texts of one batch have about the same length
     count, generator = min(count, len(splits.train)), np.random.default_rng(seed)
+    if count < 2:
+        raise DataError("one sample is left to train on, and shrink corrects weights on one and checks them on another")
     indices = generator.choice(len(splits.train), count, replace=False)
     lengths = getattr(splits.train, "lengths", None)
     if lengths is not None:

@@ -197,10 +197,11 @@ def _plan_healing(
     if steps < FIRST:
         lacking = building + 3 * half + MIN_STEPS * seconds / (1 - EVALUATION_SHARE) - clock.left
         enough = math.ceil(clock.minutes + max(0.0, lacking) / 60 / (1 - RESERVED_SHARE))
-        note(
-            f"--minutes {clock.minutes:g} leaves no time to heal: the result has the transferred weights; "
-            f"--minutes {enough} would do"
-        )
+        reason = f"--minutes {clock.minutes:g} leaves no time to heal (--minutes {enough} would do)"
+        if schedule.steps is not None or max_steps < FIRST:
+            few = f"{len(splits.train):,} samples" if schedule.steps is None else f"{steps} steps"
+            reason = f"{few} are too few to heal, which takes {FIRST} steps of {schedule.batch_size} at least"
+        note(f"{reason}: the result has the transferred weights")
         return HealingPlan(steps, recipe.optim.lr, candidates)
 
     # the rate: given, the best in a test, or the task's usual one if a test would take too long

@@ -93,7 +93,7 @@ class Subject:
         self.is_labelled = self.task not in ("sentence-embedding", "causal-lm")
         self.original = Small(original.module, tokenizers.load(source))
         self.pooling = read_pooling(source)
-        self.steps, self.batch = (2, 4) if small else (60, 32) if self.task != "causal-lm" else (30, 4)
+        self.steps, self.batch = (3, 4) if small else (60, 32) if self.task != "causal-lm" else (30, 4)
         self.rates = (3e-4, 1e-3) if self.task == "sentence-embedding" else (5e-5, 2e-4)
         rows = list(self._read())
         random.Random(0).shuffle(rows)
@@ -219,12 +219,16 @@ def shrunk(subject: Subject, limit: int, seed: int, minutes: float = 0.0) -> Ite
 
 def cut_vocabularies(subject: Subject, seed: int) -> Iterator[Small]:
     """The most frequent tokens of the calibration texts, as vocabtrimmer and embedding-vocab-trimmer take them."""
-    vocabulary = checkpoint_vocabulary(subject.original.model)
     calibration = random.Random(seed).sample(subject.train, min(8000, len(subject.train)))
     counts = Counter(chain.from_iterable(
         ids for texts, _ in calibration for ids in subject.original.tokenizer(list(texts))["input_ids"]
     ))  # fmt: skip
-    ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts, 0), named_ids(subject.original.model))
+    try:
+        vocabulary = checkpoint_vocabulary(subject.original.model)
+        ranked = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts, 0), named_ids(subject.original.model))
+    except LeanifyError:  # no token can go
+        yield subject.original
+        return
     for share in VOCABULARIES:
         with tempfile.TemporaryDirectory() as folder, suppress(LeanifyError):  # fewer tokens than must stay
             kept = ranked.keep(int(share * len(vocabulary.tokens)))
