@@ -180,7 +180,10 @@ class Subject:
 
     def best(self, candidates: Iterable[Small]) -> Small:
         """The best on the choosing samples; one is held at a time beside the best."""
-        return max(((self.score(small, self.choosing), i, small) for i, small in enumerate(candidates)))[2]
+        scored = max(((self.score(small, self.choosing), i, small) for i, small in enumerate(candidates)), default=None)
+        if scored is None:
+            raise LeanifyError("no candidate meets the budget")
+        return scored[2]
 
     def heal(self, small: Small, seed: int) -> Iterator[Small]:
         """Yield the model after equal steps at each rate."""
@@ -406,7 +409,7 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
         began = time.process_time()
         try:
             small = subject.best(ARMS[arm](subject, int(budget * whole), seed))
-        except (LeanifyError, ValueError) as error:  # no candidate meets the budget
+        except LeanifyError as error:
             print(budget, arm, seed, error, flush=True)
             continue
         minutes = (time.process_time() - began) / 60
