@@ -335,7 +335,8 @@ def _check_values(model: nn.Module, weights: Path | str) -> None:
     """Raise SourceError for parameters that are not finite, as of a training that diverged."""
     broken = []
     for name, parameter in model.named_parameters():
-        extremes = parameter.detach().aminmax() if parameter.numel() and parameter.is_floating_point() else ()
+        has_extremes = parameter.numel() and parameter.is_floating_point() and parameter.element_size() > 1
+        extremes = parameter.detach().aminmax() if has_extremes else ()  # torch has none of eight bits
         if not all(bool(extreme.isfinite()) for extreme in extremes):
             broken.append(name)
     if broken:

@@ -57,7 +57,8 @@ MiniLM was measured at 5824771 on one draw of the sentences, but for the peers' 
 *healed by itself* at 50% (ae5e7eb), both on that draw, and what is of 858064e and before, on another draw of
 the same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and
 2. SmolLM2: seed 0 at 16fbb31, the others at 5824771 on another draw of the same reviews, which all arms of a
-seed share; healed 30 steps of 4 reviews at 5e-5 and 2e-4, judged by 120; the other domain is TinyStories.
+seed share; healed 30 steps of 4 reviews at 5e-5 and 2e-4, judged by 120; the other domain is TinyStories. Of its
+peers the best run and Torch-Pruning were not measured, and Block Influence by one seed.
 
 ```sh
 python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
