@@ -140,9 +140,10 @@ def _rows_of_object(content: dict[str, Any]) -> list[Any]:
     """The rows of a table that is one object; an object of another form is a row by itself."""
     values = list(content.values())
     # by the names of pictures: a class, or an object with it
-    if 2 * sum(name.lower().endswith(IMAGES) for name in content) > len(content):
-        cells = [value if isinstance(value, dict) else {"label": value} for value in values]
-        return [{"image": name} | cell for name, cell in zip(content, cells, strict=True)]
+    pictures = [name for name in content if name.lower().endswith(IMAGES)]
+    if 2 * len(pictures) > len(content):
+        cells = [content[name] if isinstance(content[name], dict) else {"label": content[name]} for name in pictures]
+        return [{"image": name} | cell for name, cell in zip(pictures, cells, strict=True)]
     # rows below one of its keys, as lists or, by pandas' orient="split", with the columns beside them
     tables = [value for value in values if isinstance(value, list) and value and isinstance(value[0], dict)]
     if len(tables) == 1:
