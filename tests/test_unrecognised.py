@@ -66,9 +66,9 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda place: [labelled(place / "data" / "train.csv"), (place / "notes.html").touch()],
         "data is data: name it",
     ),
-    "texts by split": (
-        lambda place: [labelled(place / split / f"{n}.txt") for split in ("train", "val") for n in range(2)],
-        "texts in folders of splits (train, val) are not read: write a file for each",
+    "texts by year": (
+        lambda place: [labelled(place / year / month / "a.txt") for year in ("2023", "2024") for month in ("a", "b")],
+        "texts in such folders (a, b) are not read: the texts of a class are .txt files in a folder of its name",
     ),
     "hub": (
         lambda place: [

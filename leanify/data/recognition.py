@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -30,6 +31,7 @@ from leanify.data.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns,
 from leanify.data.split_names import FILLERS, are_split_names, is_split, synonyms
 from leanify.data.table_data import MAX_NAMES, count_noun, describe_table
 from leanify.data.tables import columns
+from leanify.data.tables.text_folders import describe_unlabelled, find_texts, list_texts
 from leanify.data.texts.own_texts import find_table
 
 MAX_FILES = 1000  # of a folder, by which it has sounds or videos
@@ -110,6 +112,9 @@ def check_is_no_data(path: str) -> None:
 
 def _describe_file(file: Path, validation: Path | None, selection: NamedColumns, place: Path) -> OwnData:
     """A file, which may be validated on another one; ``place`` is the path that the user named."""
+    if file.is_dir():  # texts in folders of their classes
+        data = describe_table(file, validation, selection, place)
+        return replace(data, description=data.description + describe_unlabelled(file)) if data.kind else data
     suffix = columns.lower_suffix(file)
     kind = columns.text_table(file)
     if kind == "tags":
@@ -169,7 +174,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
         return _describe_shards(place, shards)
     # a table, or a text file for each split
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
-    if file is not None and columns.is_table(file) and texts_and_labels(file) is None:
+    if file is not None and (file.is_dir() or (columns.is_table(file) and texts_and_labels(file) is None)):
         data = _describe_file(file, find_table(place, "validation"), selection, place)
         if data.kind is not None or file.parent.name not in META:  # else a list of pictures that is not understood
             return data
@@ -189,6 +194,11 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
         return nothing(classes_line, place)
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
+    # text files in a folder for each split
+    folder = find_split_folder(place, "train")
+    if folder is not None and (texts := list_texts(folder)):
+        is_validated = find_texts(place, "validation") is not None
+        return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
     return _explain_folder(place, selection, depth)
 
 
@@ -359,13 +369,9 @@ def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
         texts.update(place.name for place in inner if _has_texts(place))
     if len(texts) < 2:
         return None
-    names = preview(sorted(texts))
-    if are_split_names(sorted(texts)):
-        line = "cat train/*.txt > train.txt"
-        return nothing(f"texts in folders of splits ({names}) are not read: write a file for each, {line}")
     return nothing(
-        f"texts in folders of their classes ({names}) are not read: write a table, train.csv, with the columns text "
-        "and label"
+        f"texts in such folders ({preview(sorted(texts))}) are not read: the texts of a class are .txt files in a "
+        "folder of its name, DIR/CLASS or DIR/train/CLASS"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from leanify.data.images.folder import transforms
 from leanify.data.splits import BUILT_IN
 from leanify.data.tables import columns
 from leanify.data.tables.rows import read_table
+from leanify.data.tables.text_folders import class_texts
 from leanify.data.texts import labelled_text, tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.runs.run_directory import RunDirectory
@@ -130,10 +132,14 @@ def _texts(
 
 
 def _rows(text: str, data: DataSection) -> Rows:
-    """Yield (where, texts) for each row of a table, each line of a text file, or the text itself."""
+    """Yield (where, texts) for each row of a table or text in folders, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
-    if columns.lower_suffix(path) in columns.TABLES or (is_file(path) and columns.text_table(path) == "fasttext"):
-        if not path.is_file():
+    is_folder = os.path.isdir(path) and bool(class_texts(path))  # noqa: PTH112  a text may be too long for a path
+    is_table = columns.lower_suffix(path) in columns.TABLES or (
+        is_file(path) and columns.text_table(path) == "fasttext"
+    )
+    if is_folder or is_table:
+        if not path.exists():
             raise DataError(f"{path} does not exist")
         faults, texts = Faults(), data.text
         for place, row in read_table(path, faults):

@@ -1,4 +1,4 @@
-"""Read the rows of a user's table: CSV, TSV, JSON, Parquet. Does not import torch."""
+"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, a folder of texts. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, preview, read_json, text_encoding
 from leanify.data import hub
 from leanify.data.faults import Faults
-from leanify.data.tables import guessing
+from leanify.data.tables import guessing, text_folders
 from leanify.data.tables.columns import (
     FASTTEXT_MARK,
     IMAGES,
@@ -69,6 +69,9 @@ def _check_count(path: Path, names: Sized) -> None:
 
 def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
     suffix = lower_suffix(path)
+    if path.is_dir():
+        yield from text_folders.read_class_texts(path, faults)
+        return
     if suffix == ".parquet":
         yield from number_rows(chain.from_iterable(hub.read_parquet(shard, choose) for shard in find_shards(path)))
         return

@@ -23,7 +23,7 @@ from leanify.data.common import choose_indices, data_path, max_text_length, voca
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.split_names import parse_split
-from leanify.data.tables import columns
+from leanify.data.tables import columns, text_folders
 from leanify.data.texts import tokenizers, tokens
 from leanify.data.texts.tokens import END as END
 from leanify.data.texts.tokens import Encode, Text
@@ -146,15 +146,16 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
 def _find_text(path: Path, split: str) -> Path | None:
     """A split's file under one of its usual names, or None.
 
-    A folder's only text is the one to train on; several are one text, unless a name marks a split.
+    A folder's only text is the one to train on; several are one text, unless a name marks a split. Texts may also be in
+    a folder of the split.
     """
     suffixes = (*columns.TEXT_FILES, *columns.TABLES)
     file = columns.find_split_file(path, split, suffixes)
     if file is not None or split != "train":
-        return file
+        return file or text_folders.find_texts(path, split)
     texts = {file.stem.lower() for file in columns.text_files(path)}
     several = len(texts) > 1 and all(parse_split(name) is None for name in texts)
-    return columns.only_file(path, suffixes) or (path if several else None)
+    return columns.only_file(path, suffixes) or (path if several else text_folders.find_texts(path, split))
 
 
 def _cut(text: str, data: DataSection) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from leanify.data.images.files import META, find_split_folder
 from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, describe_table, find_split_file, is_table, only_file, split_stem
+from leanify.data.tables.text_folders import find_class_texts
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.data.texts.labelled_text import LabelledTable
@@ -34,7 +35,10 @@ TASKS = ("text-classification", "text-regression")
 
 
 def find_table(path: Path, split: str) -> Path | None:
-    """The table of a split, or None; a file, or a folder's only table, is the table of train."""
+    """The table of a split, or None; a file, or a folder's only table, is the table of train.
+
+    Without a file it is the folder that has the split's texts in folders of their classes.
+    """
     if path.is_file():
         return path if split == "train" and is_table(path) else None
     file = find_split_file(path, split, TABLES)
@@ -44,10 +48,10 @@ def find_table(path: Path, split: str) -> Path | None:
         return file
     # the only table in the split's folder (ImageFolder's metadata), or the split's in a folder of tables
     folder = find_split_folder(path, split)
-    if folder is not None:
-        return only_file(folder, TABLES)
     files = [find_split_file(path / name, split, TABLES) for name in META]
-    return next((file for file in files if file is not None), None)
+    if folder is not None:
+        files = [only_file(folder, TABLES)]
+    return next(filter(None, files), None) or find_class_texts(path, split)
 
 
 def find_classes(data: DataSection) -> list[str]:

@@ -20,9 +20,11 @@ from leanify.core.files.reading import list_folder, read_lines
 from leanify.core.recipe import DataSection
 from leanify.data.common import data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
 from leanify.data.faults import Faults
+from leanify.data.images.files import find_split_folder
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
 from leanify.data.tables.rows import read_table
+from leanify.data.tables.text_folders import list_texts
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
@@ -49,16 +51,17 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
     # training and validation, which is a share of training if it has no file
     files = _files(data, data.train)
-    other = None if data.holdout else find_file(data_path(data), data.validation)
-    train = encoded(*[file for file in files if file != other])
-    if other is None:
-        train, validation = hold_out(train, data.holdout or HOLDOUT)
+    others = [] if data.holdout else _find_files(data_path(data), data.validation)
+    train = encoded(*[file for file in files if file not in others])
+    if others:
+        validation = encoded(*others)
     else:
-        validation = encoded(other)
+        train, validation = hold_out(train, data.holdout or HOLDOUT)
     train = subset(train, data)
     validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     place = _describe_files(files)
-    where = f"{len(train):,} sentences of {place} to train on and {len(validation):,} of {other or place} to validate"
+    other = _describe_files(others or files)
+    where = f"{len(train):,} sentences of {place} to train on and {len(validation):,} of {other} to validate"
     return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
 
 
@@ -70,14 +73,19 @@ def find_file(path: Path, split: str) -> Path | None:
     return find_split_file(path, split, (".txt",))
 
 
-def _files(data: DataSection, split: str) -> list[Path]:
-    """The file of a split; where a folder has none of that name, all of its text files. Raises DataError."""
-    folder = data_path(data)
-    file = find_file(folder, split)
+def _find_files(path: Path, split: str) -> list[Path]:
+    """The file of a split, or the text files in its folder."""
+    file, folder = find_file(path, split), find_split_folder(path, split)
     if file is not None:
         return [file]
-    if texts := text_files(folder):
-        return texts
+    return [] if folder is None else list_texts(folder)
+
+
+def _files(data: DataSection, split: str) -> list[Path]:
+    """The files of a split; where a folder has none of that name, all of its text files. Raises DataError."""
+    folder = data_path(data)
+    if files := _find_files(folder, split) or text_files(folder):
+        return files
     names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
     raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {list_folder(folder)}")
 
@@ -89,7 +97,7 @@ def _describe_files(files: Sequence[Path]) -> str:
 
 def read_sentences(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
     """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
-    if not is_table(file):
+    if file.is_file() and not is_table(file):
         yield from (line.strip() for line in read_lines(file, DataError) if line.strip())
         return
     columns: list[str] = []

@@ -23,7 +23,8 @@ from leanify.core.files.reading import not_utf8, open_file, read_json, text_enco
 from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import rows as tables
-from leanify.data.tables.columns import TABLES, find_shards, lower_suffix, text_files
+from leanify.data.tables.columns import TABLES, find_shards, lower_suffix
+from leanify.data.tables.text_folders import all_texts
 from leanify.data.texts import text
 
 END = "<|endoftext|>"
@@ -61,7 +62,7 @@ class Text:
         """The files of the text; [] on the hub."""
         if not isinstance(self.place, Path):
             return []
-        return text_files(self.place) if self.place.is_dir() else find_shards(self.place)
+        return all_texts(self.place) if self.place.is_dir() else find_shards(self.place)
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in pieces of any size, with end marks between a table's texts. Raises DataError."""
