@@ -55,6 +55,16 @@ def as_parquet(rows: list[tuple[Path, str]], folder: Path) -> Path:
     return folder
 
 
+def as_named_parquet(rows: list[tuple[Path, str]], folder: Path) -> Path:
+    """As `datasets` writes it: the classes are numbers, and their names are in the file's metadata."""
+    place = as_data_set(rows, folder)
+    import datasets
+
+    datasets.load_from_disk(str(place)).to_parquet(folder / "train.parquet")
+    shutil.rmtree(place)
+    return folder
+
+
 def as_data_set(rows: list[tuple[Path, str]], folder: Path) -> Path:
     import datasets
 
@@ -77,7 +87,7 @@ def as_shards(rows: list[tuple[Path, str]], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("write", [as_csv, as_parquet, as_data_set])
+@pytest.mark.parametrize("write", [as_csv, as_parquet, as_named_parquet, as_data_set])
 def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
     place = write(rows, tmp_path)
     (train, validation), names, where = read(DataSection("data", "classification", str(place), holdout=0.25))

@@ -163,11 +163,12 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     """Return the images, the labels as text, and a description of the columns."""
     # columns are chosen by the first row
     faults, cells = Faults(data.on_error == "skip"), list[tuple[str, Any, Any]]()
-    image = label = ""
+    image, label, order = "", "", tuple[str, ...]()
     for place, row in read_table(file, faults):
         if not image:
             image, label = _columns(file, list(row), data)
-        cells.append((place, row.get(image), row.get(label)))
+            order = columns.class_names(file, label)
+        cells.append((place, row.get(image), columns.name_class(row.get(label), order)))
     # cells are paths relative to the table, or to a folder next to it
     folder = find_picture_folder(file, [cell for _, cell, _ in cells[:SOME]]) or PictureFolder(file.parent)
     pictures, labels = [], []
@@ -181,7 +182,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
             pictures.append(picture)
             labels.append(kind)
     # a label that means "no label" is not a class
-    missing = columns.missing_labels(labels)
+    missing = columns.missing_labels(labels, order)
     pictures = [picture for picture, kind in zip(pictures, labels, strict=True) if kind not in missing]
     labels = [kind for kind in labels if kind not in missing]
     if not pictures:
