@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import leanify
 from leanify.core.recipe import DataSection
 from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
 from leanify.data.own_data import OwnData
 from leanify.data.recognition import recognise
 from leanify.data.split_names import parse_split
+from leanify.data.tables.rows import read_table
 from leanify.data.texts import corpus, own_texts
 from leanify.training import start
 from recipes.research import layouts
@@ -298,6 +300,30 @@ def test_train_may_be_a_vehicle(tmp_path: Path) -> None:
     found = recognise(tmp_path)
     assert (found.classes, found.samples, found.fault) == (3, 12, None)
     assert read(tmp_path, found)[0] == ["bus", "car", "train"]
+
+
+@pytest.mark.parametrize("marks", ["1 0", "1.0 0.0", "True False"])
+def test_columns_of_classes_are_labels(tmp_path: Path, marks: str) -> None:
+    """A single 1 a row, in the last of the columns; a later row of two is a fault, and several labels are none."""
+    one, zero = marks.split()
+    rows = [",".join(one if place == i % 3 else zero for place in range(3)) for i in range(300)]
+    pictures(tmp_path, "images", number=300)
+    lines = [f"{i:03},{row}" for i, row in enumerate(rows)]
+    table = tmp_path / "train.csv"
+    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+    found = recognise(tmp_path)
+    classes, where = read(tmp_path, found)
+    assert (classes, found.samples) == (["healthy", "rust", "scab"], 300)
+    assert "→ label" in where
+    assert dict(read_table(table, Faults()))["line 2"]["label"] == "healthy"
+    # rows of two labels, after those by which the table is known, and among them
+    lines[250] = f"250,{one},{one},{zero}"
+    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+    with pytest.raises(leanify.DataError, match="line 252 has 2 of the classes healthy, rust, scab, not one"):
+        list(read_table(table, Faults()))
+    lines[5] = lines[250]
+    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+    assert "is not clear" in str(recognise(tmp_path).fault)
 
 
 def test_labels_may_be_called_id(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Texts in folders of classes or splits hold the samples of the tables and files that they could be written as."""
+"""Texts in folders of classes or splits, or saved by datasets, hold the samples of the tables that they could be."""
 
 from __future__ import annotations
 
@@ -85,6 +85,45 @@ def test_unreadable_text_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="1 texts in .* are not UTF-8; they are read as windows-1252"):
         rows = own_texts.read_split_table(section(place), "train", Faults()).rows
     assert (("a café was here",), CLASSES[0]) in rows
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_saved_texts_are_a_table(tmp_path: Path, is_split: bool) -> None:
+    """Classes keep their names; a language model takes the texts alone."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    texts, names = zip(*TEXTS, strict=True)
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=[*CLASSES])})
+    rows = datasets.Dataset.from_dict(
+        {"text": texts, "label": [CLASSES.index(name) for name in names]}, features=features
+    )
+    rows = datasets.DatasetDict({"train": rows, "test": rows.select(range(6))}) if is_split else rows
+    rows.save_to_disk(tmp_path / "kept")
+    found = recognise(tmp_path / "kept")
+    assert (found.kind, found.classes, found.samples, found.is_validated) == ("sentences", 3, len(TEXTS), is_split)
+    table = own_texts.read_split_table(section(tmp_path / "kept"), "train", Faults())
+    assert table.rows == [((text,), name) for text, name in TEXTS]
+    assert table.names == [*CLASSES]
+    data = DataSection("text", "causal-lm", path=str(tmp_path / "kept"), length=8)
+    first = corpus.find_texts(data, Faults())[0][0]
+    assert texts[0] in (first if isinstance(first, str) else first.read())
+
+
+def test_saved_texts_unpack_within_bound(tmp_path: Path) -> None:
+    """A file of some kilobytes that is compressed, and unpacks to half a gigabyte."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"text": ["a text"] * 8, "label": [0, 1] * 4}).save_to_disk(tmp_path)
+    cells = pyarrow.array([" " * 2**20] * 64)
+    labels = pyarrow.array([0, 1] * 32)
+    schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_stream(next(tmp_path.glob("*.arrow")), schema, options=options) as file:
+        for _ in range(8):
+            file.write_batch(pyarrow.record_batch([cells, labels], schema=schema))
+    assert "write it without compression" in str(recognise(tmp_path).fault)
 
 
 @pytest.mark.parametrize("other", ["0.png", "a.md"])

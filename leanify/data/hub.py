@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, read_object, resolve_inside
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
+from leanify.data.split_names import synonyms
 from leanify.upstream.reraise import reraise_as
 
 # of a Parquet file, which may hold a value once for millions of rows
@@ -74,13 +76,36 @@ def load_saved(place: Path) -> dict[str, Any]:
         if (place / "dataset_dict.json").is_file():
             splits = read_object(place / "dataset_dict.json", DataError)["splits"]
             folders = [resolve_inside(place, split) for split in splits]
+        size = 0
         for folder in folders:
             for file in read_object(folder / "state.json", DataError)["_data_files"]:
-                resolve_inside(folder, file["filename"])
-        data = library(f"{place}").load_from_disk(str(place))
+                size += resolve_inside(folder, file["filename"]).stat().st_size
+        with bounds.held(place):  # a compressed file is unpacked as a whole
+            data = library(f"{place}").load_from_disk(str(place))
     if not len(data):
         raise DataError(f"{place} is a data set of no splits or no rows")
-    return dict(data) if isinstance(data, dict) else {"train": data}
+    saved_splits = dict(data) if isinstance(data, dict) else {"train": data}
+    _check_unpacked(place, size, sum(rows.data.nbytes for rows in saved_splits.values()))
+    return saved_splits
+
+
+def _check_unpacked(place: Path, size: int, unpacked: int) -> None:
+    """Raise DataError for data whose bytes unpack to a large multiple of them."""
+    max_bytes = max(FREE_BYTES, MAX_RATIO * size)
+    if unpacked > max_bytes:
+        raise DataError(
+            f"{place} was not read: its {size / 1e6:.3g} MB unpack to over {max_bytes / 1e6:,.0f} MB; write it without "
+            "compression if that is right"
+        )
+
+
+def find_saved(place: Path, split: str) -> Path | None:
+    """The folder of a split of what ``datasets`` saved, by a usual name; without splits all is for training."""
+    if not (place / "dataset_dict.json").is_file():
+        return place if split == "train" else None
+    splits = read_object(place / "dataset_dict.json", DataError).get("splits")
+    names = [name for name in synonyms(split) if isinstance(splits, list) and name in splits]
+    return resolve_inside(place, names[0]) if names else None
 
 
 def columns_by_type(rows: Any) -> dict[str, str]:
@@ -107,28 +132,20 @@ def read_parquet(path: Path, choose: Choice | None = None) -> Iterator[dict[str,
         file = pyarrow.parquet.ParquetFile(path)
         columns = None if choose is None else choose(file.schema_arrow.names)
         size = path.stat().st_size
-        max_bytes = max(FREE_BYTES, MAX_RATIO * size)
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         if file.metadata.num_rows > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
             raise DataError(
                 f"{path} has {file.metadata.num_rows:,} rows in {size:,} bytes: no text or picture is so short"
             )
-        stated_bytes = sum(group.total_byte_size for group in groups)
+        _check_unpacked(path, size, sum(group.total_byte_size for group in groups))
 
         # what equal cells unpack to is known once they are there: few rows at a time
         unpacked_bytes = 0
-        batches = file.iter_batches(batch_size=ROWS, columns=columns) if stated_bytes <= max_bytes else ()
-        for batch in batches:
+        for batch in file.iter_batches(batch_size=ROWS, columns=columns):
             batch = batch.cast(_expand_dictionaries(batch.schema))
             unpacked_bytes += batch.nbytes
-            if unpacked_bytes > max_bytes:
-                break
+            _check_unpacked(path, size, unpacked_bytes)
             yield from batch.to_pylist()
-        if max(stated_bytes, unpacked_bytes) > max_bytes:
-            raise DataError(
-                f"{path} was not read: its {size / 1e6:.3g} MB unpack to over {max_bytes / 1e6:,.0f} MB; write it "
-                "without compression if that is right"
-            )
 
 
 def _expand_dictionaries(kind: Any) -> Any:

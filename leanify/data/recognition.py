@@ -145,7 +145,7 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
 def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData:
     # data that `datasets` saved, pictures with boxes
     if hub.is_saved(place):
-        return _describe_saved(place)
+        return _describe_saved(place, selection)
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
     if boxes is not None and next(find_images(place), None) is not None:
         return nothing(
@@ -218,17 +218,20 @@ def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
     return OwnData("images", text, is_validated, classes=classes, samples=samples, fault=fault)
 
 
-def _describe_saved(place: Path) -> OwnData:
-    """A data set saved by ``datasets``' save_to_disk, if it has images and their classes."""
+def _describe_saved(place: Path, selection: NamedColumns) -> OwnData:
+    """A data set saved by ``datasets``' save_to_disk: images and their classes, or a table of texts."""
     splits = hub.load_saved(place)
     rows = next((splits[name] for name in synonyms("train") if name in splits), next(iter(splits.values())))
     by_type = hub.columns_by_type(rows)
     image = by_type.get("Image")
     label = by_type.get("ClassLabel") or columns.match_column(columns.LABELS, rows.column_names)
+    file = find_table(place, "train")
+    if image is None and "Audio" not in by_type and file is not None:
+        return describe_table(file, find_table(place, "validation"), selection, place)
     if image is None or label is None:
         return nothing(
-            "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
-            "to_parquet"
+            f"of what datasets saves to disk images with classes and texts are read: {place} has "
+            f"{preview([f'{name} ({kind})' for kind, name in by_type.items()])}"
         )
     names = getattr(rows.features[label], "names", None) or columns.sort_labels(map(str, rows.unique(label)))
     classes = f"{len(names):,} classes: {preview(names, MAX_NAMES)}"

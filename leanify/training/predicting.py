@@ -16,6 +16,7 @@ from leanify.core.files.reading import is_file, open_file, read_lines
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import IMAGES, TASKS, can_be_applied
+from leanify.data import hub
 from leanify.data.common import max_text_length
 from leanify.data.faults import Faults
 from leanify.data.images.decoding import recorded_decoder
@@ -134,7 +135,7 @@ def _texts(
 def _rows(text: str, data: DataSection) -> Rows:
     """Yield (where, texts) for each row of a table or text in folders, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
-    is_folder = os.path.isdir(path) and bool(class_texts(path))  # noqa: PTH112  a text may be too long for a path
+    is_folder = os.path.isdir(path) and (hub.is_saved(path) or bool(class_texts(path)))  # noqa: PTH112  texts are long
     is_table = columns.lower_suffix(path) in columns.TABLES or (
         is_file(path) and columns.text_table(path) == "fasttext"
     )

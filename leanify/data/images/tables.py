@@ -146,21 +146,21 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     if tar_shards.find_shards(place, data.train):
         return _read_shards(data, place, splits)
     # a table for each split; one table may serve two
-    tables, read, about = [], {}, ""
+    tables, read, about, order = [], {}, "", tuple[str, ...]()
     for split in splits:
         file = find_table(place, split)
         if file is None:
             raise DataError(f"{place} has no table for {split}; {HOLD_OUT}")
         if file not in read:  # one table may be two splits
             read[file] = _read(file, data)
-        pictures, labels, source = read[file]
+        pictures, labels, source, names = read[file]
         tables.append((file, pictures, labels))
-        about = about or source
-    return _number_classes(tables, about)
+        about, order = about or source, order or names
+    return _number_classes(tables, about, order)
 
 
-def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
-    """Return the images, the labels as text, and a description of the columns."""
+def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str, tuple[str, ...]]:
+    """Return the images, the labels as text, their columns described, and the order of labels, if known."""
     # columns are chosen by the first row
     faults, cells = Faults(data.on_error == "skip"), list[tuple[str, Any, Any]]()
     image, label, order = "", "", tuple[str, ...]()
@@ -190,7 +190,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     count, sentence = describe_missing(file, pictures)
     if count and not faults.skip:
         raise DataError(f"{file}: {sentence}; correct the table", ", or skip such rows with --set data.on_error=skip")
-    return pictures, labels, f"({image} → {label})"
+    return pictures, labels, f"({image} → {label})", order
 
 
 def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[str, str]:
@@ -209,11 +209,13 @@ def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[
     return names["image"][0], names["label"][0]
 
 
-def _number_classes(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
-    """Readers with labels turned into indices of the first table's sorted classes."""
+def _number_classes(
+    tables: Sequence[tuple[Path, Any, list[str]]], source: str, order: Sequence[str] = ()
+) -> tuple[list[Rows], list[str], str]:
+    """Readers with labels turned into indices of the first table's classes, in this order or sorted."""
     # classes are numbered in the first table's order; no other table may have more
     first = tables[0][0]
-    names = columns.sort_labels(set(tables[0][2]))
+    names = columns.sort_labels(set(tables[0][2]), order)
     if columns.are_scores(names):
         raise DataError(f"{first}: {NUMBERS}")
     if len(names) < 2:

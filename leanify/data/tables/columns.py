@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_text, preview, text_encoding
+from leanify.core.files.reading import open_text, preview, read_object, text_encoding
 from leanify.data.split_names import ALL_WORDS, choose_split, parse_split
 
 TEXT_FILES = (".txt", ".text", ".tokens", ".raw")  # of plain text; enwik8 has no suffix
@@ -247,14 +247,17 @@ def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
 
 
 def class_names(file: Path, column: str) -> tuple[str, ...]:
-    """The names of a column's integer classes, as ``datasets`` writes them into Parquet files; else ()."""
-    if lower_suffix(file) != ".parquet":
+    """The names of a column's integer classes, as ``datasets`` writes them into Parquet files and folders; else ()."""
+    info = read_object(file / "dataset_info.json", DataError)
+    if lower_suffix(file) != ".parquet" and not info:
         return ()
     import pyarrow.parquet
 
     try:
-        metadata = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
-        feature = json.loads(metadata).get("info", {}).get("features", {}).get(column)
+        if not info:
+            metadata = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
+            info = json.loads(metadata).get("info", {})
+        feature = info.get("features", {}).get(column)
         names = feature["names"] if feature["_type"] == "ClassLabel" else []
         are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):

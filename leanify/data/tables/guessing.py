@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores, parse_number
+from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
@@ -21,6 +21,7 @@ CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answe
 BOXES = (  # columns of the sides of boxes
     ("xmin", "ymin"), ("x1", "y1"), ("x_min", "y_min"), ("bbox_x", "bbox_y"), ("bbox",), ("left", "top"), ("x", "y"),
 )  # fmt: skip
+ONES, ZEROS = ("1", "1.0", "true"), ("0", "0.0", "false")  # cells of a column for each class
 MIN_PRESENT = 2  # a column of labels has a value in at least one of so many rows
 MIN_NUMBERS, FEW_WORDS = 3, 6  # columns of numbers in a table of measurements, and the words of a name in it
 MIN_ROWS_A_LABEL = 5  # rows per value of a label, at least
@@ -67,6 +68,27 @@ def flag_columns(rows: Sequence[Row], texts: Sequence[str]) -> list[str]:
     """The columns of 0 and 1, if there are several: each is a label of its own, as in the toxic comments."""
     flags = [name for name, cells in label_candidates(rows, texts).items() if {*map(str, cells)} == {"0", "1"}]
     return flags if len(flags) > 2 else []
+
+
+def class_columns(rows: Sequence[Row]) -> list[str]:
+    """The columns of which each row has a single 1, if all others are one or two before them; else [].
+
+    Each is a class, as in the tables of skin lesions (ISIC) and sick leaves: image, MEL, NV, …
+    """
+    names = [name for name in rows[0] if isinstance(name, str)] if len(rows) >= MIN_ROWS_A_LABEL else []
+    if match_column(LABELS, names) is not None:
+        return []
+    classes = [name for name in names if all(str(row.get(name)).lower() in ONES + ZEROS for row in rows)]
+    others = names[: len(names) - len(classes)]
+    if len(classes) < 2 or not 1 <= len(others) <= 2 or [*others, *classes] != names:
+        return []
+    marked = [classes_of(row, classes) for row in rows]
+    return classes if {*map(len, marked)} == {1} and len({*chain(*marked)}) > 1 else []
+
+
+def classes_of(row: Row, names: Sequence[str]) -> list[str]:
+    """The columns with a 1."""
+    return [name for name in names if str(row.get(name)).lower() in ONES]
 
 
 def find_numbers(rows: Sequence[Row], texts: Sequence[str], label: str) -> list[str]:

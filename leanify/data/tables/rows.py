@@ -1,4 +1,4 @@
-"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, a folder of texts. Does not import torch."""
+"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, folders of texts or of ``datasets``. No torch."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell ca
 def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> Iterator[tuple[str, Row]]:
     """Yield (place, {column: cell}) for every row; from Parquet the columns that ``choose`` takes.
 
-    A row that is not UTF-8, not an object, or longer than the header is a fault. Raises DataError for no
-    table, and for one of several splits.
+    A row that is not UTF-8, not an object, or longer than the header is a fault. Where the table has a column for each
+    class, the column ``label`` has the row's. Raises DataError for no table, and for one of several splits.
     """
+    rows = _read_rows(path, faults, choose)
+    first_rows = list(islice(rows, HEADER_ROWS))
+    classes = guessing.class_columns([row for _, row in first_rows])
     column, splits = None, set[str]()
-    for number, (place, row) in enumerate(_read_rows(path, faults, choose)):
+    for number, (place, row) in enumerate(chain(first_rows, rows)):
         _check_count(path, row)
         column = column if number else match_column(SPLIT_COLUMNS, list(row))
         if column is not None:
@@ -58,7 +61,12 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
                 f"{path} has rows of several splits (column {column}: {preview(sorted(splits))}): write a table for "
                 "each, such as train.csv and validation.csv, or remove the column to use all rows"
             )
-        yield place, row
+        # a column for each class: the one with a 1 is the label
+        marked = guessing.classes_of(row, classes)
+        if classes and len(marked) != 1:
+            faults.record(f"{path}, {place} has {len(marked)} of the classes {preview(classes)}, not one")
+            continue
+        yield place, (row | {"label": marked[0]} if classes else row)
 
 
 def _check_count(path: Path, names: Sized) -> None:
@@ -69,6 +77,9 @@ def _check_count(path: Path, names: Sized) -> None:
 
 def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
     suffix = lower_suffix(path)
+    if hub.is_saved(path):
+        yield from number_rows(chain.from_iterable(hub.load_saved(path).values()))
+        return
     if path.is_dir():
         yield from text_folders.read_class_texts(path, faults)
         return

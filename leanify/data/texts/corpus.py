@@ -149,6 +149,8 @@ def _find_text(path: Path, split: str) -> Path | None:
     A folder's only text is the one to train on; several are one text, unless a name marks a split. Texts may also be in
     a folder of the split.
     """
+    if hub.is_saved(path):
+        return hub.find_saved(path, split)
     suffixes = (*columns.TEXT_FILES, *columns.TABLES)
     file = columns.find_split_file(path, split, suffixes)
     if file is not None or split != "train":

@@ -19,6 +19,7 @@ from torch import nn
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
+from leanify.data import hub
 from leanify.data.common import HOLD_OUT, data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
 from leanify.data.faults import Faults
 from leanify.data.images.files import META, find_split_folder
@@ -37,10 +38,12 @@ TASKS = ("text-classification", "text-regression")
 def find_table(path: Path, split: str) -> Path | None:
     """The table of a split, or None; a file, or a folder's only table, is the table of train.
 
-    Without a file it is the folder that has the split's texts in folders of their classes.
+    Without a file it is a folder, which `datasets` saved, or which has the split's texts in folders of their classes.
     """
     if path.is_file():
         return path if split == "train" and is_table(path) else None
+    if hub.is_saved(path):
+        return hub.find_saved(path, split)
     file = find_split_file(path, split, TABLES)
     if file is None and split == "train":
         file = only_file(path, TABLES)

@@ -62,6 +62,8 @@ class Text:
         """The files of the text; [] on the hub."""
         if not isinstance(self.place, Path):
             return []
+        if hub.is_saved(self.place):
+            return sorted(self.place.glob("*.arrow"))
         return all_texts(self.place) if self.place.is_dir() else find_shards(self.place)
 
     def pieces(self) -> Iterator[str]:
@@ -74,7 +76,7 @@ class Text:
             raise DataError(f"{self} has no text")
 
     def _pieces(self) -> Iterator[str]:
-        if isinstance(self.place, Path) and lower_suffix(self.place) not in TABLES:
+        if isinstance(self.place, Path) and not hub.is_saved(self.place) and lower_suffix(self.place) not in TABLES:
             for number, file in enumerate(self._files):
                 yield END * bool(number)
                 yield from _decode_file(file)
