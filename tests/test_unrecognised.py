@@ -41,7 +41,7 @@ def pictures(folder: Path, *names: str) -> None:
 
 
 CASES: dict[str, tuple[Any, str]] = {
-    "empty": (lambda place: None, "it is empty. It looks for images in DIR/CLASS/"),
+    "empty": (lambda place: None, "it is empty. It looks for images or texts in DIR/CLASS/"),
     "archive": (lambda place: (place / "a.tar.gz").touch(), "a.tar.gz is packed: unpack it"),
     "json": (lambda place: (place / "train.json").write_text("[]"), "train.json has no rows"),
     "workbook": (lambda place: (place / "train.xlsx").touch(), "save it as .csv"),

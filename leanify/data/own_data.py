@@ -14,8 +14,8 @@ from leanify.data.tables.rows import Row
 
 Kind = Literal["images", "sentences", "text"]
 LAYOUTS = (
-    "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
-    "images and one of labels; text in .txt files, which other texts may be called, too"
+    "images or texts in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts "
+    "or of images and one of labels; text in .txt files, which other texts may be called, too"
 )
 CUT = "cut the boxes out into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
 LISTS = (

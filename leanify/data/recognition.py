@@ -369,7 +369,7 @@ def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
-        texts.update(place.name for place in inner if _has_texts(place))
+        texts.update(place.name for place in inner if list_texts(place))
     if len(texts) < 2:
         return None
     return nothing(
@@ -410,12 +410,6 @@ def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) 
         f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, "
         "write a table, train.csv, with the columns text and label"
     )
-
-
-def _has_texts(folder: Path) -> bool:
-    """Whether a folder has text files, or files without an ending that are texts (20 newsgroups)."""
-    plain = (file for file in sorted(folder.iterdir()) if not file.suffix and file.name.isdigit())
-    return bool(columns.text_files(folder)) or decodes(next(plain, folder))
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
