@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from zoo import laws, tiny, tiny_transformers
 
 import leanify
 from leanify.lens import families
+from leanify.lens.row_laws import Trial
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import get_origin
 
@@ -69,6 +71,26 @@ def test_discovery_uses_no_memory() -> None:
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
     assert leanify.read(model).stages[0].depth == tiny_transformers.LAYERS
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_equal_blocks_are_tried_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A trial fills a module with weights; on meta, where large models are read, the others of its class need none."""
+    origin = get_origin(tiny.build("hf", name)[0])
+    model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
+    written = leanify.read(model)
+    forget(model)
+    tried: list[type] = []
+    make = Trial.__init__
+
+    def count(self: Trial, module: nn.Module, *inputs: Any) -> None:
+        tried.append(type(module))
+        make(self, module, *inputs)
+
+    monkeypatch.setattr(Trial, "__init__", count)
+    assert leanify.read(model) == written
+    assert len(tried) == len(set(tried)), "a class of equal blocks is tried once"
 
 
 @pytest.mark.filterwarnings("ignore")

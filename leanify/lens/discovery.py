@@ -13,7 +13,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,7 @@ from leanify.lens.row_candidates import (
     iterate_integers,
     mlp_guesses,
 )
-from leanify.lens.row_laws import Trial, count_moved_channels, record_integers, remove_hooks
+from leanify.lens.row_laws import Trial, count_moved_channels, read_on_meta, record_integers, remove_hooks
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.hooked import in_mode, remove_on_exit
 from leanify.upstream.inputs import example_inputs
@@ -53,10 +53,12 @@ SECONDS = 10  # processor seconds for all trials of one model; a large module ge
 TRIALS = 100
 
 
-def discover(model: nn.Module) -> dict[str, str]:
-    """Find the attentions and MLPs without a row, and attach a row to each.
+def discover(model: nn.Module) -> tuple[dict[str, str], Callable[[], None]]:
+    """Find the attentions and MLPs without a row, and attach a row to each attention.
 
-    Returns {path: reason} for the attentions that could not be read. Raises UnsupportedModel if the model does not run.
+    Returns {path: reason} for the attentions that could not be read, and a function that attaches rows to the MLPs and
+    the experts: trying large ones takes minutes, which a model that is refused need not wait for. Raises
+    UnsupportedModel if the model does not run.
     """
     # one forward pass of a copy shows its attentions and MLPs
     start = time.process_time()
@@ -79,7 +81,8 @@ def discover(model: nn.Module) -> dict[str, str]:
             continue
         row, why = _find_row(candidate, row_cache, start, flow.mlps)
         if row is None:  # the model is refused if one cannot be read
-            return {candidate.owner.path or candidate.last.name.rpartition(".")[0]: why}
+            failures[candidate.owner.path or candidate.last.name.rpartition(".")[0]] = why
+            break
         if candidate.owner.path in paths:
             _attach_row(model, candidate.owner.path, row)
             _attach_tables(model, candidate, row)
@@ -90,18 +93,20 @@ def discover(model: nn.Module) -> dict[str, str]:
         # "" is the model itself, which covers no softmax but its own
         is_covered = path in known_paths or any(known and is_inside(path, known) for known in known_paths)
         if not is_covered:
-            failures[path] = "no output projection was recognised after its softmax"
+            failures.setdefault(path, "no output projection was recognised after its softmax")
+
     # MLPs: an unread one is not an error, it keeps its shape
-    for candidate in flow.mlps:
-        if not _is_read(candidate, _rows_by_path(model)):
-            row, _ = _find_row(candidate, row_cache, start)
-            if row is not None:
-                _attach_mlp(model, candidate.owner.path, row)
-    _attach_counts(model, numbers)
-    _find_experts(model, twin)
-    if not failures:
+    def attach_mlps() -> None:
+        for candidate in flow.mlps:
+            if not _is_read(candidate, _rows_by_path(model)):
+                row, _ = _find_row(candidate, row_cache, start)
+                if row is not None:
+                    _attach_mlp(model, candidate.owner.path, row)
+        _attach_counts(model, numbers)
+        _find_experts(model, twin)
         note_fact(model, is_read=True)
-    return failures
+
+    return failures, attach_mlps
 
 
 def inherit_rows(built: nn.Module, model: nn.Module) -> None:
@@ -304,15 +309,20 @@ def _find_row(
     ``mlps`` are the MLPs of the model if the candidate is an attention: one of them may share a map with it.
     """
     attention = mlps is not None
-    # a copy of the module alone, with the arguments of its call
+    # modules of one class that read the same numbers compute the same: only the first of them is tried
     module, path = candidate.owner.module, candidate.owner.path
-    bench = Trial(module, candidate.owner.args, candidate.owner.kwargs)
+    args, kwargs = candidate.owner.args, candidate.owner.kwargs
+    key = type(module), tuple(sorted(use.name.removeprefix(path) for use in candidate.came.maps))
+    likeness = None
+    numbers = read_on_meta(module, args, kwargs)
+    if numbers is not None and (likeness := (*key, _likeness(module, numbers))) in row_cache:
+        return row_cache[likeness], ""
+    # a copy of the module alone, with the arguments of its call
+    bench = Trial(module, args, kwargs)
     if bench.error:
         return None, f"it could not be run on its own: {bench.error}"
     deadline = start + max(SECONDS, TRIALS * bench.seconds)
-    # modules of one class that read the same numbers compute the same: only the first of them is tried
-    key = type(module), tuple(sorted(use.name.removeprefix(path) for use in candidate.came.maps))
-    likeness = (*key, _likeness(module, bench.numbers))
+    likeness = likeness or (*key, _likeness(module, bench.numbers))
     if likeness in row_cache:
         return row_cache[likeness], ""
     # others of one class are usually alike: try the row of the previous one first

@@ -440,6 +440,23 @@ def isolate(module: nn.Module) -> nn.Module:
     return in_mode(module_float64)
 
 
+def read_on_meta(module: nn.Module, args: Any, kwargs: Any) -> dict[str, int] | None:
+    """The integers that the forward of a module on meta reads, without values; None if it does not run so.
+
+    A large module takes no time there, while its trial needs weights.
+    """
+    if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        return None
+    twin = in_mode(copy.deepcopy(module))
+    remove_hooks(twin)
+    try:
+        with record_integers(twin) as numbers, torch.no_grad():
+            twin(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    except Exception:  # on meta, code may read values
+        return None
+    return numbers
+
+
 def remove_hooks(model: nn.Module) -> None:
     """Remove hooks from a copy, which were not written for trials; torch's own hooks stay."""
     for module in model.modules():

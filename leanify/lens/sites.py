@@ -213,8 +213,9 @@ def _known_sites(model: nn.Module) -> list[Site]:
     if unknown is None and (get_example(model) is None or get_record(model).is_read):
         return sites
     obstacle = describe_obstacle(model) if get_example(model) is not None else ""
+    attach_mlps = None
     try:
-        failures = discovery.discover(model)
+        failures, attach_mlps = discovery.discover(model)
     except UnsupportedModel as error:
         if obstacle:
             raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
@@ -228,8 +229,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
                 f"{model_name(model)} does not run on {on}, so its attention cannot be tried. {OWN_BATCH}"
             ) from error
         failures = {unknown: f"it could not be run: {error}"}  # the error names the missing part
-    sites = find_sites(model)
-    unknown_path = _unknown_attention(model, sites)
+    unknown_path = _unknown_attention(model, find_sites(model))
     if unknown_path is not None and get_example(model) is None:
         unseen = "no softmax or fused kernel of products of linear maps was seen in it"
         on = f", on {describe_made(model)}. {OWN_BATCH}" if is_hf(model) else ""
@@ -243,7 +243,9 @@ def _known_sites(model: nn.Module) -> list[Site]:
             f"{model_name(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
             f"does not know how to read: {why}"
         )
-    return sites
+    if attach_mlps is not None:
+        attach_mlps()
+    return find_sites(model)
 
 
 def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
