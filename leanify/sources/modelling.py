@@ -19,6 +19,7 @@ from leanify.core.errors import SourceError, UnsupportedModel
 from leanify.core.files import writing
 from leanify.core.files.reading import read_json
 from leanify.lens.families import all_rows, full_name
+from leanify.lens.resize import get_fields
 from leanify.sources.overrides import class_name
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import buildable, drop
@@ -189,10 +190,10 @@ def _changed_attributes(old: Any, new: Any, model: Any) -> dict[str, Any]:
             attributes[name] = value
     new_config, old_config = getattr(new, "config", None), getattr(old, "config", None)
     if new_config is not None and new is not model and new_config is not model.config and old_config is not None:
-        words = {}
-        for name, value in vars(new_config).items():
+        words, old_words = {}, get_fields(old_config)  # Idefics keeps a rate of dropout by that name
+        for name, value in get_fields(new_config).items():
             is_plain = isinstance(value, PLAIN) and not name.startswith("_")
-            if is_plain and vars(old_config).get(name, value) != value:
+            if is_plain and old_words.get(name, value) != value:
                 words[name] = value
         if words:
             attributes["config"] = copy.deepcopy(words)
