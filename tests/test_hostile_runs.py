@@ -22,6 +22,7 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError
 from leanify.runs import checkpoint_writing, checkpoints
 from leanify.runs.run_directory import RunDirectory
+from leanify.sources import lean_directory
 from leanify.training import loop
 from leanify.training import start as training
 from leanify.training.callbacks import Callback
@@ -86,6 +87,15 @@ def test_lost_file_is_rewritten(copied: Path, whole: Path, name: str, damage: st
     assert (copied / "leanify.json").read_text() == (whole / "leanify.json").read_text()
     assert leanify.read(leanify.load(copied)) == leanify.read(leanify.load(whole))
     assert final_state(copied) == final_state(whole)
+
+
+@pytest.mark.parametrize("key", ["library", "name", "options", "cls", "pictures"])
+def test_card_of_other_kinds_is_damaged(copied: Path, key: str) -> None:
+    card = json.loads((copied / "leanify.json").read_text())
+    card["origin"][key] = [1]
+    (copied / "leanify.json").write_text(json.dumps(card))
+    with pytest.raises(DirectoryError, match=f"leanify.json is damaged: origin must have {key} as"):
+        lean_directory.read_card(copied)
 
 
 def test_short_log_is_never_extended(copied: Path, whole: Path) -> None:

@@ -189,6 +189,9 @@ def untie_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, tied
 
 
+ORIGIN_KINDS = {"library": str, "name": str, "options": dict, "cls": str, "pictures": dict}  # in leanify.json
+
+
 @dataclass(frozen=True)
 class Card:
     """The contents of leanify.json: how upstream builds the source, and the lean shape to give it."""
@@ -205,10 +208,9 @@ def read_card(directory: Path) -> Card:
     try:
         check_format({"format": card["format"]}, directory)
         origin = Origin(**card["origin"])
-        if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
-            raise TypeError("origin must have a name (string) and options (object)")
-        if not isinstance(origin.pictures, dict):
-            raise TypeError("origin must have pictures (object)")
+        for name, kind in ORIGIN_KINDS.items():
+            if not isinstance(getattr(origin, name), kind):
+                raise TypeError(f"origin must have {name} as {'an object' if kind is dict else 'a string'}")
         return Card(origin, Architecture.from_json(card["architecture"]), dict(card.get("tied") or {}))
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise DirectoryError(f"{file} is damaged: {error}") from error
