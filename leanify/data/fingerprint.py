@@ -99,7 +99,7 @@ def _data_files(root: Path) -> Iterator[tuple[str, int]]:
         subfolders[:] = sorted(name for name in visible if not is_run(Path(folder, name)))
         for name in sorted(names):
             path = Path(folder, name)
-            is_of_data = path.suffix.lower() in SUFFIXES or name.isdigit()
+            is_of_data = path.suffix.lower() in SUFFIXES or name.isdigit()  # texts called by a number (20 newsgroups)
             if is_of_data and path.is_file():
                 yield path.relative_to(root).as_posix(), path.stat().st_size
 

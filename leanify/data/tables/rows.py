@@ -48,6 +48,8 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
     """
     rows = _read_rows(path, faults, choose)
     first_rows = list(islice(rows, HEADER_ROWS))
+    for _, row in first_rows[:1]:  # before all cells of many columns are looked at
+        _check_count(path, row)
     classes = guessing.class_columns([row for _, row in first_rows])
     column, splits = None, set[str]()
     for number, (place, row) in enumerate(chain(first_rows, rows)):
