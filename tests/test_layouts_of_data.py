@@ -326,6 +326,13 @@ def test_columns_of_classes_are_labels(tmp_path: Path, marks: str) -> None:
     assert "is not clear" in str(recognise(tmp_path).fault)
 
 
+def test_columns_of_splits_are_no_labels(tmp_path: Path) -> None:
+    pictures(tmp_path, "images", number=30)
+    put(tmp_path, "train.csv", "{i:03},{label}", "image_id,is_train,is_test", values="1,0 0,1")
+    assert "is_train" not in str(recognise(tmp_path).columns)
+    assert recognise(tmp_path).kind is None
+
+
 def test_labels_may_be_called_id(tmp_path: Path) -> None:
     pictures(tmp_path, "train", number=ROWS)
     put(tmp_path, "train.csv", "{i:03}.png,w_{label}", "Image,Id", values="a1 b2")

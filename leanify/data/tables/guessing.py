@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
+from leanify.data.split_names import are_split_names
 from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
@@ -80,7 +81,7 @@ def class_columns(rows: Sequence[Row]) -> list[str]:
         return []
     classes = [name for name in names if all(str(row.get(name)).lower() in ONES + ZEROS for row in rows)]
     others = names[: len(names) - len(classes)]
-    if len(classes) < 2 or not 1 <= len(others) <= 2 or [*others, *classes] != names:
+    if len(classes) < 2 or not 1 <= len(others) <= 2 or [*others, *classes] != names or are_split_names(classes):
         return []
     marked = [classes_of(row, classes) for row in rows]
     return classes if {*map(len, marked)} == {1} and len({*chain(*marked)}) > 1 else []
