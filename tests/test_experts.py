@@ -13,14 +13,14 @@ from torch import nn
 from zoo import laws, running, tiny
 
 import leanify
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.core.architecture import Architecture
 from leanify.lens.sites import locate
 from leanify.profiling.counting import count, idle_parameters, macs, observe_on_cpu, observe_on_meta
 from leanify.profiling.price_list import PriceList
 from leanify.search.options import Options
 from leanify.search.redesign import model_costs
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.build import build_model
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import leanify
+from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.exporting import load_alone
 from leanify.exporting.export import _compare, _rounding, flatten_outputs
 from leanify.exporting.load_alone import _tensors
 from leanify.profiling.counting import call
-from leanify.shrinking.blocks import disable_cache
 from leanify.sources import modelling
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import leanify
+from leanify.carrying.choose import RIDGE, survivors
+from leanify.carrying.correction import least_squares
 from leanify.search import ranking
 from leanify.search.towers import towers
-from leanify.shrinking.choose import RIDGE, survivors
-from leanify.shrinking.correction import least_squares
 from leanify.spectra.theory import gaussian_kappa
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import leanify
+from leanify.carrying.blocks import replace_blocks, stage_blocks
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.sites import locate
-from leanify.shrinking.blocks import replace_blocks, stage_blocks
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.libraries import import_transformers
 
 IDLE = (0, 1, 3)  # blocks that add nothing to the residual stream

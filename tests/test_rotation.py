@@ -17,17 +17,17 @@ from zoo import tiny
 from zoo.running import randomise
 
 import leanify
+from leanify.carrying import rotation
+from leanify.carrying.residual import Residual, residuals
+from leanify.carrying.rotation import rotate, rotated_architecture
+from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import ShapeError
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
-from leanify.shrinking import rotation
 from leanify.shrinking.candidates import Budget, Prices, candidates
 from leanify.shrinking.original import Original
-from leanify.shrinking.residual import Residual, residuals
-from leanify.shrinking.rotation import rotate, rotated_architecture
-from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.sources import find
 from leanify.upstream.libraries import import_transformers
 

@@ -16,22 +16,22 @@ import torch
 from runs import make_documents
 
 import leanify
+from leanify.carrying.calibration import collect_outputs, divergence, model_divergence
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.cli.threads import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
-from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence
 from leanify.shrinking.calibration_batches import MAX_TOKENS, MIN_TOKENS
 from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
-from leanify.shrinking.carrying import Carried
+from leanify.shrinking.carry import Carried
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.healing import heal, healing_copy
 from leanify.shrinking.judging import judge
 from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.shrink import is_late
-from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
-from leanify.shrinking.transfer import transfer_weights
 from leanify.sources.describe import describe
 from leanify.training.engine import longest_sample, split_batch
 

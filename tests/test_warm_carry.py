@@ -16,17 +16,12 @@ from torch import Tensor, nn
 from zoo import tiny
 
 import leanify
+from leanify.carrying.calibration import RunningDivergence, TeacherOutputs, collect_outputs, divergence
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import DataError, ShapeError, SourceError
 from leanify.core.recipe import DistillSection
 from leanify.data.texts import tokenizers
-from leanify.shrinking.calibration import (
-    RunningDivergence,
-    TeacherOutputs,
-    collect_outputs,
-    divergence,
-)
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import transfer_weights
 from leanify.training.teachers import load_teacher
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers

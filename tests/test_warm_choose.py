@@ -14,10 +14,8 @@ from zoo import tiny
 from zoo.running import randomise
 
 import leanify
-from leanify.lens.located import LocatedLayer, Site
-from leanify.lens.sites import locate
-from leanify.shrinking.calibration import Moments
-from leanify.shrinking.choose import (
+from leanify.carrying.calibration import Moments
+from leanify.carrying.choose import (
     RIDGE,
     SCARCE,
     choose_units,
@@ -26,8 +24,10 @@ from leanify.shrinking.choose import (
     output_projection,
     weight_matrix,
 )
-from leanify.shrinking.narrow import common_heads, head_tables, moment_cuts
-from leanify.shrinking.teacher import CalibratedTeacher
+from leanify.carrying.narrow import common_heads, head_tables, moment_cuts
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.lens.located import LocatedLayer, Site
+from leanify.lens.sites import locate
 from leanify.upstream.inputs import example_inputs
 
 NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with biases, transposed, in groups, of pixels

@@ -13,11 +13,11 @@ from transformers.pytorch_utils import Conv1D
 from zoo import tiny
 from zoo.running import randomise
 
+from leanify.carrying.calibration import Moments
+from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
+from leanify.carrying.correction import OUTPUTS, RIDGES, correct_output, least_squares, set_matrix
 from leanify.lens.located import Site
 from leanify.lens.sites import locate
-from leanify.shrinking.calibration import Moments
-from leanify.shrinking.choose import RIDGE, output_projection, weight_matrix
-from leanify.shrinking.correction import OUTPUTS, RIDGES, correct_output, least_squares, set_matrix
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 from test_warm_carry import built
 
 import leanify
+from leanify.carrying.free import Variant, solve_program, transfer_free
+from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import BudgetError
-from leanify.shrinking.free import Variant, solve_program, transfer_free
-from leanify.shrinking.teacher import CalibratedTeacher
 
 
 def library(seed: int) -> list[Variant]:

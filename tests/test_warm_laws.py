@@ -17,14 +17,14 @@ from zoo import tiny
 from zoo.running import difference, outputs, randomise
 
 import leanify
+from leanify.carrying.calibration import run
+from leanify.carrying.choose import output_projection
+from leanify.carrying.narrow import projections
+from leanify.carrying.residual import Residual, residuals
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
-from leanify.shrinking.calibration import run
-from leanify.shrinking.choose import output_projection
-from leanify.shrinking.narrow import projections
-from leanify.shrinking.residual import Residual, residuals
 
 Call = Callable[[nn.Module], Any]
 

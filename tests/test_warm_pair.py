@@ -14,15 +14,15 @@ from zoo import laws, tiny
 from zoo.running import difference, outputs, randomise
 
 import leanify
+from leanify.carrying.blocks import replace_blocks, stage_blocks
+from leanify.carrying.fit import _RidgeSolver, fit_pair, regression
+from leanify.carrying.narrow import projections
+from leanify.carrying.pair import join_pair
+from leanify.carrying.residual import Residual, residuals
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.sites import locate
-from leanify.shrinking.blocks import replace_blocks, stage_blocks
-from leanify.shrinking.fit import _RidgeSolver, fit_pair, regression
-from leanify.shrinking.narrow import projections
-from leanify.shrinking.pair import join_pair
-from leanify.shrinking.residual import Residual, residuals
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import transfer_weights
 from leanify.upstream.inputs import example_inputs
 
 TOLERANCE = 1e-10

@@ -12,15 +12,15 @@ from zoo import tiny
 from zoo.running import difference, outputs, randomise
 
 import leanify
+from leanify.carrying.blocks import replace_blocks, stage_blocks
+from leanify.carrying.calibration import collect_outputs, divergence, moments
+from leanify.carrying.choose import survivors
+from leanify.carrying.correction import least_squares
+from leanify.carrying.narrow import narrow_model, projections
+from leanify.carrying.teacher import CalibratedTeacher, Cut
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.resize import linear_features
 from leanify.lens.sites import locate
-from leanify.shrinking.blocks import replace_blocks, stage_blocks
-from leanify.shrinking.calibration import collect_outputs, divergence, moments
-from leanify.shrinking.choose import survivors
-from leanify.shrinking.correction import least_squares
-from leanify.shrinking.narrow import narrow_model, projections
-from leanify.shrinking.teacher import CalibratedTeacher, Cut
 from leanify.upstream.inputs import example_inputs
 
 TOLERANCE = 1e-10

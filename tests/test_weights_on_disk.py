@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import leanify
+from leanify.carrying.free import transfer_free
+from leanify.carrying.narrow import narrow_model
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import TransferResult, transfer_weights
 from leanify.core import machine
 from leanify.core.errors import DirectoryError
 from leanify.search.redesign import redesign
 from leanify.shrinking.candidates import NO_BOUNDS
-from leanify.shrinking.free import transfer_free
-from leanify.shrinking.narrow import narrow_model
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import TransferResult, transfer_weights
 from leanify.sources import find
 from leanify.training.master_weights import to_master_weights, to_stored_weights
 from leanify.upstream.libraries import import_transformers
@@ -32,8 +32,8 @@ from dataclasses import replace
 from pathlib import Path
 import torch, leanify
 from leanify.core import machine
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import transfer_weights
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import transfer_weights
 from leanify.sources import find, lean_directory
 from leanify.training.master_weights import to_master_weights
 from leanify.upstream.on_disk import on_disk

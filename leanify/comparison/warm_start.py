@@ -1,6 +1,6 @@
 """Warm starts: all designs of a study start from one trained model, transferred to each design's shape.
 
-Heads and units are selected on batches of the recipe's training split (`leanify.shrinking.transfer`); the baseline
+Heads and units are selected on batches of the recipe's training split (`leanify.carrying.transfer`); the baseline
 takes the weights unchanged. A start is a lean directory in the study's folder, written once. All seeds start from it;
 they differ in the order of samples and in augmentation.
 """
@@ -11,14 +11,14 @@ from functools import partial
 
 import torch
 
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import Step, transfer_weights
 from leanify.comparison.folder import StudyFolder
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_damage as damage_words
 from leanify.data.splits import load_splits
 from leanify.lens import surgery
 from leanify.shrinking.calibration_batches import BATCH_SIZE, sample_batches
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import Step, transfer_weights
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.preparation import data_section, trainable

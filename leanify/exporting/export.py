@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
 from leanify.core.files import writing
 from leanify.core.files.writing import new_directory
 from leanify.exporting import load_alone
 from leanify.profiling.counting import Positional, call
-from leanify.shrinking.blocks import disable_cache
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.describe import describe
 from leanify.sources.timm_hooks import timm_config as timm_config

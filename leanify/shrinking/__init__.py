@@ -1,16 +1,11 @@
-"""Warm start: make a lean model from a trained one and keep its knowledge.
+"""`leanify shrink`: a checkpoint, data and a budget of parameters in, the best smaller checkpoint out.
 
-        axes         axes of a layer's tensors that hold heads or hidden units
-        blocks       a model with other blocks in its lists
-        residual     residual sublayers of a block, found by running it
-        pair         two consecutive layers as one with twice the heads
-        fit          two post-norm layers as one, fitted by least squares on their activations
-        choose       selection of the heads and hidden units to keep
-        correction   least-squares output projection for the kept heads and units
-        narrow       fewer heads and hidden units
-        calibration  statistics of a model on calibration data
-        transfer     all of these together: from a trained model to a given shape
-        free         a separate shape for every block
-
-Each function takes a model and returns a new one; the input model is not changed.
+original    the checkpoint, its data and its quality, resolved once
+tokens      the tokens that stay, chosen with the blocks under one budget
+candidates  the shapes that meet the budget
+carry       the original's weights in a candidate's shape (`leanify.carrying`)
+judging     the quality of a model on the splits
+time_plan   what fits into the minutes
+healing     short trainings of the best, with the original as teacher
+folder      findings on disk, from which a killed shrink continues
 """

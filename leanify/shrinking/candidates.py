@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from leanify.carrying.rotation import rotated_architecture, untie_head
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
@@ -25,7 +26,6 @@ from leanify.search.options import Options
 from leanify.search.redesign import price_list
 from leanify.search.request import Request, make_request
 from leanify.shrinking.original import Original
-from leanify.shrinking.rotation import rotated_architecture, untie_head
 from leanify.sources.describe import describe
 
 BOTH = ("drop", "pair")

@@ -18,7 +18,7 @@ from leanify.core.terminal import note, progress
 from leanify.core.units import format_metric as metric_words
 from leanify.runs.checkpoints import WEIGHTS
 from leanify.runs.run_directory import RunDirectory
-from leanify.shrinking.carrying import Carried
+from leanify.shrinking.carry import Carried
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.judging import Quality, judge
 from leanify.shrinking.original import Original

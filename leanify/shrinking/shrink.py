@@ -19,6 +19,9 @@ from typing import Any
 
 from torch import nn
 
+from leanify.carrying.calibration import MAX_NUMBERS
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import Step
 from leanify.core import machine
 from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
@@ -28,17 +31,15 @@ from leanify.lens.located import LocatedModel
 from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
 from leanify.search.design import Design
-from leanify.shrinking.calibration import MAX_NUMBERS
 from leanify.shrinking.calibration_batches import MIN_TOKENS, max_calibration_tokens, token_bytes
 from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
-from leanify.shrinking.carrying import Carried, calibrate, carry
-from leanify.shrinking.carrying import save as save_model
+from leanify.shrinking.carry import Carried, calibrate, carry
+from leanify.shrinking.carry import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.healing import Healed, heal
 from leanify.shrinking.judging import Quality, check_original, judge, judged_on, reference
 from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original, resolve, whole_samples
-from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.shrinking.time_plan import (
     HEALING_SHARE,
     PRIORITY,
@@ -50,7 +51,6 @@ from leanify.shrinking.time_plan import (
     sample_macs,
 )
 from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, vocabulary_costs
-from leanify.shrinking.transfer import Step
 from leanify.sources import find
 from leanify.training import guards, start
 from leanify.training.engine import build_accelerator, split_batch

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.core.errors import BudgetError, DataError, LeanifyError, ShapeError, UnsupportedModel
 from leanify.core.files import cache as cache_files
 from leanify.core.files.reading import read_bytes
@@ -40,7 +41,6 @@ from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
-from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
 from leanify.shrinking.taught import taught_tokens, token_stream

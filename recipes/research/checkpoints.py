@@ -37,13 +37,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import leanify
+from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.core.errors import LeanifyError
 from leanify.data.faults import Faults
 from leanify.data.texts import corpus, own_texts, sentences, tokenizers
 from leanify.lens.resize import weighted_part
 from leanify.lens.sites import locate
 from leanify.profiling.counting import parameters
-from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.shrinking.original import resolve
 from leanify.sources.pooling import read_pooling
 from leanify.tasks.sentence_embedding import embed

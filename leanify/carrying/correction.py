@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.axes import Picks
+from leanify.carrying.calibration import Moments
+from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
 from leanify.lens import notation
 from leanify.lens.located import Site
 from leanify.lens.resize import linear_features
-from leanify.shrinking.axes import Picks
-from leanify.shrinking.calibration import Moments
-from leanify.shrinking.choose import RIDGE, output_projection, weight_matrix
 
 RIDGES = (RIDGE, 1e-2, 1.0)  # candidates for λ, relative to the mean power of an input
 OUTPUTS = 64  # number of outputs on which they are compared

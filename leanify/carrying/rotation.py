@@ -20,6 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.calibration import collect_outputs, divergence, model_divergence, run, token_rows
+from leanify.carrying.norms import Affine, common_bias, fold, read_affine
+from leanify.carrying.residual import Residual, Sublayer, residuals
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens import surgery
@@ -27,11 +32,6 @@ from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features, weighted_part
 from leanify.lens.sites import locate
 from leanify.search.narrow_shape import primary_widths
-from leanify.shrinking.calibration import collect_outputs, divergence, model_divergence, run, token_rows
-from leanify.shrinking.norms import Affine, common_bias, fold, read_affine
-from leanify.shrinking.residual import Residual, Sublayer, residuals
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import Step, TransferResult
 from leanify.upstream.on_disk import deep_copy
 
 PROBE_SAMPLES = 2  # samples on which the blocks are analysed and the result is checked

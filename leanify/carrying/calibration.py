@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import DataError
 from leanify.lens.resize import linear_features
 from leanify.profiling.counting import call
-from leanify.shrinking.blocks import disable_cache
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.on_disk import place
 

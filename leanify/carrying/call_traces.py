@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.shrinking.blocks import disable_cache
-from leanify.shrinking.calibration import Batch, run
+from leanify.carrying.blocks import disable_cache
+from leanify.carrying.calibration import Batch, run
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.on_disk import place_output
 

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from leanify.carrying.axes import Axes, resizable_axes, select
+from leanify.carrying.calibration import run
+from leanify.carrying.call_traces import Call, first_tensor, record_trace
+from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.architecture import Layer
 from leanify.core.errors import ShapeError
 from leanify.lens import notation
 from leanify.lens.located import LocatedLayer, LocatedModel, Site, find_routers
 from leanify.lens.resize import resize
-from leanify.shrinking.axes import Axes, resizable_axes, select
-from leanify.shrinking.calibration import run
-from leanify.shrinking.call_traces import Call, first_tensor, record_trace
-from leanify.shrinking.teacher import CalibratedTeacher
 
 BATCHES = 4  # batches on which every expert is left out once
 

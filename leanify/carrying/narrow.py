@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.axes import Picks, select, shared_table
+from leanify.carrying.calibration import Moments
+from leanify.carrying.choose import choose_units, importances, most_important, output_projection
+from leanify.carrying.correction import correct_output, set_matrix
+from leanify.carrying.experts import keep_experts
+from leanify.carrying.teacher import CalibratedTeacher, Cut, loses_units, target_count
 from leanify.core.architecture import Architecture, Layer
 from leanify.core.errors import ShapeError
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import linear_features, resize
-from leanify.shrinking.axes import Picks, select, shared_table
-from leanify.shrinking.calibration import Moments
-from leanify.shrinking.choose import choose_units, importances, most_important, output_projection
-from leanify.shrinking.correction import correct_output, set_matrix
-from leanify.shrinking.experts import keep_experts
-from leanify.shrinking.teacher import CalibratedTeacher, Cut, loses_units, target_count
 from leanify.upstream.derived_attributes import sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy, place_weights
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
+from leanify.carrying.calibration import RunningDivergence, drop_padding, model_divergence, run
+from leanify.carrying.call_traces import Call, record_trace, replay, replay_recorded
+from leanify.carrying.join import join_blocks
+from leanify.carrying.narrow import narrow_model
+from leanify.carrying.teacher import CalibratedTeacher, Slot, keep_depth
 from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
-from leanify.shrinking.blocks import copy_modules, replace_blocks, stage_blocks
-from leanify.shrinking.calibration import RunningDivergence, drop_padding, model_divergence, run
-from leanify.shrinking.call_traces import Call, record_trace, replay, replay_recorded
-from leanify.shrinking.join import join_blocks
-from leanify.shrinking.narrow import narrow_model
-from leanify.shrinking.teacher import CalibratedTeacher, Slot, keep_depth
 from leanify.upstream.on_disk import deep_copy, place_weights
 
 TRIALS_PER_STEP = {"drop": 3, "pair": 2}  # moves to measure per step: the most promising of each kind

@@ -17,20 +17,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.axes import Picks, shared_table
+from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
+from leanify.carrying.calibration import accumulate_moments, moments, run
+from leanify.carrying.call_traces import replay
+from leanify.carrying.choose import importances, output_projection, weight_matrix
+from leanify.carrying.correction import set_matrix
+from leanify.carrying.fit import fit_pair
+from leanify.carrying.narrow import common_heads, moment_cuts, projections, shape_layer, teacher_cuts
+from leanify.carrying.pair import join_pair
+from leanify.carrying.residual import Residual, residuals
+from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.architecture import Block, Layer
 from leanify.lens import notation
 from leanify.lens.located import LocatedLayer, LocatedModel
-from leanify.shrinking.axes import Picks, shared_table
-from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
-from leanify.shrinking.calibration import accumulate_moments, moments, run
-from leanify.shrinking.call_traces import replay
-from leanify.shrinking.choose import importances, output_projection, weight_matrix
-from leanify.shrinking.correction import set_matrix
-from leanify.shrinking.fit import fit_pair
-from leanify.shrinking.narrow import common_heads, moment_cuts, projections, shape_layer, teacher_cuts
-from leanify.shrinking.pair import join_pair
-from leanify.shrinking.residual import Residual, residuals
-from leanify.shrinking.teacher import CalibratedTeacher
 
 PROBE_SAMPLES = 2  # samples on which a block is analysed
 KeptRows = tuple[Tensor, Tensor]  # rows of the table for the kept heads of the first and of the second layer

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.axes import Picks, resizable_axes
+from leanify.carrying.calibration import Moments
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import notation
 from leanify.lens.located import Site
 from leanify.lens.resize import linear_features, weighted_part
-from leanify.shrinking.axes import Picks, resizable_axes
-from leanify.shrinking.calibration import Moments
 
 RIDGE = 1e-4  # λ, relative to the mean power of an input: enough for float64 with redundant inputs
 SCARCE = 1e-2  # λ with fewer tokens than twice the inputs, which leave H uncertain

@@ -14,16 +14,16 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.axes import Picks
+from leanify.carrying.blocks import stage_blocks
+from leanify.carrying.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
+from leanify.carrying.call_traces import Call, CallTrace, record, replay
+from leanify.carrying.choose import choose_units, output_projection
+from leanify.carrying.correction import Weights, correct_output
 from leanify.core.architecture import Architecture, Block, Layer
 from leanify.core.errors import DataError
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
-from leanify.shrinking.axes import Picks
-from leanify.shrinking.blocks import stage_blocks
-from leanify.shrinking.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
-from leanify.shrinking.call_traces import Call, CallTrace, record, replay
-from leanify.shrinking.choose import choose_units, output_projection
-from leanify.shrinking.correction import Weights, correct_output
 from leanify.upstream import on_disk
 
 PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers

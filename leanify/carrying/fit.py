@@ -23,19 +23,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.blocks import copy_block, stage_blocks
+from leanify.carrying.calibration import token_rows
+from leanify.carrying.call_traces import Call, replay
+from leanify.carrying.choose import weight_matrix
+from leanify.carrying.correction import OUTPUTS, set_matrix
+from leanify.carrying.pair import check_alike, copy_sublayer, join_sites, output_projections
+from leanify.carrying.residual import Residual, Sublayer, record_calls
+from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, weighted_part
 from leanify.lens.sites import locate
-from leanify.shrinking.blocks import copy_block, stage_blocks
-from leanify.shrinking.calibration import token_rows
-from leanify.shrinking.call_traces import Call, replay
-from leanify.shrinking.choose import weight_matrix
-from leanify.shrinking.correction import OUTPUTS, set_matrix
-from leanify.shrinking.pair import check_alike, copy_sublayer, join_sites, output_projections
-from leanify.shrinking.residual import Residual, Sublayer, record_calls
-from leanify.shrinking.teacher import CalibratedTeacher
 from leanify.upstream.hooked import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.carrying.blocks import block_sites, disable_cache, stage_blocks
+from leanify.carrying.call_traces import Call
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import weighted_part
-from leanify.shrinking.blocks import block_sites, disable_cache, stage_blocks
-from leanify.shrinking.call_traces import Call
 from leanify.upstream.hooked import remove_on_exit
 
 

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from leanify.carrying.axes import shared_table
+from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
+from leanify.carrying.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
+from leanify.carrying.call_traces import CallTrace, record, replay_recorded
+from leanify.carrying.narrow import shape_layer, teacher_cuts
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Block
 from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
-from leanify.shrinking.axes import shared_table
-from leanify.shrinking.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
-from leanify.shrinking.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
-from leanify.shrinking.call_traces import CallTrace, record, replay_recorded
-from leanify.shrinking.narrow import shape_layer, teacher_cuts
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import Step, TransferResult
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 

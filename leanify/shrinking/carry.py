@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from leanify.carrying.free import passes_of_free, transfer_free
+from leanify.carrying.rotation import rotate
+from leanify.carrying.teacher import CalibratedTeacher
+from leanify.carrying.transfer import Step, TransferResult, transfer_weights
 from leanify.core.architecture import Architecture
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_forecast
@@ -19,12 +23,8 @@ from leanify.lens import surgery
 from leanify.profiling import counting
 from leanify.shrinking.calibration_batches import calibration_batches
 from leanify.shrinking.candidates import Candidate
-from leanify.shrinking.free import passes_of_free, transfer_free
 from leanify.shrinking.judging import Quality, judge
 from leanify.shrinking.original import Original
-from leanify.shrinking.rotation import rotate
-from leanify.shrinking.teacher import CalibratedTeacher
-from leanify.shrinking.transfer import Step, TransferResult, transfer_weights
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.master_weights import round_weights, to_master_weights, to_stored_weights

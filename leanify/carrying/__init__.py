@@ -1,0 +1,18 @@
+"""Carry a trained model's weights into a smaller shape, with its knowledge, by statistics of calibration data.
+
+        axes         axes of a layer's tensors that hold heads or hidden units
+        blocks       a model with other blocks in its lists
+        residual     residual sublayers of a block, found by running it
+        pair         two consecutive layers as one with twice the heads
+        fit          two post-norm layers as one, fitted by least squares on their activations
+        choose       selection of the heads and hidden units to keep
+        correction   least-squares output projection for the kept heads and units
+        narrow       fewer heads and hidden units
+        rotation     a narrower residual stream, in its principal components
+        calibration  statistics of a model on calibration data
+        teacher      the original with its outputs on calibration data, which measures the damage
+        transfer     all of these together: from a trained model to a given shape
+        free         a separate shape for every block
+
+Each function takes a model and returns a new one; the input model is not changed.
+"""
