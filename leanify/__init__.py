@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from leanify.comparison.comparing import compare
     from leanify.core.architecture import Architecture, Layer, Stage
     from leanify.exporting.export import export
-    from leanify.lens.surgery import grow, read, write
     from leanify.profiling.profile import profile
+    from leanify.reshaping.surgery import grow, read, write
     from leanify.search.redesign import redesign
     from leanify.shrinking.shrink import shrink
     from leanify.sources.find import load
@@ -56,15 +56,15 @@ _HOMES = {
     "compare": "comparison.comparing",
     "condition": "spectra.measure",
     "export": "exporting.export",
-    "grow": "lens.surgery",
+    "grow": "reshaping.surgery",
     "load": "sources.find",
     "profile": "profiling.profile",
-    "read": "lens.surgery",
+    "read": "reshaping.surgery",
     "redesign": "search.redesign",
     "save": "sources.lean_directory",
     "shrink": "shrinking.shrink",
     "train": "training.start",
-    "write": "lens.surgery",
+    "write": "reshaping.surgery",
 }
 
 __all__ = [

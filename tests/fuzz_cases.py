@@ -54,7 +54,7 @@ def command(*arguments: str) -> None:
 
 
 def read_shape(source: Any, **options: Any) -> None:
-    from leanify.lens import surgery
+    from leanify.reshaping import surgery
     from leanify.sources import find
 
     surgery.read(find.build_on_meta(find.find(source, **options)))

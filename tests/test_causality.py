@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import leanify
-from leanify.lens.sites import locate
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.live_model import LiveModel
+from leanify.reshaping.sites import locate
 from leanify.sources import find
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}

@@ -96,8 +96,8 @@ def test_designs_parse_as_typed() -> None:
 
 def test_design_costs_match_models() -> None:
     """Prices, shapes and the recipe's [model] say the same model, for every kind of design."""
-    from leanify.lens import surgery
     from leanify.profiling import counting
+    from leanify.reshaping import surgery
     from leanify.training.preparation import model_on_meta
 
     names = ["baseline", "lean", "depth-only", "mlp-only", "wide-heads", NARROW]

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.lens import sites
 from leanify.lens.resize import weighted_part
+from leanify.reshaping import sites
 from leanify.spectra.measure import CHANNELS, OBJECTS, condition
 from leanify.spectra.projections import head_weights
 from leanify.upstream.build import build_model

@@ -12,8 +12,8 @@ from torch import nn
 from zoo import laws, tiny, tiny_transformers
 
 import leanify
+from leanify.discovery.row_laws import Trial
 from leanify.lens import families
-from leanify.lens.row_laws import Trial
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import get_origin
 

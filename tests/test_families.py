@@ -8,8 +8,8 @@ import pytest
 
 import leanify
 from leanify.core.architecture import Layer
-from leanify.lens.sites import locate
 from leanify.profiling.counting import body_parameters
+from leanify.reshaping.sites import locate
 from leanify.search.families import families, families_like
 from leanify.search.narrow_shape import keeps_proportions, narrow_layer
 

@@ -15,7 +15,7 @@ from leanify.carrying.blocks import replace_blocks, stage_blocks
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import UnsupportedModel
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.libraries import import_transformers
 
 IDLE = (0, 1, 3)  # blocks that add nothing to the residual stream

@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
+from leanify.discovery.row_laws import InDouble
 from leanify.lens import families
-from leanify.lens.row_laws import InDouble
 from leanify.upstream import user_modules
 from leanify.upstream.example_inputs import inputs_by_name
 from leanify.upstream.inputs import example_inputs

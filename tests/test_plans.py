@@ -17,10 +17,10 @@ from leanify.cli import plans
 from leanify.cli.tables import fit
 from leanify.core import recipe
 from leanify.core.architecture import Layer, Stage
-from leanify.lens import surgery
-from leanify.lens.sites import locate
 from leanify.profiling import counting
 from leanify.profiling.counting import count
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.search import alternatives
 from leanify.search.design import Design
 from leanify.search.options import Options

@@ -13,8 +13,8 @@ from flows import FAMILIES
 from runs import refused
 
 import leanify
-from leanify.lens.sites import locate
 from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
+from leanify.reshaping.sites import locate
 from leanify.sources import find
 from leanify.upstream.inputs import describe_inputs
 

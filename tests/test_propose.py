@@ -15,7 +15,8 @@ from zoo.running import randomise
 from zoo.verdict import verdict
 
 from leanify.core.errors import LeanifyError
-from leanify.lens import discovery, families, forwards
+from leanify.discovery import discover
+from leanify.lens import families, forwards
 from leanify.lens.families import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,7 +82,7 @@ def test_ineffective_edit_blames_the_row(table: dict[str, list[Row]]) -> None:
 
 
 def test_trial_reading_is_not_supported(table: dict[str, list[Row]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "SECONDS", 100)  # however slow the machine
+    monkeypatch.setattr(discover, "SECONDS", 100)  # however slow the machine
     del table["transformers.models.phi.modeling_phi.PhiAttention"]
     found = verdict("hf", "phi")
     assert (found.status, found.read) == ("failing", True), found.reason

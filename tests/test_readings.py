@@ -17,7 +17,7 @@ import torch
 import leanify
 from leanify.core import machine
 from leanify.lens.parameter_parts import describe_kept, read_ledger
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from recipes.research import further_styles, own_styles
 from recipes.research.own_modules import Example
 

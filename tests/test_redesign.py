@@ -13,13 +13,14 @@ import torch
 from cases import CASES, IMAGE, price_list
 
 import leanify
-from leanify.lens import families, surgery
-from leanify.lens.sites import locate
+from leanify.lens import families
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
 from leanify.profiling.cost import StageShape
 from leanify.profiling.counting import count
 from leanify.profiling.price_list import PriceList
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.search import amounts, search
 from leanify.search.grid import make_grids
 from leanify.search.options import Options

@@ -22,10 +22,10 @@ from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.rotation import rotate, rotated_architecture
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import ShapeError
-from leanify.lens import surgery
-from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.shrinking.candidates import Budget, Prices, candidates
 from leanify.shrinking.original import Original
 from leanify.sources import find

@@ -19,7 +19,7 @@ from leanify.carrying.choose import choose_units
 from leanify.core.errors import LeanifyError
 from leanify.core.recipe import DistillSection
 from leanify.data.samples import Selection
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.training.distillation import Distilled, Learner
 from leanify.upstream.libraries import import_transformers
 

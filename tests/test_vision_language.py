@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import leanify
-from leanify.lens import surgery
 from leanify.profiling.counting import count, macs, observe_on_cpu, observe_on_meta
+from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.inputs import example_inputs
 from tests.zoo import tiny

@@ -27,7 +27,7 @@ from leanify.carrying.choose import (
 from leanify.carrying.narrow import common_heads, head_tables, moment_cuts
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.lens.located import LocatedLayer, Site
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.inputs import example_inputs
 
 NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with biases, transposed, in groups, of pixels

@@ -17,7 +17,7 @@ from leanify.carrying.calibration import Moments
 from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
 from leanify.carrying.correction import OUTPUTS, RIDGES, correct_output, least_squares, set_matrix
 from leanify.lens.located import Site
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from leanify.carrying.residual import Residual, residuals
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 
 Call = Callable[[nn.Module], Any]
 

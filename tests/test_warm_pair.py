@@ -22,7 +22,7 @@ from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import UnsupportedModel
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.inputs import example_inputs
 
 TOLERANCE = 1e-10

@@ -20,7 +20,7 @@ from leanify.carrying.narrow import narrow_model, projections
 from leanify.carrying.teacher import CalibratedTeacher, Cut
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.resize import linear_features
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.inputs import example_inputs
 
 TOLERANCE = 1e-10

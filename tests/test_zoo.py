@@ -19,7 +19,7 @@ from zoo.verdict import FourAnswers, ModelVerdict, answer_questions, verdict, ve
 
 from leanify.core.errors import DirectoryError, SourceError
 from leanify.lens import families
-from leanify.lens.sites import find_sites
+from leanify.reshaping.sites import find_sites
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",

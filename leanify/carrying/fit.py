@@ -35,7 +35,7 @@ from leanify.core.errors import UnsupportedModel
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, weighted_part
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.hooked import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input

@@ -28,7 +28,7 @@ from leanify.core.errors import UnsupportedModel
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, resize, weighted_part
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 
 
 @torch.no_grad()

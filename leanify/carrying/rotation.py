@@ -27,10 +27,10 @@ from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError, UnsupportedModel
-from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features, weighted_part
-from leanify.lens.sites import locate
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.search.narrow_shape import primary_widths
 from leanify.upstream.on_disk import deep_copy
 

@@ -23,7 +23,7 @@ from leanify.carrying.correction import Weights, correct_output
 from leanify.core.architecture import Architecture, Block, Layer
 from leanify.core.errors import DataError
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream import on_disk
 
 PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers

@@ -25,8 +25,8 @@ from leanify.carrying.narrow import narrow_model
 from leanify.carrying.teacher import CalibratedTeacher, Slot, keep_depth
 from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import ShapeError, UnsupportedModel
-from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
+from leanify.reshaping import surgery
 from leanify.upstream.on_disk import deep_copy, place_weights
 
 TRIALS_PER_STEP = {"drop": 3, "pair": 2}  # moves to measure per step: the most promising of each kind

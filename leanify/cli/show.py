@@ -200,8 +200,8 @@ def _model(what: str) -> Page:
 
 def _build(what: str) -> tuple[ModelSource, Architecture, int]:
     """A resolved source, with its architecture and its number of parameters on meta."""
-    from leanify.lens.sites import locate
     from leanify.profiling.counting import parameters
+    from leanify.reshaping.sites import locate
     from leanify.sources import find
 
     source = find.find(what)

@@ -27,10 +27,10 @@ from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.recipe import ModelSection, Recipe
 from leanify.core.terminal import note
 from leanify.core.units import format_sizes
-from leanify.lens import surgery
-from leanify.lens.width import differs_in_width
 from leanify.profiling import counting
 from leanify.profiling.cost import Shape, read_shape
+from leanify.reshaping import surgery
+from leanify.reshaping.width import differs_in_width
 from leanify.search import alternatives
 from leanify.search.design import Design, make_design
 from leanify.search.plan import Plan

@@ -17,7 +17,7 @@ from leanify.comparison.folder import StudyFolder
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_damage as damage_words
 from leanify.data.splits import load_splits
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.shrinking.calibration_batches import BATCH_SIZE, sample_batches
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless

@@ -1,1 +1,1 @@
-"""Read a shape from a model's tensors, write another shape, grow its heads."""
+"""What a layer is: where upstream keeps its heads, which sizes its tensors have, and how they are resized."""

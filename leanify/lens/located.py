@@ -1,6 +1,6 @@
 """A model with its layers located, as passed between reading, writing, counting and measuring.
 
-`lens.sites.locate` returns a LocatedModel. It is a snapshot: `read_sizes` reads it again after changes in place.
+`reshaping.sites.locate` returns a LocatedModel. It is a snapshot: `read_sizes` reads it again after changes in place.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import LeanifyError
-from leanify.lens.flow import iterate_tensors
+from leanify.discovery.flow import iterate_tensors
 from leanify.lens.located import LocatedModel
-from leanify.lens.surgery import write_located
 from leanify.profiling.counting import call, drop_values, unmasked_inputs
+from leanify.reshaping.surgery import write_located
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.caches import looks_back

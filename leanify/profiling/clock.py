@@ -19,9 +19,9 @@ from leanify.core import machine
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
 from leanify.core.units import format_bytes
-from leanify.lens import surgery
 from leanify.profiling import profile as profiling
 from leanify.profiling.counting import call
+from leanify.reshaping import surgery
 from leanify.upstream.inputs import example_inputs
 
 MIN_SECONDS = 0.01  # of one measurement: a short pass is repeated within it

@@ -25,12 +25,12 @@ from torch.utils.flop_counter import flop_registry
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
-from leanify.lens.flow import iterate_tensors
+from leanify.discovery.flow import iterate_tensors
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.obstacles import OWN_BATCH, describe_obstacle
-from leanify.lens.sites import locate
-from leanify.lens.surgery import tie
 from leanify.profiling.cost import Cost
+from leanify.reshaping.sites import locate
+from leanify.reshaping.surgery import tie
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import cache_size

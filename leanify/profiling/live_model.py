@@ -16,9 +16,6 @@ from leanify.lens.blocks import container_prefix
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.parameter_parts import describe_kept
-from leanify.lens.sites import locate
-from leanify.lens.surgery import write_located
-from leanify.lens.width import differs_in_width
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.cost import Cost, ModelFacts
 from leanify.profiling.counting import (
@@ -31,6 +28,9 @@ from leanify.profiling.counting import (
     token_counts,
     unmasked_inputs,
 )
+from leanify.reshaping.sites import locate
+from leanify.reshaping.surgery import write_located
+from leanify.reshaping.width import differs_in_width
 from leanify.upstream.caches import CacheSize, cache_size, longest_context
 from leanify.upstream.inputs import describe_inputs
 from leanify.upstream.libraries import format_error

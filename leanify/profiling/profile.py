@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.core.units import format_bytes
-from leanify.lens import surgery
 from leanify.profiling import counting
 from leanify.profiling import training_memory as peak
 from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
 from leanify.profiling.training_memory import flatten_tensors as flatten_tensors
+from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.example_inputs import get_example, infer_batch_size
 from leanify.upstream.inputs import check_tokens, example_inputs

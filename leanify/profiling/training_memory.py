@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
-from leanify.lens.flow import iterate_tensors
+from leanify.discovery.flow import iterate_tensors
 from leanify.profiling import counting
 from leanify.upstream.libraries import format_error
 

@@ -194,7 +194,7 @@ class Plan(Tabular):
         """
         import torch
 
-        from leanify.lens import surgery
+        from leanify.reshaping import surgery
         from leanify.sources import find
         from leanify.sources import weights as weights_of
 

@@ -197,7 +197,7 @@ def _attach_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> 
         return source
     from torch import nn
 
-    from leanify.lens import surgery
+    from leanify.reshaping import surgery
     from leanify.sources import find
 
     if isinstance(source, (str, Path)):

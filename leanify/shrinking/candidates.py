@@ -14,10 +14,10 @@ from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
 from leanify.core.units import format_count, format_share
-from leanify.lens import surgery
-from leanify.lens.sites import locate
 from leanify.profiling.counting import body_parameters, parameters
 from leanify.profiling.price_list import PriceList
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.search import search
 from leanify.search.control import control
 from leanify.search.design import Design, design_of_architecture, make_design

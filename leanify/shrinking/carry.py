@@ -19,8 +19,8 @@ from leanify.core.architecture import Architecture
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_forecast
 from leanify.data.texts import tokenizers
-from leanify.lens import surgery
 from leanify.profiling import counting
+from leanify.reshaping import surgery
 from leanify.shrinking.calibration_batches import calibration_batches
 from leanify.shrinking.candidates import Candidate
 from leanify.shrinking.judging import Quality, judge

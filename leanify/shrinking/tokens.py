@@ -36,11 +36,11 @@ from leanify.data.splits import load_splits
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.masked import Masked
-from leanify.lens import surgery
-from leanify.lens.sites import locate
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
+from leanify.reshaping import surgery
+from leanify.reshaping.sites import locate
 from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
 from leanify.shrinking.taught import taught_tokens, token_stream

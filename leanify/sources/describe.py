@@ -13,7 +13,7 @@ from torch import nn
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, SourceError
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import describe_misfits, tensor_shapes
 from leanify.upstream import user_modules

@@ -27,7 +27,7 @@ from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, SourceError
 from leanify.core.files.reading import check_regular, read_json
 from leanify.core.recipe_code import is_code
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.runs import checkpoints, run_directory
 from leanify.sources import heads, hub, lean_directory, pooling, weights
 from leanify.sources.names import HUB, complete_name, hub_answers, is_model_type, unknown_name

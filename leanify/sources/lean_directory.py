@@ -32,7 +32,7 @@ from leanify.core.files import writing
 from leanify.core.files.reading import checksum, read_json
 from leanify.core.files.writing import new_directory
 from leanify.core.path_kinds import CARD, FORMAT, check_format
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.describe import check_rebuilt, describe
 from leanify.sources.source import ModelSource

@@ -11,7 +11,7 @@ from torch import nn
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import UnsupportedModel
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin

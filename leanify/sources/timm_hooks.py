@@ -38,7 +38,7 @@ def leanify(
     """timm entry point for lean models: build the base, reshape it, load weights if ``pretrained``."""
     from timm.models._builder import load_pretrained, resolve_pretrained_cfg
 
-    from leanify.lens import surgery
+    from leanify.reshaping import surgery
     from leanify.upstream.build import build_model
     from leanify.upstream.origin import Origin
 

@@ -124,7 +124,7 @@ def _reshape(model: Any, config: PretrainedConfig) -> None:
     """Reshape a model in place to the shape in a configuration."""
     import torch
 
-    from leanify.lens import surgery
+    from leanify.reshaping import surgery
 
     shape, model_shape = stored_shape(config), surgery.read(model)
     assert shape is not None

@@ -14,7 +14,7 @@ from leanify.core.errors import SourceError
 from leanify.core.files.reading import is_file, read_json
 from leanify.core.files.tensor_files import check_header, open_tensors
 from leanify.core.path_kinds import is_checkpoint
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.sources import hub
 from leanify.sources.describe import find_expression
 from leanify.sources.names import hub_answers

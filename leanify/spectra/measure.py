@@ -24,7 +24,7 @@ from leanify.core.units import format_names
 from leanify.lens.families import find_row
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra

@@ -15,7 +15,7 @@ from torch import nn
 from leanify.core.architecture import primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, SourceError
 from leanify.core.files.tensor_files import open_tensors
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.sources.tensors import describe_misfits
 from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures

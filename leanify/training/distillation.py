@@ -27,7 +27,7 @@ from leanify.core.recipe import DistillSection, TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.lens.located import record_outputs
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.tasks import Task, make_task
 from leanify.tasks.outputs import get_hidden, get_logits
 from leanify.training.evaluation import first_sample

@@ -19,8 +19,8 @@ from leanify.data.labels import config_names, match_labels
 from leanify.data.samples import Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts, tokenizers
-from leanify.lens import surgery
 from leanify.profiling.counting import parameters
+from leanify.reshaping import surgery
 from leanify.sources import find, lean_directory, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import check_fit

@@ -5,7 +5,7 @@ block (embeddings, the last norm, the head) are gathered once a step. Each proce
 of every tensor, of its gradient and of its moments.
 
 Accelerate launches, places and casts as it does without sharding. Its own FSDP2 path is not taken: it wraps
-blocks by class names and does not run on a CPU. Here `lens.sites.locate` finds the blocks of every family, and
+blocks by class names and does not run on a CPU. Here `reshaping.sites.locate` finds the blocks of every family, and
 tests run on gloo. The first process builds the model in host memory, the others on ``meta``; rows are handed out
 tensor by tensor, so that no device ever holds the full model.
 """
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from leanify.core import machine
 from leanify.core.errors import RecipeError, UnsupportedModel
 from leanify.core.recipe import Recipe
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 
 OPTIMIZERS = ("adamw", "sgd")  # elementwise updates, which any rows can do by themselves
 LAUNCHER = "ACCELERATE_USE_FSDP"  # what accelerate launch --use_fsdp sets

@@ -17,7 +17,7 @@ from torch import nn
 from leanify.core.errors import SourceError
 from leanify.core.files.reading import preview
 from leanify.core.recipe import ModelSection
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.sources import weights
 from leanify.sources.find import find, recorded_source
 from leanify.sources.overrides import override_source

@@ -63,8 +63,8 @@ class ModelRecord:
     inputs: Mapping[str, Any] | None = None  # the example that a user gave, by argument
     new_tensors: tuple[str, ...] = ()  # initialised while loading, because the checkpoint lacks them
     stages: tuple[str, ...] = ()  # their names before a cut to one block, after which a list is none
-    is_read: bool = False  # trials have read every attention (`lens.discovery`)
-    is_depth_checked: bool = False  # it has run with one block less (`lens.discovery.check_depth`)
+    is_read: bool = False  # trials have read every attention (`discovery.discover`)
+    is_depth_checked: bool = False  # it has run with one block less (`discovery.check_depth`)
 
 
 def get_record(model: Any) -> ModelRecord:

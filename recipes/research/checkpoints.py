@@ -42,8 +42,8 @@ from leanify.core.errors import LeanifyError
 from leanify.data.faults import Faults
 from leanify.data.texts import corpus, own_texts, sentences, tokenizers
 from leanify.lens.resize import weighted_part
-from leanify.lens.sites import locate
 from leanify.profiling.counting import parameters
+from leanify.reshaping.sites import locate
 from leanify.shrinking.original import resolve
 from leanify.sources.pooling import read_pooling
 from leanify.tasks.sentence_embedding import embed

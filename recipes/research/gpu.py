@@ -356,7 +356,7 @@ CLASSES = {"gpt2": "AutoModelForCausalLM", "bert": "AutoModelForMaskedLM"}
 def probe(bench: Bench) -> Lines:
     """The κ probe's own time beside float64 SVDs of the same matrices, on the device."""
     import leanify
-    from leanify.lens.sites import locate
+    from leanify.reshaping.sites import locate
 
     model = bench.vit().eval()
     images = bench.images(bench.size.probed)

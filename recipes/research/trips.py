@@ -26,7 +26,7 @@ COUNTED = (
     "leanify.runs.run_directory:RunDirectory.open",
     "leanify.upstream.build:build_model",
     "leanify.sources.weights:load",
-    "leanify.lens.sites:locate",
+    "leanify.reshaping.sites:locate",
     "leanify.core.files.reading:read_json",
     "leanify.upstream.origin:get_record",
     "leanify.training.loop:Trainer.__init__",

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture, Layer, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
-from leanify.lens import resize, row_laws, sites, surgery
+from leanify.discovery import row_laws
+from leanify.lens import resize
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, parameter_names
 from leanify.profiling import counting
@@ -39,6 +40,7 @@ from leanify.profiling.cost import StageShape, apply_shape
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_list import PriceList
+from leanify.reshaping import sites, surgery
 from leanify.search import search
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model

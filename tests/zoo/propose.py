@@ -1,6 +1,6 @@
 """Propose rows for classes without one: discover them on a small model, test the laws, print TOML.
 
-`lens.discovery` finds attentions and MLPs and assumes that head_dim must stay; here the `split` law tests
+`discovery.discover` finds attentions and MLPs and assumes that head_dim must stay; here the `split` law tests
 whether it must.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from leanify.core.errors import LeanifyError
-from leanify.lens import families, sites, surgery
+from leanify.lens import families
 from leanify.lens.families import Row, toml
+from leanify.reshaping import sites, surgery
 
 from . import laws, tiny
 from .running import Call, LawBroken, randomise

@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from leanify.core.errors import LeanifyError
-from leanify.lens import sites
 from leanify.lens.located import is_inside
+from leanify.reshaping import sites
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.libraries import format_error
 

@@ -25,7 +25,8 @@ from typing import Any, Literal
 from torch import nn
 
 from leanify.core.errors import BudgetError, LeanifyError, SourceError, UnsupportedModel
-from leanify.lens import families, surgery
+from leanify.lens import families
+from leanify.reshaping import surgery
 from leanify.search.plan import Plan
 from leanify.search.redesign import redesign
 from leanify.sources import find

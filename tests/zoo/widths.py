@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
-from leanify.lens import surgery
+from leanify.reshaping import surgery
 from leanify.search.narrow_shape import WidthScale, primary_widths
 from leanify.sources import find
 from leanify.sources.describe import describe

@@ -1,6 +1,6 @@
 """Propose layouts of heads and hidden units in a module, from the results of `flow` and the lengths of parameters.
 
-A guess is a `Row`, like the rows of `families`; `trials` tests it on the module. The most likely guesses come first.
+A guess is a `Row`, like the rows of `families`; `row_laws` tests it on the module. The most likely guesses come first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import UnsupportedModel
+from leanify.discovery.flow import Candidate, Use
 from leanify.lens.families import Row, full_name, upstream_class
-from leanify.lens.flow import Candidate, Use
 from leanify.lens.located import relative_path
 from leanify.lens.notation import evaluate, symbols
 from leanify.lens.resize import get_attribute, get_fields, linear_features, solve_sizes

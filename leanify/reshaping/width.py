@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, ShapeError
-from leanify.lens.discovery import inherit_rows
+from leanify.discovery.discover import inherit_rows
 from leanify.lens.located import LocatedModel
-from leanify.lens.sites import locate
+from leanify.reshaping.sites import locate
 from leanify.upstream.derived_attributes import keep_runtime_settings
 from leanify.upstream.example_inputs import get_example, give
 from leanify.upstream.hooked import in_mode

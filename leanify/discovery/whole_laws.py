@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, UnsupportedModel
-from leanify.lens.discovery import make_inputs, make_twin, run
-from leanify.lens.flow import iterate_tensors
-from leanify.lens.row_laws import shorten
+from leanify.discovery.discover import make_inputs, make_twin, run
+from leanify.discovery.flow import iterate_tensors
+from leanify.discovery.row_laws import shorten
 from leanify.upstream.example_inputs import get_example, resize_batch
 
 

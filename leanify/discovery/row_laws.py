@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from leanify.discovery.flow import Candidate, follow, iterate_tensors
 from leanify.lens.families import Row
-from leanify.lens.flow import Candidate, follow, iterate_tensors
 from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols

@@ -20,14 +20,14 @@ from torch import nn
 from leanify.core.architecture import Architecture, Layer
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.core.units import format_names
-from leanify.lens import width
+from leanify.discovery.whole_laws import compare_models
 from leanify.lens.blocks import container_prefix, get_container
 from leanify.lens.families import Rows
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, find_routers, is_inside, parameter_names
 from leanify.lens.resize import repeat_rows, resize
-from leanify.lens.sites import locate
-from leanify.lens.whole_laws import compare_models
+from leanify.reshaping import width
+from leanify.reshaping.sites import locate
 from leanify.upstream.derived_attributes import (
     drop_path_rates,
     has_rotary_factors,

@@ -1,9 +1,9 @@
 """Discover how attentions and MLPs without a row are laid out, from one forward pass.
 
-`flow` sees which parameters are an attention's projections and its output projection, `guesses` proposes
-where heads are stored in them, and `trials` accepts a guess only if additional heads leave the module's outputs
-unchanged. The result is a row like the rows in `families`. It is stored with the module, so knowledge about one
-model is never applied to another.
+`flow` sees which parameters are an attention's projections and its output projection, `row_candidates`
+proposes where heads are stored in them, and `row_laws` accepts a guess only if additional heads leave the module's
+outputs unchanged. The result is a row like the rows in `lens.families`. It is stored with the module, so knowledge
+about one model is never applied to another.
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ from torch import Tensor, nn
 
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.files.reading import preview
-from leanify.lens import families
-from leanify.lens.blocks import container_prefix, fix, get_container
-from leanify.lens.families import Row, toml
-from leanify.lens.flow import Candidate, follow
-from leanify.lens.located import LocatedModel, LocatedStage, ancestors, is_inside, relative_path
-from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
-from leanify.lens.resize import get_attribute, get_fields, linear_features, set_number, solve_sizes
-from leanify.lens.rewrites import INSTANCE, rewrites
-from leanify.lens.row_candidates import (
+from leanify.discovery.flow import Candidate, follow
+from leanify.discovery.rewrites import INSTANCE, rewrites
+from leanify.discovery.row_candidates import (
     SYMBOL_NAMES,
     attention_guesses,
     head_axes,
@@ -39,7 +33,13 @@ from leanify.lens.row_candidates import (
     iterate_integers,
     mlp_guesses,
 )
-from leanify.lens.row_laws import Trial, count_moved_channels, read_on_meta, record_integers, remove_hooks
+from leanify.discovery.row_laws import Trial, count_moved_channels, read_on_meta, record_integers, remove_hooks
+from leanify.lens import families
+from leanify.lens.blocks import container_prefix, fix, get_container
+from leanify.lens.families import Row, toml
+from leanify.lens.located import LocatedModel, LocatedStage, ancestors, is_inside, relative_path
+from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
+from leanify.lens.resize import get_attribute, get_fields, linear_features, set_number, solve_sizes
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.hooked import in_mode, remove_on_exit
 from leanify.upstream.inputs import example_inputs

@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from leanify.core.errors import UnsupportedModel
-from leanify.lens import discovery, families
+from leanify.discovery import discover
+from leanify.lens import families
 from leanify.lens.blocks import block_paths, get_container, is_remembered, numbered_place, why_fixed
 from leanify.lens.families import expand_experts, find_row, upstream_class
 from leanify.lens.located import (
@@ -78,7 +79,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     located_model = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     # a user's module: check whether its depth can change
     if get_example(model) is not None:
-        if not get_record(model).is_depth_checked and discovery.check_depth(located_model):
+        if not get_record(model).is_depth_checked and discover.check_depth(located_model):
             return locate(model)
         remember_leading(located_model.layers)
         # after a cut to one block, a list no longer looks like a stage
@@ -215,7 +216,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
     obstacle = describe_obstacle(model) if get_example(model) is not None else ""
     attach_mlps = None
     try:
-        failures, attach_mlps = discovery.discover(model)
+        failures, attach_mlps = discover.discover(model)
     except UnsupportedModel as error:
         if obstacle:
             raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
