@@ -14,8 +14,8 @@ from test_compare import plan
 import leanify
 from leanify.comparison import duration
 from leanify.core.errors import DataError, RecipeError
-from leanify.data import recognition
-from leanify.data.own_data import OwnData
+from leanify.layouts import recognition
+from leanify.layouts.own_data import OwnData
 from leanify.training import default_recipe
 from leanify.training import start as training
 from leanify.training.preparation import model_on_meta

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import leanify
 from leanify.core.path_kinds import is_checkpoint
-from leanify.data.recognition import recognise
+from leanify.layouts.recognition import recognise
 from leanify.sources import find
 from leanify.upstream.libraries import import_transformers
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
-from leanify.data.own_data import NamedColumns
-from leanify.data.recognition import recognise
 from leanify.data.texts import own_texts
+from leanify.layouts.faults import Faults
+from leanify.layouts.own_data import NamedColumns
+from leanify.layouts.recognition import recognise
 from leanify.training import start
 from leanify.training.default_recipe import parse_columns
 from tests.test_layouts_of_data import ROWS, pictures, put, read

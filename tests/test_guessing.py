@@ -16,10 +16,11 @@ from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
-from leanify.data.recognition import recognise
 from leanify.data.texts import corpus, own_texts
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.layouts.faults import Faults
+from leanify.layouts.recognition import recognise
+from leanify.layouts.split_tables import find_table
 from leanify.training import default_recipe
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
@@ -149,7 +150,7 @@ def test_any_table_name_works(tmp_path: Path, name: str, text: str, texts: str, 
     assert found.columns == ((texts,), label)
     data = default_recipe.data_recipe(found, str(tmp_path)).data
     assert data is not None
-    file = own_texts.find_table(tmp_path, "train")
+    file = find_table(tmp_path, "train")
     assert file == tmp_path / name
     read = LabelledTable.read(file, data, Faults())
     assert [row[0] for row in read.rows] == [(line,) for line in TEXTS]  # type: ignore[attr-defined]
@@ -159,9 +160,9 @@ def test_ambiguous_table_is_not_guessed(tmp_path: Path) -> None:
     plain(tmp_path, "one.csv", COMMAS)
     plain(tmp_path, "two.csv", COMMAS)
     assert recognise(tmp_path).kind is None
-    assert own_texts.find_table(tmp_path, "train") is None
+    assert find_table(tmp_path, "train") is None
     alone = plain(tmp_path / "alone", "test.csv", COMMAS)
-    assert own_texts.find_table(alone, "train") is None
+    assert find_table(alone, "train") is None
 
 
 def test_text_files_are_joined(tmp_path: Path) -> None:

@@ -25,17 +25,17 @@ from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceErro
 from leanify.core.files import cache
 from leanify.core.recipe import DataSection
 from leanify.data.common import apportion, choose_indices
-from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
-from leanify.data.own_data import OwnData
-from leanify.data.recognition import recognise
-from leanify.data.tables.rows import read_table
 from leanify.data.texts import masked, text, tokenizers, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.layouts.faults import Faults
+from leanify.layouts.own_data import OwnData
+from leanify.layouts.recognition import recognise
+from leanify.layouts.rows import read_table
 from leanify.lens.families import parse_rows
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find

@@ -217,7 +217,9 @@ def entry(name: str, size: int, content: bytes = b"") -> bytes:
 
 
 READ = "import sys\nfrom pathlib import Path\nfrom leanify.data.images import tar_shards\n"
-READ += "from leanify.data.faults import Faults\nprint(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"
+READ += (
+    "from leanify.layouts.faults import Faults\nprint(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"
+)
 
 
 def test_negative_member_size_is_refused(tmp_path: Path) -> None:

@@ -38,10 +38,9 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeError, ShapeError, SourceError
 from leanify.core.files.reading import check_links, walk_folders
 from leanify.core.files.tensor_files import MAX_TENSORS
-from leanify.data import hub
-from leanify.data.faults import Faults
-from leanify.data.images import tar_shards
-from leanify.data.tables.rows import read_table
+from leanify.layouts import hub, tar_shards
+from leanify.layouts.faults import Faults
+from leanify.layouts.rows import read_table
 from leanify.sources.tensors import read_tensors, tensor_names
 from leanify.spectra.sweep import read_into
 from leanify.upstream.reraise import reraise_as

@@ -15,8 +15,8 @@ PACKAGE = Path(leanify.__file__).parent
 
 # From the ground up: a room imports from its own floor's rooms never, and from floors below it freely.
 FLOORS = (
-    ("core",), ("runs", "upstream"), ("lens",), ("discovery",), ("reshaping",), ("sources",), ("spectra", "data"),
-    ("profiling", "vocabulary"), ("search", "tasks"), ("training", "carrying"), ("shrinking",),
+    ("core",), ("runs", "upstream"), ("lens", "layouts"), ("discovery",), ("reshaping",), ("sources",),
+    ("spectra", "data"), ("profiling", "vocabulary"), ("search", "tasks"), ("training", "carrying"), ("shrinking",),
     ("comparison", "exporting"), ("cli",),
 )  # fmt: skip
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -10,10 +10,10 @@ from PIL import Image
 
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
-from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.data.images.decoding import Decoder
-from leanify.data.recognition import check_is_no_data, recognise
+from leanify.layouts import image_files
+from leanify.layouts.recognition import check_is_no_data, recognise
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:

@@ -14,11 +14,10 @@ import pytest
 import leanify
 from leanify.core.errors import LeanifyError
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.images import tables as image_tables
 from leanify.data.images.folder import read, read_picture
-from leanify.data.recognition import recognise
-from leanify.data.tables import columns
+from leanify.layouts import columns, hub
+from leanify.layouts.recognition import recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 

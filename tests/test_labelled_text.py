@@ -15,13 +15,13 @@ import torch
 import leanify
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection, ModelSection
-from leanify.data.faults import Faults
-from leanify.data.recognition import recognise
-from leanify.data.tables import columns
 from leanify.data.texts import encoded, own_texts, tokenizers
 from leanify.data.texts.encoded import Row, Sentences
 from leanify.data.texts.labelled_text import LabelledTable
 from leanify.data.texts.tokenizers import make_tokenizer
+from leanify.layouts import columns
+from leanify.layouts.faults import Faults
+from leanify.layouts.recognition import recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 from leanify.training import start as training

@@ -14,13 +14,13 @@ from PIL import Image
 
 import leanify
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
-from leanify.data.own_data import OwnData
-from leanify.data.recognition import recognise
-from leanify.data.split_names import parse_split
-from leanify.data.tables.rows import read_table
 from leanify.data.texts import corpus, own_texts
+from leanify.layouts.faults import Faults
+from leanify.layouts.own_data import OwnData
+from leanify.layouts.recognition import recognise
+from leanify.layouts.rows import read_table
+from leanify.layouts.split_names import parse_split
 from leanify.training import start
 from recipes.research import layouts
 

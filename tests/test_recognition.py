@@ -13,7 +13,7 @@ import leanify
 from leanify.cli import app
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError
-from leanify.data.recognition import recognise
+from leanify.layouts.recognition import recognise
 from leanify.training import start as training
 
 

@@ -12,10 +12,11 @@ import pytest
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import read_lines
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
-from leanify.data.recognition import check_is_no_data, find_own_data, recognise
-from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import own_texts, tokens
+from leanify.layouts.faults import Faults
+from leanify.layouts.recognition import check_is_no_data, find_own_data, recognise
+from leanify.layouts.rows import Row, read_table
+from leanify.layouts.split_tables import find_table
 from leanify.training.start import resolve
 
 ROWS = "text,label\n" + "".join(f"sentence number {i},{('neg', 'pos')[i % 2]}\n" for i in range(60))
@@ -172,10 +173,10 @@ def test_fasttext_lines_are_rows(tmp_path: Path, name: str, encoding: str, line:
     assert (data.kind, data.classes, data.samples, data.columns) == ("sentences", 2, 60, None)
     rows, faults = read_all(tmp_path / name)
     assert (rows[1], faults) == ({"text": "sentence  number 1", "label": "pos"}, [])
-    assert own_texts.find_table(tmp_path, "train") == tmp_path / name
+    assert find_table(tmp_path, "train") == tmp_path / name
     if name == "cooking.train":
         (tmp_path / "cooking.valid").write_text("".join(lines), encoding)
-        assert own_texts.find_table(tmp_path, "validation") == tmp_path / "cooking.valid"
+        assert find_table(tmp_path, "validation") == tmp_path / "cooking.valid"
 
 
 def test_texts_about_fasttext_are_texts(tmp_path: Path) -> None:

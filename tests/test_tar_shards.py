@@ -18,9 +18,9 @@ import leanify
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.images.folder import read, read_picture
-from leanify.data.recognition import check_is_no_data, recognise
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
+from leanify.layouts.recognition import check_is_no_data, recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 

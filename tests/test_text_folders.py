@@ -8,9 +8,10 @@ import pytest
 
 import leanify
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
-from leanify.data.recognition import recognise
 from leanify.data.texts import corpus, own_texts, sentences
+from leanify.layouts.faults import Faults
+from leanify.layouts.recognition import recognise
+from leanify.layouts.split_tables import find_table
 from leanify.training import start
 from leanify.training.predicting import _rows
 
@@ -133,4 +134,4 @@ def test_other_folders_are_no_classes(tmp_path: Path, other: str) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / other).touch()
         (tmp_path / name / "0.txt").write_text("a caption of it")
-    assert own_texts.find_table(tmp_path, "train") is None
+    assert find_table(tmp_path, "train") is None

@@ -15,10 +15,10 @@ from runs import refused
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
-from leanify.data.recognition import recognise
 from leanify.data.samples import IGNORED
 from leanify.data.texts import tokens
 from leanify.data.texts.corpus import END, Corpus, corpora
+from leanify.layouts.recognition import recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training import start as training

@@ -12,11 +12,11 @@ from PIL import Image
 import leanify
 from leanify.cli.train import train
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
-from leanify.data.recognition import find_own_data, recognise
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.layouts.faults import Faults
+from leanify.layouts.recognition import find_own_data, recognise
 from leanify.training import default_recipe, preparation
 from leanify.training import start as training
 from leanify.training.start import resolve

@@ -93,7 +93,7 @@ def _page(what: str, plot: Path | None) -> Page:
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
         raise LeanifyError(f"{what} is a recipe; leanify recipes {quote(what)} prints it")
     if Path(what).exists():
-        from leanify.data.recognition import check_is_no_data
+        from leanify.layouts.recognition import check_is_no_data
 
         check_is_no_data(what)
     return _model(what)

@@ -172,7 +172,7 @@ def _check(
         recipes.apply_settings(recipe, settings)
         return chosen if recipe.data is not None and recipe.data.name == "data" else recipe  # made for the data
     if Path(chosen).exists():
-        from leanify.data.recognition import find_own_data
+        from leanify.layouts.recognition import find_own_data
 
         find_own_data(chosen)
     return chosen

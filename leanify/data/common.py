@@ -11,9 +11,9 @@ from torch import nn
 
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
-from leanify.data.images.files import data_folder
 from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
+from leanify.layouts.image_files import data_folder
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin, is_hf, text_config
 

@@ -19,7 +19,7 @@ from leanify.core.files.reading import preview
 from leanify.data.common import spread_places
 from leanify.data.images.decoding import MIN_CONTRAST, measure_contrast
 from leanify.data.samples import Selection, Splits
-from leanify.data.tables.columns import parse_number
+from leanify.layouts.columns import parse_number
 
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's

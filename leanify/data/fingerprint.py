@@ -21,10 +21,10 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import check_links, open_file
 from leanify.core.path_kinds import is_run
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.common import spread_places
 from leanify.data.samples import Splits
-from leanify.data.tables.columns import IMAGES, TABLES
+from leanify.layouts import hub
+from leanify.layouts.columns import IMAGES, TABLES
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
 MAX_CHANGES = 3  # changes listed in a message

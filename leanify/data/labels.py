@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
-from leanify.data.tables.columns import sort_labels
+from leanify.layouts.columns import sort_labels
 from leanify.upstream.origin import is_hf
 
 Kind = Literal["same", "guess", "unnamed", "other"]

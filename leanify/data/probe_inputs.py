@@ -15,9 +15,9 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.core.path_kinds import RECIPE, is_run
 from leanify.data.images.batches import ImageFolder
-from leanify.data.images.files import find_split_folder
-from leanify.data.tables import columns
 from leanify.data.texts import text
+from leanify.layouts import columns
+from leanify.layouts.image_files import find_split_folder
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 from leanify.upstream.reraise import reraise_as, reraise_in_iteration

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from leanify.core import bounds, machine
 from leanify.core.errors import DataError
-from leanify.data.faults import Faults
 from leanify.data.labels import LabelMatch
 from leanify.data.sampling import SAMPLE, Key, seed_everything
+from leanify.layouts.faults import Faults
 from leanify.sources.pooling import Pooling
 from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 

@@ -23,13 +23,14 @@ from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
-from leanify.data import recognition
 from leanify.data.images.decoding import open_picture
-from leanify.data.images.files import data_folder
 from leanify.data.images.tables import first_pictures
-from leanify.data.own_data import NO_COLUMNS, NamedColumns, OwnData
-from leanify.data.tables.columns import WITHOUT_LABELS, format_setting
 from leanify.data.texts import own_texts
+from leanify.layouts import recognition
+from leanify.layouts.columns import WITHOUT_LABELS, format_setting
+from leanify.layouts.image_files import data_folder
+from leanify.layouts.own_data import NO_COLUMNS, NamedColumns, OwnData
+from leanify.layouts.split_tables import find_table
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
@@ -383,7 +384,7 @@ def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | Non
     if task is None:
         return None
     if data.kind is None:
-        return task, own_texts.find_table(data_folder(Path(path).expanduser()), "validation") is not None, None, []
+        return task, find_table(data_folder(Path(path).expanduser()), "validation") is not None, None, []
     return task, data.is_validated, data.samples, data.settings
 
 

@@ -16,18 +16,17 @@ from leanify.core.files.reading import is_file, open_file, read_lines
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import IMAGES, TASKS, can_be_applied
-from leanify.data import hub
 from leanify.data.common import max_text_length
-from leanify.data.faults import Faults
 from leanify.data.images.decoding import recorded_decoder
-from leanify.data.images.files import find_images
 from leanify.data.images.folder import transforms
 from leanify.data.splits import BUILT_IN
-from leanify.data.tables import columns
-from leanify.data.tables.rows import read_table
-from leanify.data.tables.text_folders import class_texts
 from leanify.data.texts import labelled_text, tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
+from leanify.layouts import columns, hub
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import find_images
+from leanify.layouts.rows import read_table
+from leanify.layouts.text_folders import class_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.tasks.outputs import answer

@@ -14,10 +14,10 @@ from torch import nn
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
 from leanify.data.common import data_path, max_length, refuse_keys
-from leanify.data.images.files import ImageFiles
 from leanify.data.images.folder import class_names, read_picture
 from leanify.data.samples import Splits
-from leanify.data.split_names import synonyms
+from leanify.layouts.image_files import ImageFiles
+from leanify.layouts.split_names import synonyms
 from lra_sequences import Sequences, only_sequences, sequence_splits, split_file
 
 VOCABULARY = 256  # grey levels; nothing is padded

@@ -15,9 +15,9 @@ from torch import nn
 from leanify.core.errors import DataError
 from leanify.core.recipe import DataSection
 from leanify.data.common import data_path, max_length, refuse_keys
-from leanify.data.faults import Faults
 from leanify.data.samples import Splits
-from leanify.data.tables.rows import read_table
+from leanify.layouts.faults import Faults
+from leanify.layouts.rows import read_table
 from lra_sequences import Sequences, label_of, only_sequences, sequence_splits, split_file
 
 CLASSES = 2

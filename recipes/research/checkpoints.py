@@ -39,8 +39,8 @@ from torch import Tensor, nn
 import leanify
 from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.core.errors import LeanifyError
-from leanify.data.faults import Faults
 from leanify.data.texts import corpus, own_texts, sentences, tokenizers
+from leanify.layouts.faults import Faults
 from leanify.lens.resize import weighted_part
 from leanify.profiling.counting import parameters
 from leanify.reshaping.sites import locate

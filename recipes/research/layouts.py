@@ -21,8 +21,8 @@ from typing import Any
 
 from PIL import Image
 
-from leanify.data.own_data import OwnData
-from leanify.data.recognition import recognise
+from leanify.layouts.own_data import OwnData
+from leanify.layouts.recognition import recognise
 
 FILE = Path(__file__).parent / "tables" / "layouts.toml"
 LAYOUTS: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text("utf-8"))

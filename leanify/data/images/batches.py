@@ -15,8 +15,8 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file
 from leanify.core.recipe import DataSection
 from leanify.data.images.decoding import choose_decoder, recorded_decoder
-from leanify.data.images.files import find_images
-from leanify.data.tables.columns import IMAGES
+from leanify.layouts.columns import IMAGES
+from leanify.layouts.image_files import find_images
 
 
 class ImageFolder:

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.files.reading import check_links, list_folder
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.common import data_path, hold_out, subset
 from leanify.data.images import tables as image_tables
 from leanify.data.images.decoding import PLAIN, SKIP, Decoder, choose_decoder
-from leanify.data.images.files import ImageFiles, class_folders, find_images, find_split_folder
 from leanify.data.images.processor import find_processor
 from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
-from leanify.data.split_names import synonyms
-from leanify.data.tables.columns import IMAGES
+from leanify.layouts import hub
+from leanify.layouts.columns import IMAGES
+from leanify.layouts.image_files import ImageFiles, class_folders, find_images, find_split_folder
+from leanify.layouts.split_names import synonyms
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin, is_hf
 

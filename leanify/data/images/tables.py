@@ -21,11 +21,10 @@ import numpy as np
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.common import HOLD_OUT
-from leanify.data.faults import Faults
-from leanify.data.images import tar_shards
-from leanify.data.images.files import (
+from leanify.layouts import columns, hub, tar_shards
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import (
     NUMBERS,
     PictureFolder,
     describe_missing,
@@ -34,10 +33,9 @@ from leanify.data.images.files import (
     find_images,
     find_picture_folder,
 )
-from leanify.data.split_names import synonyms
-from leanify.data.tables import columns
-from leanify.data.tables.rows import read_table
-from leanify.data.texts.own_texts import find_table
+from leanify.layouts.rows import read_table
+from leanify.layouts.split_names import synonyms
+from leanify.layouts.split_tables import find_table
 
 SOME = 1000  # rows by which the folder of the pictures is found
 

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from leanify.core.errors import DataError
 from leanify.core.files.reading import list_folder
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.common import choose_indices, data_path, max_text_length, vocabulary_size
-from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
-from leanify.data.split_names import parse_split
-from leanify.data.tables import columns, text_folders
 from leanify.data.texts import tokenizers, tokens
 from leanify.data.texts.tokens import END as END
 from leanify.data.texts.tokens import Encode, Text
+from leanify.layouts import columns, hub, text_folders
+from leanify.layouts.faults import Faults
+from leanify.layouts.split_names import parse_split
 
 PYTHON_BYTES = 4_000_000  # of the standard library's sources, so that every Python version gives the same amount
 

@@ -14,11 +14,11 @@ from typing import Any
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
-from leanify.data.faults import Faults
-from leanify.data.tables import columns
-from leanify.data.tables.columns import class_names, name_class, sort_labels
-from leanify.data.tables.rows import read_table
 from leanify.data.texts.encoded import Sentences
+from leanify.layouts import columns
+from leanify.layouts.columns import class_names, name_class, sort_labels
+from leanify.layouts.faults import Faults
+from leanify.layouts.rows import read_table
 
 Texts = tuple[str, ...]
 

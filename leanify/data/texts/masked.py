@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
 from leanify.data.common import max_text_length, vocabulary_size
-from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.sampling import HOLDOUT, SAMPLE, Key
 from leanify.data.texts import corpus, tokenizers, tokens
 from leanify.data.texts.tokens import Encode, Text
+from leanify.layouts.faults import Faults
 
 MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
 

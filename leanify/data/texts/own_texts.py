@@ -11,7 +11,6 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,42 +18,18 @@ from torch import nn
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.core.recipe import DataSection
-from leanify.data import hub
 from leanify.data.common import HOLD_OUT, data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
-from leanify.data.faults import Faults
-from leanify.data.images.files import META, find_split_folder
 from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
-from leanify.data.tables.columns import TABLES, describe_table, find_split_file, is_table, only_file, split_stem
-from leanify.data.tables.text_folders import find_class_texts
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.data.texts.labelled_text import LabelledTable
+from leanify.layouts.columns import TABLES, describe_table, split_stem
+from leanify.layouts.faults import Faults
+from leanify.layouts.split_tables import find_table
 from leanify.upstream.origin import is_hf, text_config
 
 TASKS = ("text-classification", "text-regression")
-
-
-def find_table(path: Path, split: str) -> Path | None:
-    """The table of a split, or None; a file, or a folder's only table, is the table of train.
-
-    Without a file it is a folder, which `datasets` saved, or which has the split's texts in folders of their classes.
-    """
-    if path.is_file():
-        return path if split == "train" and is_table(path) else None
-    if hub.is_saved(path):
-        return hub.find_saved(path, split)
-    file = find_split_file(path, split, TABLES)
-    if file is None and split == "train":
-        file = only_file(path, TABLES)
-    if file is not None:
-        return file
-    # the only table in the split's folder (ImageFolder's metadata), or the split's in a folder of tables
-    folder = find_split_folder(path, split)
-    files = [find_split_file(path / name, split, TABLES) for name in META]
-    if folder is not None:
-        files = [only_file(folder, TABLES)]
-    return next(filter(None, files), None) or find_class_texts(path, split)
 
 
 def find_classes(data: DataSection) -> list[str]:

@@ -19,15 +19,15 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import list_folder, read_lines
 from leanify.core.recipe import DataSection
 from leanify.data.common import data_path, hold_out, max_text_length, refuse_keys, subset, vocabulary_size
-from leanify.data.faults import Faults
-from leanify.data.images.files import find_split_folder
 from leanify.data.samples import Selection, Splits
-from leanify.data.tables.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
-from leanify.data.tables.rows import read_table
-from leanify.data.tables.text_folders import list_texts
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
-from leanify.data.texts.own_texts import find_table
+from leanify.layouts.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import find_split_folder
+from leanify.layouts.rows import read_table
+from leanify.layouts.split_tables import find_table
+from leanify.layouts.text_folders import list_texts
 
 HOLDOUT = 0.1  # share held out without a validation file and data.holdout
 

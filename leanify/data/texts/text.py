@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview, read_lines
-from leanify.data.faults import Faults
-from leanify.data.tables.columns import guess_texts, is_table, pick_columns
-from leanify.data.tables.rows import Row, read_table
 from leanify.data.texts import tokenizers
+from leanify.layouts.columns import guess_texts, is_table, pick_columns
+from leanify.layouts.faults import Faults
+from leanify.layouts.rows import Row, read_table
 
 Encode = Callable[[list[str], bool], list[list[int]]]  # texts, whether to add special tokens → ids of each
 

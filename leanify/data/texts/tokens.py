@@ -20,12 +20,12 @@ from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
 from leanify.core.files.reading import not_utf8, open_file, read_json, text_encoding
-from leanify.data import hub
-from leanify.data.faults import Faults
-from leanify.data.tables import rows as tables
-from leanify.data.tables.columns import TABLES, find_shards, lower_suffix
-from leanify.data.tables.text_folders import all_texts
 from leanify.data.texts import text
+from leanify.layouts import hub
+from leanify.layouts import rows as tables
+from leanify.layouts.columns import TABLES, find_shards, lower_suffix
+from leanify.layouts.faults import Faults
+from leanify.layouts.text_folders import all_texts
 
 END = "<|endoftext|>"
 BLOCK = 2**22  # characters encoded at a time

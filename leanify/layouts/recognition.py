@@ -12,9 +12,9 @@ from shlex import quote
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, read_lines, text_encoding, walk_folders
-from leanify.data import hub
-from leanify.data.faults import Faults
-from leanify.data.images.files import (
+from leanify.layouts import columns, hub
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import (
     META,
     class_folders,
     count_images,
@@ -26,13 +26,20 @@ from leanify.data.images.files import (
     is_tool_folder,
     mask_folders,
 )
-from leanify.data.joining import FEW_PARTS, MIN_LINES, decodes, hint_labels, join_tables, join_texts, texts_and_labels
-from leanify.data.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
-from leanify.data.split_names import FILLERS, are_split_names, is_split, synonyms
-from leanify.data.table_data import MAX_NAMES, count_noun, describe_table
-from leanify.data.tables import columns
-from leanify.data.tables.text_folders import describe_unlabelled, find_texts, list_texts
-from leanify.data.texts.own_texts import find_table
+from leanify.layouts.joining import (
+    FEW_PARTS,
+    MIN_LINES,
+    decodes,
+    hint_labels,
+    join_tables,
+    join_texts,
+    texts_and_labels,
+)
+from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
+from leanify.layouts.split_names import FILLERS, are_split_names, is_split, synonyms
+from leanify.layouts.split_tables import find_table
+from leanify.layouts.table_data import MAX_NAMES, count_noun, describe_table
+from leanify.layouts.text_folders import describe_unlabelled, find_texts, list_texts
 
 MAX_FILES = 1000  # of a folder, by which it has sounds or videos
 DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
@@ -168,7 +175,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     if recordings := _find_recordings(place):
         return nothing(f"{recordings} files are not read: {RECORDINGS[recordings]}")
     # pictures in tar shards
-    from leanify.data.images import tar_shards  # imports numpy
+    from leanify.layouts import tar_shards  # imports numpy
 
     if shards := tar_shards.find_shards(place, "train"):
         return _describe_shards(place, shards)
@@ -204,7 +211,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
 
 def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
     """Describe tar shards; damaged ones have no number of classes."""
-    from leanify.data.images import tar_shards  # imports numpy
+    from leanify.layouts import tar_shards  # imports numpy
 
     text = f"{count_noun(len(shards), 'tar shard')} of images in {place}"
     samples = classes = fault = None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_text, preview, read_object, text_encoding
-from leanify.data.split_names import ALL_WORDS, choose_split, parse_split
+from leanify.layouts.split_names import ALL_WORDS, choose_split, parse_split
 
 TEXT_FILES = (".txt", ".text", ".tokens", ".raw")  # of plain text; enwik8 has no suffix
 JSON = (".jsonl", ".ndjson", ".json")

@@ -14,7 +14,7 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, read_object, resolve_inside
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
-from leanify.data.split_names import synonyms
+from leanify.layouts.split_names import synonyms
 from leanify.upstream.reraise import reraise_as
 
 # of a Parquet file, which may hold a value once for millions of rows

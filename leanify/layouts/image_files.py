@@ -16,8 +16,8 @@ from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file, preview, walk_folders
-from leanify.data.split_names import are_parts, are_split_names, choose_split, is_split, parse_split
-from leanify.data.tables.columns import IMAGES, TABLES
+from leanify.layouts.columns import IMAGES, TABLES
+from leanify.layouts.split_names import are_parts, are_split_names, choose_split, is_split, parse_split
 
 TOOL_FOLDERS = (
     "__macosx", "__pycache__", "node_modules", "cache", "_cache", "thumbnails", "_thumbnails", "lost+found",

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from leanify.data.split_names import are_split_names
-from leanify.data.tables.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number
+from leanify.layouts.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number
+from leanify.layouts.split_names import are_split_names
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one

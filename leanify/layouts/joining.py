@@ -11,9 +11,9 @@ from shlex import quote
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview, read_lines, text_encoding
-from leanify.data.images.files import META, class_folders, find_images, find_split_folder
-from leanify.data.split_names import parse_split
-from leanify.data.tables import columns
+from leanify.layouts import columns
+from leanify.layouts.image_files import META, class_folders, find_images, find_split_folder
+from leanify.layouts.split_names import parse_split
 
 TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}

@@ -19,9 +19,9 @@ import numpy as np
 from leanify.core.errors import DataError
 from leanify.core.files.cache import Arrays, load_or_make
 from leanify.core.files.reading import open_file
-from leanify.data.faults import Faults
-from leanify.data.split_names import synonyms
-from leanify.data.tables import columns
+from leanify.layouts import columns
+from leanify.layouts.faults import Faults
+from leanify.layouts.split_names import synonyms
 
 LABEL_ENDINGS = ("cls", "txt", "json")
 LONGEST = 1 << 16  # bytes of a label's file that are read

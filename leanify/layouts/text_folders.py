@@ -11,10 +11,10 @@ from typing import Any
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import not_utf8, open_file, preview, text_encoding
-from leanify.data.faults import Faults
-from leanify.data.images.files import class_folders, find_split_folder
-from leanify.data.split_names import are_parts, are_split_names
-from leanify.data.tables.columns import IMAGES
+from leanify.layouts.columns import IMAGES
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import class_folders, find_split_folder
+from leanify.layouts.split_names import are_parts, are_split_names
 
 SUFFIXES = (".txt", ".text")
 WITHOUT_LABELS = ("unsup", "unlabeled", "unlabelled")  # folders among the classes that are none

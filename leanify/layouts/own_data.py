@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.data.images.files import find_picture_folder
-from leanify.data.tables import columns
-from leanify.data.tables.rows import Row
+from leanify.layouts import columns
+from leanify.layouts.image_files import find_picture_folder
+from leanify.layouts.rows import Row
 
 Kind = Literal["images", "sentences", "text"]
 LAYOUTS = (

@@ -13,10 +13,8 @@ from typing import Any, TextIO
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, preview, read_json, text_encoding
-from leanify.data import hub
-from leanify.data.faults import Faults
-from leanify.data.tables import guessing, text_folders
-from leanify.data.tables.columns import (
+from leanify.layouts import guessing, hub, text_folders
+from leanify.layouts.columns import (
     FASTTEXT_MARK,
     IMAGES,
     JSON,
@@ -30,6 +28,7 @@ from leanify.data.tables.columns import (
     match_column,
     text_table,
 )
+from leanify.layouts.faults import Faults
 
 Row = dict[str, Any]
 QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled

@@ -11,11 +11,11 @@ from pathlib import Path
 from shlex import quote
 
 from leanify.core.files.reading import preview
-from leanify.data.faults import Faults
-from leanify.data.images.files import NUMBERS, PictureFolder, describe_missing, find_images, find_picture_folder
-from leanify.data.own_data import CUT, LISTS, Kind, NamedColumns, OwnData, nothing
-from leanify.data.tables import columns, guessing
-from leanify.data.tables.rows import Row, read_table
+from leanify.layouts import columns, guessing
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import NUMBERS, PictureFolder, describe_missing, find_images, find_picture_folder
+from leanify.layouts.own_data import CUT, LISTS, Kind, NamedColumns, OwnData, nothing
+from leanify.layouts.rows import Row, read_table
 
 SOME = 1000  # rows of a table by which it is recognised
 MAX_COUNTED = 30_000  # rows of a table that are counted: a longer one is seen a few times, whatever its length

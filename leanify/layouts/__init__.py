@@ -1,0 +1,18 @@
+"""How people lay out their data: folders, tables, names of splits, and the one walk that recognises them. No torch.
+
+        split_names   words for a split as people write them
+        image_files   pictures in folders of classes
+        text_folders  texts in folders of classes
+        tar_shards    pictures in tar shards
+        columns       tables by their files and columns; guessing: by their cells
+        rows          the rows of a table, whatever its format
+        split_tables  the table of a split
+        recognition   what a path has, or its fault; own_data: the value that says it
+        joining       lines for the shell that make one table of several files
+
+Tables, images and texts of the user's own are read here, and `datasets` reads what it saved itself and the hub. Tried
+on 23 kinds of files, `datasets` reads 9 as they are meant and 8 wrongly without a word (stray quotes, labels such as
+NA and 007, alpha channels, 16 bits), takes three times as long and copies what it reads into its cache
+(``recipes/results/reading.md``). Its readers of JSON and of folders make no such mistake, but refuse a file where one
+line is damaged, which is to be named or skipped here.
+"""
