@@ -1,4 +1,4 @@
-"""How people lay out their data: folders, tables, names of splits, and the one walk that recognises them. No torch.
+"""How people lay out their data: folders, tables, names of splits, and the one walk that recognises them.
 
         split_names   words for a split as people write them
         image_files   pictures in folders of classes

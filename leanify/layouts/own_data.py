@@ -1,4 +1,4 @@
-"""The user's own data at a path, as a value: their kind, or why they cannot be trained on. Does not import torch."""
+"""The user's own data at a path, as a value: their kind, or why they cannot be trained on."""
 
 from __future__ import annotations
 

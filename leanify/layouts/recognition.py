@@ -1,4 +1,4 @@
-"""Recognise the user's data at a path, or its fault: one walk over its folders and files. No torch."""
+"""Recognise the user's data at a path, or its fault: one walk over its folders and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, folders of texts or of ``datasets``. No torch."""
+"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, folders of texts or of ``datasets``."""
 
 from __future__ import annotations
 

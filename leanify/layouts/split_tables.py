@@ -1,4 +1,4 @@
-"""The table of a split: a file, a folder that ``datasets`` saved, or texts in folders of their classes. No torch."""
+"""The table of a split: a file, a folder that ``datasets`` saved, or texts in folders of their classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data in a table: labelled images or texts, or texts alone, judged by its first rows. Does not import torch."""
+"""The data in a table: labelled images or texts, or texts alone, judged by its first rows."""
 
 from __future__ import annotations
 
