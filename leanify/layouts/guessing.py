@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ LABEL_WORDS = {*LABELS, "gold", "duplicate", "stance", "verdict", "answer", "ann
 BESIDE_LABELS = {"confidence", "id", "url", "annotator", "prob", "probability", "reason", "count", "timestamp"}
 NO_SPACES = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{4}")  # scripts without them: Thai, Japanese, Chinese
 NO_WORDS = re.compile(r"^[\d\s.,;+-]+$|\d\d?:\d\d(:\d\d)?( [A-Z]+)?( \d{4})?$")  # pixels in a cell, a date
+MIN_PIXELS = 64
+PIXELS = re.compile(rf"\d+( \d+){{{MIN_PIXELS - 1},}}")
 CHOICES = re.compile(r"(answer_?)?(choice|option|ending|candidate|alternative)s", re.IGNORECASE)
 CHOICE = re.compile(r"(choice|option|opt?|ending|sol|candidate|alternative|answer)[ _]?([0-9]|[a-eA-E])", re.IGNORECASE)
 BOXES = (  # columns of the sides of boxes
@@ -117,6 +120,16 @@ def find_choices(row: Row) -> list[str]:
     return lists or inner or choices or (letters if letters[:3] == ["A", "B", "C"] else [])
 
 
+def find_pixels(row: Row) -> list[str]:
+    """The columns with the pixels of a picture, one each or all in a cell: whole numbers below 256; else []."""
+    numbers = [name for name, cell in row.items() if str(cell).isdecimal() and len(str(cell)) < 4 and int(cell) < 256]
+    numbers = [name for name in numbers if str(name).lower() not in LABELS]
+    for count in (len(numbers), len(numbers) - 1):  # a label may be another number
+        if count >= MIN_PIXELS and any(math.isqrt(count // channels) ** 2 * channels == count for channels in (1, 3)):
+            return numbers
+    return [name for name, cell in row.items() if isinstance(cell, str) and PIXELS.fullmatch(cell)]
+
+
 def has_boxes(names: Sequence[str]) -> bool:
     """Whether a table's columns are the sides of boxes in pictures."""
     lower = {name.lower() for name in names if isinstance(name, str)}
@@ -143,13 +156,17 @@ def _words(name: str) -> set[str]:
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a table's first line is a sample, not names: it has one of a column's labels, or a fraction.
+    """Whether a table's first line is a sample, not names: it has one of a column's labels, a fraction, or an integer
+    twice.
 
     Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a
     header.
     """
     if any(name.strip().lower() in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
+    numbers = [name for name in names if name.isdecimal()]
+    if len(set(numbers)) < len(numbers):
+        return True
     # a header's word does not occur again as one of few values below it
     for place, name in enumerate(names):
         cells = [row[place] for row in rows if len(row) > place]

@@ -87,9 +87,17 @@ class ImageFiles:
         return path if absolute else os.path.relpath(path, self.root)
 
 
+def _is_file(path: Path) -> bool:
+    """Whether a cell names a file: a text of many words is a name that the file system refuses."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def file_size(path: Path) -> int:
     """The bytes of a file, −1 for anything else."""
-    return path.stat().st_size if path.is_file() else -1
+    return path.stat().st_size if _is_file(path) else -1
 
 
 def find_images(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
@@ -129,7 +137,7 @@ def data_folder(place: Path) -> Path:
             entries = [entry for entry in place.iterdir() if not is_tool_folder(entry.name)]
             others = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() not in NOTES]
             others = [entry for entry in others if entry.stem.lower() not in NOTE_STEMS]
-            if len(others) != 1 or not others[0].is_dir() or is_split(others[0].name) or _has_picture(others[0]):
+            if len(others) != 1 or not others[0].is_dir() or is_split(others[0].name) or has_picture(others[0]):
                 return place
         except OSError:
             return place
@@ -154,10 +162,10 @@ class PictureFolder:
             cell = str(cell)
         if isinstance(cell, str) and "\0" not in cell:
             path = self.place / Path(f"{cell}{self.ending}").expanduser()
-            if "\\" in cell and not path.exists():  # as Windows writes it
+            if "\\" in cell and not _is_file(path):  # as Windows writes it
                 path = self.place / cell.replace("\\", "/")
             inner = (part / path.relative_to(self.place) for part in self.parts)
-            path = path if not self.parts or path.exists() else next(filter(Path.exists, inner), path)
+            path = path if not self.parts or _is_file(path) else next(filter(_is_file, inner), path)
             return path if cell else None
         is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
         return cell if is_stored or (isinstance(cell, bytes) and cell) else None
@@ -165,7 +173,7 @@ class PictureFolder:
     def count(self, cells: Sequence[Any]) -> int:
         """How many cells are files here."""
         pictures = (self.parse(cell) for cell in cells)
-        return sum(isinstance(picture, Path) and picture.is_file() for picture in pictures)
+        return sum(isinstance(picture, Path) and _is_file(picture) for picture in pictures)
 
 
 def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | None:
@@ -216,7 +224,7 @@ def describe_unread(others: Counter[str]) -> str:
 
 def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
     """The number of images that a table names and that do not exist, and a sentence about the first."""
-    missing = [picture for picture in pictures if isinstance(picture, Path) and not picture.is_file()]
+    missing = [picture for picture in pictures if isinstance(picture, Path) and not _is_file(picture)]
     if not missing:
         return 0, ""
     images = islice(find_images(file.parent), MAX_SEARCHED)
@@ -251,10 +259,10 @@ def _is_class(place: Path, folders: Sequence[Path]) -> bool:
     others = [folder for folder in folders if parse_split(folder.name) is None]
     if len(others) < 2 or any(path.suffix.lower() in TABLES for path in place.parent.iterdir()):
         return False
-    return all(_has_picture(folder) for folder in (place, *others))
+    return all(has_picture(folder) for folder in (place, *others))
 
 
-def _has_picture(folder: Path) -> bool:
+def has_picture(folder: Path) -> bool:
     """Whether a folder contains a picture, not counting its subfolders."""
     return any(path.name.lower().endswith(IMAGES) for path in folder.iterdir())
 

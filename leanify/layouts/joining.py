@@ -1,10 +1,10 @@
-"""Lines for the shell that make one table of several files: parts, texts beside their labels, names of pictures."""
+"""Lines for the shell that make tables of files: of parts, of texts beside their labels, of pictures; one a split."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -15,7 +15,7 @@ from leanify.layouts import columns
 from leanify.layouts.image_files import META, class_folders, find_images, find_split_folder
 from leanify.layouts.split_names import parse_split
 
-TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs"}
+TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs", "seq", "in"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
 LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures
@@ -44,6 +44,22 @@ def join_tables(tables: Sequence[Path], place: Path) -> str | None:
         f"for file in {files}]).to_csv({whole}, index=False)"
     )
     return f"If each has the rows of a class, python -c {quote(code)} makes one table of them"
+
+
+def split_table(table: Path, column: str, splits: Iterable[str]) -> str:
+    """The line that writes a table for each split that a column names; "" where its cells are no names of splits."""
+    readers = {".csv": "csv({})", ".tsv": "csv({}, sep='\\t')", ".parquet": "parquet({})", ".json": "json({})"}
+    readers |= dict.fromkeys((".jsonl", ".ndjson"), "json({}, lines=True)")
+    reader = readers.get(table.suffix.lower())
+    if reader is None or {"true", "false"} & {*splits}:
+        return ""
+    folder = table.parent / "splits"
+    code = (
+        f"import pandas, pathlib; place = pathlib.Path({json.dumps(str(folder))}); place.mkdir(); "
+        "[rows.to_csv(place / f'{name}.csv', index=False) for name, rows in "
+        f"pandas.read_{reader.format(json.dumps(str(table)))}.groupby({json.dumps(column)})]"
+    )
+    return f". python -c {quote(code)} writes them into {folder}"
 
 
 def join_texts(files: Sequence[Path], place: Path) -> str | None:
@@ -75,6 +91,23 @@ def texts_and_labels(file: Path) -> tuple[Path, Path] | None:
         if len(lines) == 2 and len(lines[0]) == len(lines[1]) > len(values[1]) * 3 and len(values[1]) < len(values[0]):
             return texts, labels
     return None
+
+
+def join_labels(files: Sequence[Path], place: Path) -> str | None:
+    """The line that joins a file of texts and one of their labels, also in a folder for each split; None without."""
+    pairs = map(texts_and_labels, files) if len(files) < FEW_PARTS else iter(())
+    pair = next(filter(None, pairs), None)
+    if pair is None:
+        return None
+    texts, labels = (quote(str(file)) for file in pair)
+    line = f"paste -d '\\t' {texts} {labels} > {quote(str(place / 'train.tsv'))}"
+    if pair[0].parent != place:
+        folders = [folder for folder in class_folders(pair[0].parent.parent) if parse_split(folder.name) is not None]
+        names = [folder.name for folder in folders if all((folder / file.name).is_file() for file in pair)]
+        texts, labels = (f"{quote(str(file.parent.parent))}/$s/{quote(file.name)}" for file in pair)
+        tables = f"{quote(str(place))}/$s.tsv"
+        line = f"for s in {' '.join(map(quote, names))}; do paste -d '\\t' {texts} {labels} > {tables}; done"
+    return f"{pair[0]} has texts alone, and {pair[1]} their labels: join them to a table, {line}"
 
 
 def _words(file: Path) -> set[str]:

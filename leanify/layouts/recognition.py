@@ -23,6 +23,7 @@ from leanify.layouts.image_files import (
     find_class_folders,
     find_images,
     find_split_folder,
+    has_picture,
     is_tool_folder,
     mask_folders,
 )
@@ -31,6 +32,7 @@ from leanify.layouts.joining import (
     MIN_LINES,
     decodes,
     hint_labels,
+    join_labels,
     join_tables,
     join_texts,
     texts_and_labels,
@@ -39,7 +41,7 @@ from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColum
 from leanify.layouts.split_names import FILLERS, are_split_names, is_split, synonyms
 from leanify.layouts.split_tables import find_table
 from leanify.layouts.table_data import MAX_NAMES, count_noun, describe_table
-from leanify.layouts.text_folders import describe_unlabelled, find_texts, list_texts
+from leanify.layouts.text_folders import class_texts, describe_unlabelled, find_texts, list_texts
 
 MAX_FILES = 1000  # of a folder, by which it has sounds or videos
 DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
@@ -187,14 +189,16 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
             return data
     if _is_of_pictures(place):
         return _explain_folder(place, selection, depth)
-    if file is not None and (pair := texts_and_labels(file)) is not None:
-        line = f"paste -d '\\t' {' '.join(quote(str(one)) for one in pair)} > {quote(str(place / 'train.tsv'))}"
-        return nothing(f"{pair[0]} has texts alone, and {pair[1]} their labels: join them to a table, {line}", file)
+    # texts in one file and their labels in another, perhaps in a folder for each split
+    texts = columns.text_files(place)
+    folder = find_split_folder(place, "train")
+    inner_files = [] if folder is None else [entry for entry in islice(folder.iterdir(), FEW_PARTS) if entry.is_file()]
+    if line := join_labels(texts if file is None else [file], place) or join_labels(sorted(inner_files), place):
+        return nothing(line, place)
     if file is not None:
         kinds = (*columns.TEXT_FILES, *columns.TABLES)
         return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
     # a single text file, or several without a split
-    texts = columns.text_files(place)
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
     if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
@@ -202,7 +206,6 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
     # text files in a folder for each split
-    folder = find_split_folder(place, "train")
     if folder is not None and (texts := list_texts(folder)):
         is_validated = find_texts(place, "validation") is not None
         return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
@@ -275,6 +278,12 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
         faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
     # what may be meant otherwise
     shared_folders = _same_folders([train / name for name in names])
+    inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])
+    if inner_folders:
+        description += (
+            f"; their images are in folders of their own ({preview(inner_folders)}): if those are the classes, put "
+            "them side by side"
+        )
     if shared_folders:
         description += f"; each of these folders has the folders {preview(shared_folders)}: "
         if are_split_names(shared_folders):
@@ -325,10 +334,18 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
         names = [folder.name for folder in class_folders(place)]
         if len(names) < 2 or shared_names not in (None, names):
             return []
-        if any(path.name.lower().endswith(columns.IMAGES) for path in place.iterdir()):
+        if has_picture(place):
             return []
         shared_names = names
     return shared_names or []
+
+
+def _inner_classes(classes: Sequence[Path]) -> list[str]:
+    """The folders of pictures in classes which have no picture beside them, if most have several; otherwise []."""
+    inner = [[*class_folders(place)] for place in classes]
+    if any(map(has_picture, classes)) or 2 * sum(len(folders) > 1 for folders in inner) <= len(classes):
+        return []
+    return [folder.name for folders in inner for folder in folders if next(find_images(folder), None) is not None]
 
 
 # -- folders without data that are read -------------------------------------------------------------------------------
@@ -372,7 +389,9 @@ def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns)
 
 
 def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
-    """Texts in folders of their splits or classes."""
+    """Texts in folders of their splits or classes, unless folders have classes each, which are to be named."""
+    if any(map(class_texts, folders)):
+        return None
     texts: set[str] = set()
     for folder in folders:
         inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
@@ -409,9 +428,11 @@ def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) 
     cells = next((file for file in files if file.suffix == ".data" and decodes(file)), None)
     if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:
         return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
-    others = [file.name for file in files if file.suffix and file.suffix not in NO_TEXTS]
+    others = [file.name for file in files if file.suffix not in NO_TEXTS]
     others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and decodes(place / name)]
-    if not others:
+    if len(others) == 1 and "." not in others[0]:  # enwik8
+        return nothing(f"but {place / others[0]} is text: name it")
+    if not any("." in name for name in others):
         return None
     return nothing(
         f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, "

@@ -9,22 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+TEST_WORDS = ("test", "testing", "testset", "testdata")
 WORDS = {  # words for a split, in order of preference
     "train": ("train", "training", "trainset", "traindata"),
-    "test": ("test", "testing", "testset", "testdata"),
-    "validation": (
-        "validation",
-        "valid",
-        "val",
-        "eval",
-        "evaluation",
-        "dev",
-        "valset",
-        "test",
-        "testing",
-        "testset",
-        "testdata",
-    ),
+    "test": TEST_WORDS,
+    "validation": ("validation", "valid", "val", "eval", "evaluation", "dev", "trial", "valset", *TEST_WORDS),
 }
 ALL_WORDS = {*WORDS["train"], *WORDS["validation"]}
 FILLERS = {"set", "sets", "data", "dataset", "split", "image", "images", "img", "imgs", "pictures", "photos", "label"}

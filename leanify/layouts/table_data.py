@@ -393,6 +393,12 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
             f"no column of {file}, which has {_names(rows)}, names images: a cell is a path from the table on, with "
             f"its suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"
         )
+    pixels = guessing.find_pixels(rows[0])
+    if pixels:
+        return (
+            f"{file} has pictures as numbers ({preview(pixels, 3)}): write each as a .png, with PIL.Image.fromarray, "
+            "into a folder for each class, DIR/train/CLASS"
+        )
     return (
         f"no column of {file} has texts of several words or names images; it has {_names(rows)}. Numbers and "
         "categories are learnt by gradient boosting, such as scikit-learn's HistGradientBoostingClassifier"
