@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_text, preview, read_object, text_encoding
-from leanify.layouts.split_names import ALL_WORDS, choose_split, parse_split
+from leanify.layouts.split_names import ALL_WORDS, SHARD, choose_split, parse_split
 
 TEXT_FILES = (".txt", ".text", ".tokens", ".raw")  # of plain text; enwik8 has no suffix
 JSON = (".jsonl", ".ndjson", ".json")
@@ -44,7 +44,6 @@ PICTURES = (
     "image_name", "img_id", "image_file", "filepaths", "photo",
 )  # fmt: skip
 CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
-SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
 LONGEST_LINE = 1 << 16  # characters by which a line is recognised
 LISTS = (".lst", ".list", ".conll", ".iob", ".iob2", ".bio", ".data")  # endings of text files that may be tables
 MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table

@@ -185,8 +185,11 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
     file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
     if file is not None and (file.is_dir() or (columns.is_table(file) and texts_and_labels(file) is None)):
         data = _describe_file(file, find_table(place, "validation"), selection, place)
-        if data.kind is not None or file.parent.name not in META:  # else a list of pictures that is not understood
-            return data
+        below = None
+        if data.kind is None and _is_of_pictures(place):  # a list of pictures that is not understood
+            below = _name_inner_data(class_folders(place), place, depth)
+        if data.kind is not None or file.parent.name not in META:
+            return replace(data, fault=f"{data.fault}; {below}") if below else data
     if _is_of_pictures(place):
         return _explain_folder(place, selection, depth)
     # texts in one file and their labels in another, perhaps in a folder for each split
@@ -322,9 +325,10 @@ def _find_recordings(place: Path) -> str | None:
 
 
 def _is_of_pictures(place: Path) -> bool:
-    """Whether pictures outnumber the text files in a folder, which are then lists of them, and no texts to learn."""
-    number = max(1, len(columns.text_files(place)))
-    return sum(1 for _ in islice(find_images(place), number + 1)) > number
+    """Whether text files in a folder are lists of its pictures, which outnumber them, or captions; none to learn."""
+    texts = columns.text_files(place)
+    stems = [image.stem for image in islice(find_images(place), max(1, len(texts)) + 1)]
+    return len(stems) > max(1, len(texts)) or (len(stems) > 1 and {file.stem for file in texts} <= {*stems})
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
@@ -359,6 +363,8 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
     if not entries:
         return nothing(f"it is empty. It looks for {LAYOUTS}")
     # what says most comes first
+    if _is_of_pictures(place) and (names := _name_inner_data(folders, place, depth)):
+        return nothing(names)
     return (
         _explain_tables(files, place, selection)
         or _explain_texts(folders)
@@ -405,19 +411,24 @@ def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
 
 
 def _explain_inner_data(folders: Sequence[Path], place: Path, selection: NamedColumns, depth: int) -> OwnData | None:
-    """Data in folders below, which are to be named; those of a single folder with tables are taken."""
+    """Data in folders below, which are to be named; those of the first folder with tables are taken."""
+    if names := _name_inner_data(folders, place, depth):
+        return nothing(names)
+    with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
+    return recognise(with_tables[0], selection, depth - 1) if with_tables and depth else None
+
+
+def _name_inner_data(folders: Sequence[Path], place: Path, depth: int) -> str | None:
+    """Which folders below are data; None if none is."""
     kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
     train = find_split_folder(place, "train")
     readable = [folder for folder, kind in kinds.items() if kind not in (None, lists)]
     readable = [folder for folder in readable if train is None or not is_split(folder.name)]
     if len(readable) == 1:
-        return nothing(f"but {readable[0]} is data: name it")
-    if readable:
-        folder_names = [folder.name for folder in readable]
-        return nothing(f"its folders {preview(folder_names)} are data, each for itself. Name one of them")
-    with_tables = [folder for folder in folders if any(map(columns.is_table, folder.iterdir()))]
-    return recognise(with_tables[0], selection, depth - 1) if len(with_tables) == 1 and depth else None
+        return f"but {readable[0]} is data: name it"
+    names = preview([folder.name for folder in readable])
+    return f"its folders {names} are data, each for itself. Name one of them" if readable else None
 
 
 def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:

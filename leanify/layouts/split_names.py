@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 TEST_WORDS = ("test", "testing", "testset", "testdata")
@@ -15,6 +16,7 @@ WORDS = {  # words for a split, in order of preference
     "test": TEST_WORDS,
     "validation": ("validation", "valid", "val", "eval", "evaluation", "dev", "trial", "valset", *TEST_WORDS),
 }
+SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]{16})?\.parquet")  # as `datasets` and the hub name them
 ALL_WORDS = {*WORDS["train"], *WORDS["validation"]}
 FILLERS = {"set", "sets", "data", "dataset", "split", "image", "images", "img", "imgs", "pictures", "photos", "label"}
 FILLERS |= {"labels", "csv", "folder", "dir", "new", "final", "of", "the", "x"}
@@ -34,11 +36,15 @@ def parse_split(name: str) -> tuple[str, tuple[str, ...]] | None:
 
     training_set → training, (); in_domain_dev → dev, (in, domain)
     """
-    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    words = _words(name)
     splits = [word for word in words if word in ALL_WORDS]
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in FILLERS and word != splits[0])
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
 def is_split(name: str) -> bool:
@@ -53,6 +59,8 @@ def are_split_names(names: Iterable[str]) -> bool:
     parses = [parse_split(name) for name in names]
     others = {parse[1] for parse in parses if parse is not None}
     words = {parse[0] for parse in parses if parse is not None}
+    if None in parses and words and {*chain(*map(_words, names))} <= FILLERS | ALL_WORDS:  # data_256 beside val_256
+        return True
     if None in parses:  # words that are joined to others: dogstrain, dogstest
         return any(all(name.lower() in _similar_names(word, names) for name in names) for word in WORDS["train"])
     return others == {()} or (len(others) == 1 and len(words) > 1)
@@ -109,4 +117,6 @@ def choose_split(paths: Sequence[Path], split: str) -> Path | None:
 
 def _stem(path: Path) -> str:
     """A file's name without its suffix, if that is not the split (fastText's cooking.train); a folder's whole name."""
+    if shard := SHARD.fullmatch(path.name):
+        return shard[1]
     return path.stem if path.suffix and path.suffix[1:].isalnum() and parse_split(path.suffix) is None else path.name

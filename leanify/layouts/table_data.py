@@ -29,6 +29,7 @@ UNLABELLED = (  # columns of data for language models and embeddings, and of the
     (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
     (("anchor", "positive"), "anchor"), (("query", "pos"), "query"), (("prompt", "response"), "response"),
     (("instruction", "response"), "response"), (("question", "response"), "response"),
+    (("chosen", "rejected"), "chosen"),
 )  # fmt: skip
 PAIRS = (  # the same of answers, summaries and translations, unless a column has labels
     (("question", "context"), "context"), (("question", "answer"), "answer"), (("article", "highlights"), "article"),
