@@ -277,6 +277,99 @@ def test_latent_width_is_no_heads(heads: int, latent: int) -> None:
     check_growth(tower(lambda: Latent(heads, latent)), heads)
 
 
+class Windows(nn.Module):
+    """An attention that cuts its windows out itself: the width before and behind it, the width of heads between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.qkv, self.out, self.mlp = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        windows = x.view(b, 1, n, width).permute(1, 0, 2, 3).reshape(-1, n, width)
+        count, tokens, _ = windows.shape
+        qkv = self.qkv(windows).reshape(count, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        logits = qkv[0] @ qkv[1].transpose(-2, -1) * (width // self.heads) ** -0.5
+        y = self.out((logits.softmax(-1) @ qkv[2]).transpose(1, 2).reshape(count, tokens, width))
+        x = x + y.view(1, b, n, width).permute(1, 0, 2, 3).reshape(b, n, width)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Cached(nn.Module):
+    """Keys and values go through a buffer, one of whose other axes is as long as there are heads."""
+
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.qkv, self.out, self.mlp = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), feed_forward()
+        self.register_buffer("cache", torch.zeros(HEADS, 8, 16, HEADS, WIDTH // HEADS), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = (part.view(b, n, self.heads, width // self.heads) for part in self.qkv(x).chunk(3, -1))
+        self.cache[0, :b, :n], self.cache[1, :b, :n] = k, v
+        k, v = self.cache[:2, :b, :n].clone().unbind()
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, width))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Halves(nn.Module):
+    """Queries are as long as keys and values together, ``way`` says in which order those are."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.n_heads, self.n_kv_heads, self.head_dim = way, HEADS, HEADS // 2, WIDTH // HEADS
+        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, self.n_heads, self.head_dim).transpose(1, 2)
+        if self.way == "keys first":
+            k, v = self.kv(x).view(b, n, 2, self.n_kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        else:
+            k, v = self.kv(x).view(b, n, self.n_kv_heads, 2, self.head_dim).permute(3, 0, 2, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, -1))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Normed(nn.Module):
+    """Queries and keys are normed over all heads (OLMo et al. 2024)."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.q_norm, self.k_norm, self.mlp = norm(WIDTH), norm(WIDTH), feed_forward()
+        self.heads = HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        parts = self.q_norm(self.q(x)), self.k_norm(self.k(x)), self.v(x)
+        q, k, v = (part.view(b, n, self.heads, -1).transpose(1, 2) for part in parts)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, -1))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+STYLES: dict[str, Callable[[], nn.Module]] = {
+    "windows": Windows,
+    "cache": Cached,
+    "keys first": lambda: Halves("keys first"),
+    "keys with values": lambda: Halves("keys with values"),
+    "mean squares": lambda: Normed(nn.RMSNorm),
+    "means": lambda: Normed(nn.LayerNorm),
+}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_attentions_of_many_styles_grow(name: str) -> None:
+    check_growth(tower(STYLES[name]))
+
+
 class Separate(nn.Module):
     """An attention of four maps, which ``change`` replaces or wraps, and an MLP."""
 

@@ -417,10 +417,10 @@ def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline
     The inner width is the number of inputs of the output projection, as an expression that a method can evaluate.
     """
     count = 0
-    # up to 8 candidates that differ in the attributes that they resize
+    # up to 8 candidates that differ in the attributes and tensors that they resize
     first: dict[str, Row] = {}
     for reading in readings:
-        first.setdefault(repr(reading.attributes), reading)
+        first.setdefault(repr((reading.attributes, [*reading.tensors])), reading)
     for base in list(first.values())[:8]:
         # source code of the inner width, as read from the output projection
         part = next(iter(base.columns))
@@ -433,7 +433,8 @@ def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline
             inner = " * ".join(f"{module_expression}.shape[{axis}]" for axis in axes)
         else:
             inner = f"{module_expression}.weight.shape[{linear_features(weight).input_axis}]"
-        edits = rewrites(families.upstream_class(module), inner, solve_sizes("", module, base)["d"])
+        head_dim = solve_sizes("", module, base)["d"]
+        edits = rewrites(families.upstream_class(module), inner, head_dim, [*base.rows], part)
         # up to 40 edits of the forward; the first that runs decides the layout
         for rewrite in itertools.islice(edits, 40):
             if time.process_time() > deadline:

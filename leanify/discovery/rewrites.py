@@ -15,7 +15,7 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,10 @@ class Rewrite:
     methods: tuple[str, ...]
 
 
-def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewrite]:
+def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[str], last: str) -> Iterator[Rewrite]:
     """Yield edits that replace the width in a forward by ``inner``, an expression with INSTANCE; most likely first.
 
+    ``maps`` are the projections of queries, keys and values in the module, and ``last`` is the one of the output.
     Functions that the forward calls have no access to the module. In them, the width divided by the number of heads
     becomes ``size``, the channels of a head, and the width as an argument of a view becomes -1.
     """
@@ -49,9 +50,16 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewri
     short = _short_edits(sources.get("forward", ""))
     if short:
         yield Rewrite(short, ("forward",))
-    # uses of all names that hold lengths, then of each name alone
     uses_by_method = {name: list(_uses(ast.parse(text))) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
+    # uses of a name between the projections: before and behind them it is the width, as where windows are cut out
+    forward = sources.get("forward", "")
+    between = [use for use in uses_by_method.get("forward", []) if _is_between(forward, use, maps, last)]
+    for word in names:
+        uses = [use for use in between if use.word == word]
+        if uses and len(uses) < sum(use.word == word for use in uses_by_method["forward"]):
+            yield Rewrite(_make_edits(forward, uses, inner.replace(INSTANCE, _first_argument(forward))), ("forward",))
+    # uses of all names that hold lengths, then of each name alone
     for words in (names, *([name] for name in names if len(names) > 1)):
         chosen: list[tuple[str, ShapeUse]] = []
         for method, uses in uses_by_method.items():
@@ -63,6 +71,16 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewri
                 edits |= _make_edits(sources[method], [use for m, use in part if m == method], method_inner)
             if edits:
                 yield Rewrite(edits, tuple(dict.fromkeys(method for method, _ in part)))
+
+
+def _is_between(source: str, use: ShapeUse, maps: Sequence[str], last: str) -> bool:
+    """Whether a use is behind the first line that calls one of ``maps``, and before the end of the call of ``last``."""
+    instance = _first_argument(source)
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    starts = [call.lineno for call in calls if ast.unparse(call.func) in [f"{instance}.{name}" for name in maps]]
+    ends = [call for call in calls if ast.unparse(call.func) == f"{instance}.{last}"]
+    places = [(call.end_lineno or 0, call.end_col_offset or 0) for call in ends]
+    return bool(starts and places) and use.line >= min(starts) and (use.line, use.start) < max(places)
 
 
 def _short_edits(source: str) -> dict[str, str]:

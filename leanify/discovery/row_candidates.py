@@ -101,6 +101,8 @@ def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pa
         layouts = {g * d: ("g d",), 2 * g * d: ("2 g d", "g 2 d"), (h + 2 * g) * d: grouped_layouts, h * d: ("h d",)}
         gated_layouts = ("2 h d | g d | g d", "h d | g d | g d | h d", "h 2 d | g d | g d")
         layouts |= {2 * (h + g) * d: gated_layouts, (h + 2 * g) * d + h: ("h d | g d | g d | h",)}
+        if h == 2 * g:  # queries are as long as keys and values together
+            layouts[h * d] = ("h d", "2 g d", "g 2 d")
     if length in layouts:
         return list(layouts[length])
     if length == h:
@@ -138,30 +140,45 @@ def attention_guesses(
             uses = [use for use in candidate.projections if use not in latent]
             lists = _head_lists(module, path, uses, sizes)
             direct_uses = [use for use in uses if not _belongs_to(relative_path(use.name, path), lists)]
-            lengths = sorted({use.out_length for use in direct_uses})
+            keys = _layout_keys(direct_uses, sizes)
             ways = []
-            for letter, length in zip(itertools.cycle(NARROW_LETTERS), lengths, strict=False):
+            for letter, (key, length) in zip(itertools.cycle(NARROW_LETTERS), keys.items(), strict=False):
                 length_of_heads = length - units.get(length, 0)
                 layouts = head_layouts(length_of_heads, sizes, letter, is_pair=len(direct_uses) == 2) or [""]
                 if length in units and mlp is not None:
                     how = "m" if units[length] == mlp.last.input_size else "2 m"
                     pairs = [(f"{one} | {how}", f"{how} | {one}") for one in layouts if one]
                     layouts = [*itertools.chain(*pairs)]
-                ways.append(layouts)
+                ways.append(layouts if key == length else layouts[:3])
             # each choice of numbers that follow the heads, with each combination of layouts
             for attributes in _number_choices(numbers, sizes):
                 for *layouts, back in itertools.product(*ways, ("h d", "d h")):
                     before: Row | None = None
                     for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
-                        layouts_of_lengths = dict(zip(lengths, layouts, strict=True))
-                        guess = _Guess(module, path, sizes, layouts_of_lengths, lists, latent)
+                        named_layouts: dict[int | str, str] = dict(zip(keys, layouts, strict=True))
+                        guess = _Guess(module, path, sizes, named_layouts, lists, latent)
                         guess.add(candidate, direct_uses, back, with_tables)
                         if mlp is not None:
                             guess._add_use(mlp.last, "", "m")
                         row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
                         if row != before:
                             yield row
+                        if row != before and guess.norms:  # over all heads, which see each other in it
+                            yield replace(row, mixing=tuple(guess.norms))
                         before = row
+
+
+def _layout_keys(uses: Sequence[Use], sizes: Mapping[str, int]) -> dict[int | str, int]:
+    """Return {key: length} of the outputs that have a layout each: projections of one length share it.
+
+    Not so a map of queries and one of keys and values, as long as the queries where h = 2 g: each has its name as key.
+    """
+    keys: dict[int | str, int] = {length: length for length in sorted({use.out_length for use in uses})}
+    inner = sizes["h"] * sizes["d"]
+    twins = [use.name for use in uses if use.out_length == inner]
+    if sizes["h"] == 2 * sizes["g"] and len(uses) == len(twins) == 2:
+        return dict.fromkeys(twins, inner)
+    return keys
 
 
 def _add_size_attributes(module: nn.Module, row: Row, sizes: Mapping[str, int]) -> Row:
@@ -194,9 +211,16 @@ SYMBOL_NAMES = {
 }
 
 
-def head_axes(tensor: Tensor, heads: int, how: str = "h") -> tuple[str, ...]:
-    """The layouts of the axes of a table that has one entry per head along one of them."""
-    return tuple(how if length == heads else "1" for length in tensor.shape)
+def head_axes(tensor: Tensor, heads: int, how: str = "h", head_dim: int = 0) -> tuple[str, ...]:
+    """The layouts of the axes of a table that has one entry per head along one of them.
+
+    Of several axes of this length, such as samples and heads of a cache, it is the one before an axis of ``head_dim``.
+    """
+    shape = tuple(tensor.shape)
+    axes = [axis for axis, length in enumerate(shape) if length == heads]
+    before_dim = [axis for axis in axes if shape[axis + 1 : axis + 2] == (head_dim,)]
+    axes = before_dim if len(before_dim) == 1 else axes
+    return tuple(how if axis in axes else "1" for axis in range(len(shape)))
 
 
 def iterate_integers(module: nn.Module, recurses: bool = True) -> Iterator[tuple[str, int]]:
@@ -233,7 +257,7 @@ def mlp_guesses(module: nn.Module, path: str, candidate: Candidate, numbers: Map
     ways = [{units: ["m"], 2 * units: ["2 m", "m 2"]}.get(use.out_length, [""]) for use in ups]
     for attributes in _number_choices(numbers, {"m": units}):
         for choice in itertools.product(*ways):
-            layouts = {use.out_length: how for use, how in zip(ups, choice, strict=True)}
+            layouts: dict[int | str, str] = {use.out_length: how for use, how in zip(ups, choice, strict=True)}
             guess = _Guess(module, path, {"m": units}, layouts)
             guess.add(candidate, ups, "m")
             yield guess.row(attributes)
@@ -246,19 +270,21 @@ def mlp_guesses(module: nn.Module, path: str, candidate: Candidate, numbers: Map
 class _Guess:
     """The layouts of a module's parameters under one guess, collected as the fields of a row.
 
-    ``layouts`` maps the length of a projection's outputs to their layout; ``latent`` are projections without heads.
+    ``layouts`` maps the length of a projection's outputs, or its name, to their layout; ``latent`` are projections
+    without heads, and ``norms`` those on the way that see all heads.
     """
 
     module: nn.Module
     path: str
     sizes: Mapping[str, int]
-    layouts: Mapping[int, str]
+    layouts: Mapping[int | str, str]
     lists: Mapping[str, str] = field(default_factory=dict)
     latent: Sequence[Use] = ()
     rows: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    norms: list[str] = field(default_factory=list)
 
     def row(self, attributes: Mapping[str, str], constant: tuple[str, ...] = ()) -> Row:
         """Return the guess as a row, without the numbers of maps and norms that are resized anyway."""
@@ -282,7 +308,7 @@ class _Guess:
         """
         self._add_use(candidate.last, "", back)
         for use in sorted(uses, key=lambda use: not use.name.endswith(".weight")):
-            how = self.layouts.get(use.out_length, "")
+            how = self.layouts.get(use.name) or self.layouts.get(use.out_length, "")
             if how and use.name != candidate.last.name:
                 self._add_use(use, how, "")
                 self._put_lengths(use.out_length, how)
@@ -300,8 +326,9 @@ class _Guess:
 
         # tensors that are no buffers, such as caches of keys
         for name, value in vars(self.module).items() if with_tables and "h" in self.sizes else ():
-            if isinstance(value, Tensor) and value.shape.count(self.sizes["g"]) == 1:
-                self.tensors[name] = head_axes(value, self.sizes["g"], "g")
+            axes = head_axes(value, self.sizes["g"], "g", self.sizes["d"]) if isinstance(value, Tensor) else ()
+            if axes.count("g") == 1:
+                self.tensors[name] = axes
 
     def _put_lengths(self, length: int, how: str) -> None:
         """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""
@@ -339,8 +366,10 @@ class _Guess:
         is_statistic = hasattr(get_attribute(self.module, part), "running_mean")
         if not with_tables or "h" not in self.sizes or not isinstance(value, Tensor) or is_statistic:
             return
-        axes = head_axes(value, self.sizes["h"])
-        if axes.count("h") != 1:
+        axes = head_axes(value, self.sizes["h"], "h", self.sizes["d"])
+        if axes.count("h") != 1:  # a cache of keys
+            axes = head_axes(value, self.sizes["g"], "g", self.sizes["d"])
+        if axes.count("1") != len(axes) - 1:
             return
         self.tensors[name] = axes
         if isinstance(get_attribute(self.module, part), nn.Embedding):
@@ -393,6 +422,8 @@ class _Guess:
         is_depthwise = isinstance(self.module.get_submodule(part), nn.modules.conv._ConvNd) if part else False
         if leaf in ("weight", "bias") and (is_norm or is_depthwise):
             self.rows[part] = axes[0]
+            if is_norm and "d" in axes[0].split() and part not in self.norms:
+                self.norms.append(part)
         else:
             self.tensors[name] = axes
 

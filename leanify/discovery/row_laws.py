@@ -36,7 +36,16 @@ from leanify.lens.families import Row
 from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
-from leanify.lens.resize import clear_caches, get_attribute, get_fields, map_axes, resize, solve_sizes, weighted_part
+from leanify.lens.resize import (
+    clear_caches,
+    get_attribute,
+    get_fields,
+    map_axes,
+    repeat_rows,
+    resize,
+    solve_sizes,
+    weighted_part,
+)
 from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import format_error
 
@@ -115,6 +124,8 @@ class Trial:
     def _grow(self, module: nn.Module, reading: Row, sizes: Sizes, grown_sizes: Sizes) -> nn.Module:
         big = copy.deepcopy(module)
         resize(big, "", big, reading, sizes, grown_sizes)
+        if reading.mixing:  # copies of the old heads leave the mean square of all as it is
+            repeat_rows(module, big, reading, sizes, grown_sizes)
         if reading.edits:
             free_as(big, reading)
         return big
@@ -162,14 +173,15 @@ class Trial:
         """Return how the heads depend on each other or on their order; "" if they do not."""
         try:
             # with new random values in the other heads, the first, the middle and the last head stay the same
-            if not any(symbols(how) == {"h"} and "d" not in how for how in reading.columns.values()):
+            over_heads = any(symbols(how) == {"h"} and "d" not in how for how in reading.columns.values())
+            if not over_heads and not reading.mixing:
                 for head in sorted({0, sizes["h"] // 2, sizes["h"] - 1}):
                     twins = (isolate_head(self.module_copy, reading, sizes, head, seed) for seed in (0, 1))
                     one, other = map(self._outputs, twins)
                     if not _outputs_match(one[:1], other[:1]):
                         return f"head {head} of {sizes['h']} changes with the other heads: something mixes all heads"
                 return ""
-            # maps over heads mix them: the same heads in another order
+            # maps and norms over heads mix them: the same heads in another order
             outputs = self._outputs(permute_heads(self.module_copy, reading, sizes))
         except (IndexError, RuntimeError) as error:
             return f"its heads could not be told apart: {format_error(error, 120)}"
