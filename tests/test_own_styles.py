@@ -355,12 +355,51 @@ class Normed(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
+class Edges(nn.Module):
+    """A bias for each head from the pairs of tokens, as of a graph's edges (Ying et al. 2021, Graphormer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.edge, self.mlp, self.heads = nn.Linear(WIDTH, HEADS), feed_forward(), HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        bias = self.edge(x[:, :, None] - x[:, None]).permute(0, 3, 1, 2)
+        q, k, v = (part(x).view(b, n, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, -1))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Reduced(nn.Module):
+    """Fewer keys by a convolution (Wang et al. 2021, PVT), between which the width is the width of tokens again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.reduce, self.norm, self.mlp = nn.Conv1d(WIDTH, WIDTH, 2, 2), nn.LayerNorm(WIDTH), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q = self.q(x).reshape(b, n, self.heads, width // self.heads).permute(0, 2, 1, 3)
+        fewer = self.reduce(x.permute(0, 2, 1).reshape(b, width, n)).reshape(b, width, -1).permute(0, 2, 1)
+        k, v = self.kv(self.norm(fewer)).reshape(b, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        logits = q @ k.transpose(-2, -1) * (width // self.heads) ** -0.5
+        y = (logits.softmax(-1) @ v).transpose(1, 2).reshape(b, n, width)
+        x = x + self.out(y)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
 STYLES: dict[str, Callable[[], nn.Module]] = {
     "windows": Windows,
     "cache": Cached,
     "keys first": lambda: Halves("keys first"),
     "keys with values": lambda: Halves("keys with values"),
     "mean squares": lambda: Normed(nn.RMSNorm),
+    "edges": Edges,
+    "reduced": Reduced,
     "means": lambda: Normed(nn.LayerNorm),
 }
 

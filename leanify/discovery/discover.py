@@ -13,9 +13,9 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.files.reading import preview
-from leanify.discovery.flow import Candidate, follow
+from leanify.discovery.flow import Candidate, Flow, follow
 from leanify.discovery.rewrites import INSTANCE, rewrites
 from leanify.discovery.row_candidates import (
     SYMBOL_NAMES,
@@ -53,12 +53,44 @@ SECONDS = 10  # processor seconds for all trials of one model; a large module ge
 TRIALS = 100
 
 
-def discover(model: nn.Module) -> tuple[dict[str, str], Callable[[], None]]:
+@dataclass(frozen=True)
+class Discovery:
+    """The layers of a model as one forward pass showed them.
+
+    twin        a copy of the model that ran
+    flow        its attentions and MLPs
+    numbers     integers that its forwards read, by path
+    row_cache   rows of the modules that were tried, by what decides how those compute
+    failures    {path: reason} of the attentions that could not be read
+    start       processor time at which the trials began
+    """
+
+    model: nn.Module
+    twin: nn.Module
+    flow: Flow
+    numbers: Mapping[str, int]
+    row_cache: dict[Any, Row]
+    failures: dict[str, str]
+    start: float
+
+    def attach_mlps(self) -> None:
+        """Attach rows to the MLPs and the experts; an unread MLP is not an error, it keeps its shape."""
+        model = self.model
+        for candidate in self.flow.mlps:
+            if not _is_read(candidate, _rows_by_path(model)):
+                row, _ = _find_row(candidate, self.row_cache, self.start)
+                if row is not None:
+                    _attach_mlp(model, candidate.owner.path, row)
+        _attach_counts(model, self.numbers)
+        _find_experts(model, self.twin)
+        note_fact(model, is_read=True)
+
+
+def discover(model: nn.Module) -> Discovery:
     """Find the attentions and MLPs without a row, and attach a row to each attention.
 
-    Returns {path: reason} for the attentions that could not be read, and a function that attaches rows to the MLPs and
-    the experts: trying large ones takes minutes, which a model that is refused need not wait for. Raises
-    UnsupportedModel if the model does not run.
+    Those of the MLPs are left to `Discovery.attach_mlps`: trying large ones takes minutes, which a model that is
+    refused need not wait for. Raises UnsupportedModel if the model does not run.
     """
     # one forward pass of a copy shows its attentions and MLPs
     start = time.process_time()
@@ -94,19 +126,7 @@ def discover(model: nn.Module) -> tuple[dict[str, str], Callable[[], None]]:
         is_covered = path in known_paths or any(known and is_inside(path, known) for known in known_paths)
         if not is_covered:
             failures.setdefault(path, "no output projection was recognised after its softmax")
-
-    # MLPs: an unread one is not an error, it keeps its shape
-    def attach_mlps() -> None:
-        for candidate in flow.mlps:
-            if not _is_read(candidate, _rows_by_path(model)):
-                row, _ = _find_row(candidate, row_cache, start)
-                if row is not None:
-                    _attach_mlp(model, candidate.owner.path, row)
-        _attach_counts(model, numbers)
-        _find_experts(model, twin)
-        note_fact(model, is_read=True)
-
-    return failures, attach_mlps
+    return Discovery(model, twin, flow, numbers, row_cache, failures, start)
 
 
 def inherit_rows(built: nn.Module, model: nn.Module) -> None:
@@ -235,6 +255,7 @@ def merge_rows(one: Row, other: Row) -> Row:
         tensors={**one.tensors, **other.tensors},
         attributes={**one.attributes, **other.attributes},
         lists={**one.lists, **other.lists},
+        mixing=(*one.mixing, *other.mixing),
         constant=one.constant or other.constant,
     )
 

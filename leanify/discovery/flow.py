@@ -176,7 +176,10 @@ class Follower(TorchFunctionMode):
             came = NOTHING
         elif name in FUSED_ATTENTIONS:
             union, values = self._union(tensors[:3]), tensors[min(2, len(tensors) - 1)]
-            union = replace(union, along=union.along | self._on_the_way(tensors[3:]))  # slopes in a mask
+            mask = self._union(tensors[3:])  # its slopes, and maps of the attention itself that make it
+            frame = f"{self.stack[-1].path}." if self.stack else ""
+            own_maps = {use for use in mask.maps if use.name.startswith(frame)}
+            union = replace(union, along=union.along | self._on_the_way(tensors[3:]), maps=union.maps | own_maps)
             came = self._after_product(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
         elif name in MAPS and len(tensors) > 1:
             came = self._product_or_map(name, args, list(zip(tensors, weights, strict=True)))

@@ -52,11 +52,11 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
         yield Rewrite(short, ("forward",))
     uses_by_method = {name: list(_uses(ast.parse(text))) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
-    # uses of a name between the projections: before and behind them it is the width, as where windows are cut out
+    # uses of a name for the heads: elsewhere it is the width, as where windows are cut out, or keys are made fewer
     forward = sources.get("forward", "")
-    between = [use for use in uses_by_method.get("forward", []) if _is_between(forward, use, maps, last)]
+    of_heads = [use for use in uses_by_method.get("forward", []) if _is_of_heads(forward, use, maps, last)]
     for word in names:
-        uses = [use for use in between if use.word == word]
+        uses = [use for use in of_heads if use.word == word]
         if uses and len(uses) < sum(use.word == word for use in uses_by_method["forward"]):
             yield Rewrite(_make_edits(forward, uses, inner.replace(INSTANCE, _first_argument(forward))), ("forward",))
     # uses of all names that hold lengths, then of each name alone
@@ -73,14 +73,19 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
                 yield Rewrite(edits, tuple(dict.fromkeys(method for method, _ in part)))
 
 
-def _is_between(source: str, use: ShapeUse, maps: Sequence[str], last: str) -> bool:
-    """Whether a use is behind the first line that calls one of ``maps``, and before the end of the call of ``last``."""
-    instance = _first_argument(source)
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    starts = [call.lineno for call in calls if ast.unparse(call.func) in [f"{instance}.{name}" for name in maps]]
-    ends = [call for call in calls if ast.unparse(call.func) == f"{instance}.{last}"]
-    places = [(call.end_lineno or 0, call.end_col_offset or 0) for call in ends]
-    return bool(starts and places) and use.line >= min(starts) and (use.line, use.start) < max(places)
+def _is_of_heads(source: str, use: ShapeUse, maps: Sequence[str], last: str) -> bool:
+    """Whether a use is divided, or lies between the attention and the end of the call of ``last``, its output."""
+    if re.match(r" *//? *", source.splitlines()[use.line - 1].encode()[use.end :].decode()):
+        return True
+    ends: dict[str, tuple[int, int]] = {}  # of the last call, by the name that is called
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            end = node.end_lineno or 0, node.end_col_offset or 0
+            name = ast.unparse(node.func).removeprefix(f"{_first_argument(source)}.")
+            ends[name] = max(end, ends.get(name, end))
+    attentions = [end for name, end in ends.items() if name.endswith(("softmax", "attention"))]
+    starts = attentions or [end for name, end in ends.items() if name in maps]
+    return bool(starts) and max(starts) < (use.line, use.start) < ends.get(last, (0, 0))
 
 
 def _short_edits(source: str) -> dict[str, str]:

@@ -214,9 +214,10 @@ def _known_sites(model: nn.Module) -> list[Site]:
     if unknown is None and (get_example(model) is None or get_record(model).is_read):
         return sites
     obstacle = describe_obstacle(model) if get_example(model) is not None else ""
-    attach_mlps = None
+    discovery, failures = None, dict[str, str]()
     try:
-        failures, attach_mlps = discover.discover(model)
+        discovery = discover.discover(model)
+        failures = discovery.failures
     except UnsupportedModel as error:
         if obstacle:
             raise UnsupportedModel(f"{model_name(model)} cannot be read: {obstacle}") from error
@@ -244,8 +245,8 @@ def _known_sites(model: nn.Module) -> list[Site]:
             f"{model_name(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
             f"does not know how to read: {why}"
         )
-    if attach_mlps is not None:
-        attach_mlps()
+    if discovery is not None:
+        discovery.attach_mlps()
     return find_sites(model)
 
 
