@@ -53,6 +53,22 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=128, num_layers=4, num_heads=2)
         ),
     }
+    labels = {"id2label": dict(enumerate(["cold", "dog", "film", "town", "war", "warm"])), **common}
+    models["several"] = library.BertForSequenceClassification(
+        library.BertConfig(problem_type="multi_label_classification", **labels)
+    )
+    sizes = {"d_model": 32, "decoder_layers": 4, "encoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": tokenizer.sep_token_id}
+    models["end"] = library.BartForSequenceClassification(
+        library.BartConfig(forced_eos_token_id=None, pad_token_id=tokenizer.pad_token_id, **sizes, **heads, **labels)
+    )
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    models["pictures"] = library.CLIPModel(
+        library.CLIPConfig(
+            text_config={"vocab_size": len(tokenizer), "max_position_embeddings": 64, **tower},
+            vision_config={"image_size": 32, "patch_size": 8, **tower},
+        )
+    )
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -73,7 +89,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "data"),
-    [("masked", "text.txt"), ("experts", "text.txt"), ("number", "scores.csv"), ("encoder", "scores.csv")],
+    [
+        ("masked", "text.txt"),
+        ("experts", "text.txt"),
+        ("number", "scores.csv"),
+        ("encoder", "scores.csv"),
+        ("end", "classes.csv"),
+    ],
 )
 def test_every_head_is_carried_and_healed(
     source: str, data: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -97,6 +119,8 @@ def test_every_head_is_carried_and_healed(
     ("source", "data", "fact"),
     [
         ("names", "text.txt", "no data here judge its head"),
+        ("several", "classes.csv", "no data here judge its head"),
+        ("pictures", "text.txt", "a CLIPModel, does not run on the samples of .*text.txt"),
         ("four", "classes.csv", "4 classes apart and .*classes.csv has 6"),
         ("seq2seq", "text.txt", "no task here trains"),
         ("foreign", "text.txt", "the tokenizer of another model"),

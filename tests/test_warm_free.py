@@ -10,7 +10,8 @@ import pytest
 from test_warm_carry import built
 
 import leanify
-from leanify.carrying.free import Variant, solve_program, transfer_free
+from leanify.carrying.calibration import collect_outputs
+from leanify.carrying.free import Variant, measure_variants, solve_program, transfer_free
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import BudgetError
 
@@ -49,6 +50,18 @@ def test_choice_minimises_total_damage(saving: int) -> None:
         assert sum(v.damage for v in taken) == pytest.approx(best)
     with pytest.raises(BudgetError, match="1,000"):
         solve_program(library(0), 1000)
+
+
+def test_last_key_value_group_stays_whole() -> None:
+    """A layer that has one group left looks like multi-query attention, which may lose single heads."""
+    original, data = built("hf/llama")
+    group = next(leanify.read(original).layers()).group
+    model = leanify.write(original, leanify.read(original).map_layers(lambda layer: layer.set_heads(group)))
+    teacher = CalibratedTeacher(model, data[:2], data[2:])
+    name, target = teacher.architecture.stages[0].name, collect_outputs(model, data[2:], teacher.headless)
+    parts = [{one.part for one in measure_variants(teacher, {name: count}, data[2:], target)} for count in (1, group)]
+    assert group > 1
+    assert [("heads" in several) for several in parts] == [True, False]
 
 
 def test_free_shapes_keep_the_budget() -> None:

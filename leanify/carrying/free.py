@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,14 @@ def transfer_free(
     target = collect_outputs(teacher.model, batches, teacher.headless)
     current, damage, steps = teacher, 0.0, list[Step]()  # the model as cut so far, on the teacher's data
     before = _parameters(teacher.model)
+    # heads go in whole key/value groups of the original, also where one group is left, which looks like MQA
+    groups: dict[str, int] = {}
+    for stage in teacher.architecture.stages:
+        groups[stage.name] = max((layer.group for layer in chain.from_iterable(stage.blocks)), default=1)
     for turn in range(1, ROUNDS + 1):
         # the variants of each block, and the selection that saves this round's share
         saving = _parameters(current.model) - before + (before - max_params) * turn // ROUNDS
-        variants = solve_program(measure_variants(current, batches, target), saving)
+        variants = solve_program(measure_variants(current, groups, batches, target), saving)
         # the model after the cut: its damage is forecast as a sum, and measured
         current = current.for_model(cut_blocks(current, variants))
         forecast = damage + sum(variant.damage for variant in variants)
@@ -98,17 +103,23 @@ def _scoring_batches(teacher: CalibratedTeacher) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def measure_variants(current: CalibratedTeacher, batches: Sequence[Batch], target: TeacherOutputs) -> list[Variant]:
-    """List every variant of every block and its added damage, for stages with a list of blocks."""
+def measure_variants(
+    current: CalibratedTeacher, groups: Mapping[str, int], batches: Sequence[Batch], target: TeacherOutputs
+) -> list[Variant]:
+    """List every variant of every block and its added damage, for stages with a list of blocks.
+
+    ``groups`` are the heads of a key/value group in each stage of the original.
+    """
     library: list[Variant] = []
     base = divergence(collect_outputs(current.model, batches, current.headless), target)
     for stage in (stage for stage in current.located_model.stages if stage.container is not None):
         blocks = stage_blocks(current.located_model, stage.name)
         calls = record(current.model, blocks, batches)
         is_shared = shared_table(current.located_model, stage) != ""
+        group = groups[stage.name]
         for place, layers in enumerate(stage.blocks):
             old = tuple(layer.read() for layer in layers)
-            several = list(_shapes(old, is_shared, len(blocks)))
+            several = list(_shapes(old, group, is_shared, len(blocks)))
             current.measure_block(stage, place, [shape for _, shape in several if shape is not None])
             for part, new_block in several:
                 try:
@@ -124,10 +135,15 @@ def measure_variants(current: CalibratedTeacher, batches: Sequence[Batch], targe
     return library
 
 
-def _shapes(old: Block, is_shared: bool, depth: int) -> Iterator[tuple[str, Block | None]]:
-    """List the shapes that a block could take: fewer heads unless its table is shared, a narrower MLP, or no block."""
+def _shapes(old: Block, group: int, is_shared: bool, depth: int) -> Iterator[tuple[str, Block | None]]:
+    """List the shapes that a block could take: fewer heads unless its table is shared, a narrower MLP, or no block.
+
+    A layer of one key/value head loses heads by ``group``.
+    """
     for share in () if is_shared else HEADS:
-        yield "heads", tuple(layer.set_heads(_round_down(layer.heads * share, layer.group)) for layer in old)
+        multiples = [group if layer.kv_heads == 1 else layer.group for layer in old]
+        counts = [_round_down(layer.heads * share, one) for layer, one in zip(old, multiples, strict=True)]
+        yield "heads", tuple(layer.set_heads(count) for layer, count in zip(old, counts, strict=True))
     for share in UNITS:
         yield "mlp", tuple(replace(layer, mlp=_round_down(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
     if depth > 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -204,11 +204,7 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
 
     head = heads.OTHER_HEADS.search(source.origin.cls)
     if head is not None:
-        raise LeanifyError(
-            f"{name} is a {source.origin.cls}, and no data here judge its head. A smaller model with its weights is "
-            f"written with leanify redesign {name} --weights {name} --target-params 0.6 --choose narrow -o DIR, and "
-            f"healed by transformers' Trainer, as AutoModel{head[0]}"
-        )
+        _refuse_head(name, f"is a {source.origin.cls}", head[0])
 
     # the recipe; the model keeps its own dropout, only the copy that heals has another
     recipe = _usual_recipe(name, data, settings)
@@ -221,6 +217,8 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
     if override or section.cls is not None:
         source = find.section_source(replace(section, override=override))
     shell = build_on_meta(source)
+    if getattr(getattr(shell, "config", None), "problem_type", None) == "multi_label_classification":
+        _refuse_head(name, "gives each label a probability of its own (problem_type)", "ForSequenceClassification")
     recipe = _short(recipe, shell, settings)
     recipe = replace(recipe, data=replace(recipe.data, judge=True))
 
@@ -243,6 +241,14 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
     costs = ModelCosts(lambda: (LiveModel(shell, recipe.data.length), not isinstance(source.weights, str)), file)
     load, reshape = cache(partial(_load, name, source)), cache(partial(surgery.write, shell))
     return Original(name, source, locate(shell), costs, recipe, splits, no_dropout, load, reshape)
+
+
+def _refuse_head(name: str, what: str, auto: str) -> NoReturn:
+    raise LeanifyError(
+        f"{name} {what}, and no data here judge its head. A smaller model with its weights is written with leanify "
+        f"redesign {name} --weights {name} --target-params 0.6 --choose narrow -o DIR, and healed by transformers' "
+        f"Trainer, as AutoModel{auto}"
+    )
 
 
 def _load(name: str, source: ModelSource) -> tuple[nn.Module, torch.dtype]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from leanify.core.architecture import Architecture
-from leanify.core.errors import LeanifyError
+from leanify.core.errors import DataError, LeanifyError
 from leanify.core.recipe import TrainingRecipe
 from leanify.core.terminal import note
 from leanify.core.units import format_bytes
@@ -27,7 +27,9 @@ from leanify.shrinking.calibration_batches import MAX_SAMPLES, MIN_TOKENS, max_c
 from leanify.shrinking.candidates import Candidate
 from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original
+from leanify.training.evaluation import first_sample
 from leanify.upstream.inputs import example_inputs
+from leanify.upstream.reraise import reraise_as
 
 # candidates sorted by how often they were best before healing, on five checkpoints (rotated: on one); the last is
 # dropped first
@@ -118,9 +120,19 @@ def sample_macs(original: Original) -> float:
 
 
 def measure_speed(original: Original) -> float:
-    """Measure the multiplications per second of the original on this machine, on random samples."""
+    """Measure the multiplications per second of the original on this machine, on random samples.
+
+    Raises DataError for a model that does not run on the data.
+    """
+    # a sample of the data, before any work: a model of pictures and texts does not run on texts alone
+    model = original.module
+    sample = original.splits.scale_inputs(first_sample(original.splits)[0])
+    attempt = f"{original.name}, a {type(model).__name__}, does not run on the samples of {original.recipe.data.path}"
+    with reraise_as(attempt, DataError), torch.no_grad():
+        model(**sample) if isinstance(sample, dict) else model(sample)
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = original.module.to(device)
+    model = model.to(device)
     inputs = example_inputs(model, TIMED_BATCH, mean_tokens(original), device=device)
 
     # the first pass warms up; the mean of the others has the share of the machine that other processes leave
