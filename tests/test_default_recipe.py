@@ -174,3 +174,10 @@ def test_own_model_fits_few_pictures(tmp_path: Path) -> None:
         assert recipe.schedule.warmup == pytest.approx(0.1 * epochs)
     many = default_recipe.model_recipe("vit_tiny_patch16_224").schedule
     assert (many.batch_size, many.epochs) == (128, 10)
+
+
+def test_types_without_a_classifier_are_named(tmp_path: Path) -> None:
+    """Instead of an output without logits, which says nothing of what to do."""
+    folder = pictures(tmp_path / "own", (8, 8))
+    with pytest.raises(RecipeError, match="no image classifier for the model type 'vit_mae'"):
+        training.resolve("hf/vit_mae", [f"data.path={folder}"])

@@ -35,7 +35,8 @@ class LabelMatch:
 
     @property
     def lists(self) -> str:
-        return f"the data has {preview(list(self.names), 8)}, the model {preview(list(self.outputs), 8)}"
+        outputs = f"the model {preview(list(self.outputs), 8)}" if self.outputs else "and the model names none"
+        return f"the data has {preview(list(self.names), 8)}, {outputs}"
 
     def check_score(self, share: float, samples: int) -> None:
         """Raise DataError where the model's share of right answers says that the labels are in another order.
@@ -51,10 +52,12 @@ class LabelMatch:
         else:
             return
         order = "the labels were taken in order, since names say nothing, and a" if self.kind == "guess" else "a"
-        raise DataError(
-            f"{order} score of {share:.1%} on {samples:,} samples {problem}: {self.lists}. Write the data's labels as "
-            "the model's outputs are called, or correct id2label in its config.json"
-        )
+        remedy = "Write the data's labels as the model's outputs are called, or correct id2label in its config.json"
+        if self.kind == "same":
+            remedy = (
+                "They are called alike, so the names in its config.json (id2label) may be in another order: correct it"
+            )
+        raise DataError(f"{order} score of {share:.1%} on {samples:,} samples {problem}: {self.lists}. {remedy}")
 
 
 def match_labels(labels: Sequence[str], outputs: Sequence[str]) -> LabelMatch:

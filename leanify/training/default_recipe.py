@@ -289,6 +289,12 @@ def model_recipe(
 def _image_recipe(name: str, path: str | None, source: ModelSource, columns: NamedColumns) -> Recipe:
     """Classification of the user's images; a new model gets as many outputs as they have classes."""
     cls = _auto_if_supported(source, "AutoModelForImageClassification")
+    if cls is None and source.origin.library == "hf":
+        raise RecipeError(
+            f"{name}: transformers has no image classifier for the model type {_config(source).model_type!r}; timm may "
+            "have the same model with a head (leanify zoo lists it), or add one in a module of your own, "
+            "path/to/model.py:make"
+        )
     data, override = DataSection("data", "classification"), {}
     images = None if path is None else recognition.recognise(path, columns)
     samples = None
