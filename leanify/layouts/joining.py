@@ -56,7 +56,7 @@ def split_table(table: Path, column: str, splits: Iterable[str]) -> str:
     folder = table.parent / "splits"
     code = (
         f"import pandas, pathlib; place = pathlib.Path({json.dumps(str(folder))}); place.mkdir(); "
-        "[rows.to_csv(place / f'{name}.csv', index=False) for name, rows in "
+        "[rows.to_csv(place / (pathlib.Path(str(name)).name + '.csv'), index=False) for name, rows in "
         f"pandas.read_{reader.format(json.dumps(str(table)))}.groupby({json.dumps(column)})]"
     )
     return f". python -c {quote(code)} writes them into {folder}"
