@@ -152,23 +152,37 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
 
 
 def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData:
-    # data that `datasets` saved, pictures with boxes
+    """The data in a folder: what was saved, pictures, tables or texts, in this order; else what it has instead."""
     if hub.is_saved(place):
         return _describe_saved(place, selection)
+    table = find_table(place, "train")
+    file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
+    data = _find_other_labels(place) or _find_pictures(place, table, selection)
+    data = data or (_find_rows(place, file, selection, depth) if file is not None else None)
+    if data is None and not _is_of_pictures(place):
+        data = _find_texts(place, file, selection)
+    return data or _explain_folder(place, selection, depth)
+
+
+def _find_other_labels(place: Path) -> OwnData | None:
+    """Pictures whose labels are boxes or masks."""
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
     if boxes is not None and next(find_images(place), None) is not None:
         return nothing(
             f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: {CUT}"
         )
     masks = mask_folders(place) or next(filter(None, map(mask_folders, class_folders(place)[:FEW_PARTS])), [])
-    if masks:
-        return nothing(
-            f"its labels are pictures ({preview(masks)}), as masks of segmentation are, and leanify learns one class a "
-            "picture: put the pictures into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
-        )
-    # pictures in a folder for each class, unless a table called train names them
+    if not masks:
+        return None
+    return nothing(
+        f"its labels are pictures ({preview(masks)}), as masks of segmentation are, and leanify learns one class a "
+        "picture: put the pictures into a folder for each class, DIR/train/CLASS and DIR/validation/CLASS"
+    )
+
+
+def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> OwnData | None:
+    """Pictures in a folder for each class, unless a table called train names them, or in tar shards; no recordings."""
     classes = find_class_folders(place, "train")
-    table = find_table(place, "train")
     if classes is not None:
         names_pictures = classes == place and table is not None and columns.split_stem(table) in synonyms("train")
         data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
@@ -176,43 +190,46 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
             return _describe_classes(place, classes)
     if recordings := _find_recordings(place):
         return nothing(f"{recordings} files are not read: {RECORDINGS[recordings]}")
-    # pictures in tar shards
     from leanify.layouts import tar_shards  # imports numpy
 
-    if shards := tar_shards.find_shards(place, "train"):
-        return _describe_shards(place, shards)
-    # a table, or a text file for each split
-    file = columns.find_split_file(place, "train", (*columns.TABLES, *columns.TEXT_FILES)) or table
-    if file is not None and (file.is_dir() or (columns.is_table(file) and texts_and_labels(file) is None)):
-        data = _describe_file(file, find_table(place, "validation"), selection, place)
-        below = None
-        if data.kind is None and _is_of_pictures(place):  # a list of pictures that is not understood
-            below = _name_inner_data(class_folders(place), place, depth)
-        if data.kind is not None or file.parent.name not in META:
-            return replace(data, fault=f"{data.fault}; {below}") if below else data
-    if _is_of_pictures(place):
-        return _explain_folder(place, selection, depth)
+    shards = tar_shards.find_shards(place, "train")
+    return _describe_shards(place, shards) if shards else None
+
+
+def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> OwnData | None:
+    """Rows of a split's table, or texts in folders of their classes; None for plain text, and for texts alone."""
+    if not file.is_dir() and (not columns.is_table(file) or texts_and_labels(file) is not None):
+        return None
+    data = _describe_file(file, find_table(place, "validation"), selection, place)
+    if data.kind is not None:
+        return data
+    # a table that is not understood may list pictures that lie in folders of their classes below
+    below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
+    if file.parent.name in META:
+        return None
+    return replace(data, fault=f"{data.fault}; {below}") if below else data
+
+
+def _find_texts(place: Path, file: Path | None, selection: NamedColumns) -> OwnData | None:
+    """Plain texts: a split's ``file``, a single one, several, or those in a folder for each split."""
     # texts in one file and their labels in another, perhaps in a folder for each split
-    texts = columns.text_files(place)
-    folder = find_split_folder(place, "train")
+    texts, folder = columns.text_files(place), find_split_folder(place, "train")
     inner_files = [] if folder is None else [entry for entry in islice(folder.iterdir(), FEW_PARTS) if entry.is_file()]
     if line := join_labels(texts if file is None else [file], place) or join_labels(sorted(inner_files), place):
         return nothing(line, place)
     if file is not None:
         kinds = (*columns.TEXT_FILES, *columns.TABLES)
         return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
-    # a single text file, or several without a split
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
     if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
         return nothing(classes_line, place)
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
-    # text files in a folder for each split
-    if folder is not None and (texts := list_texts(folder)):
-        is_validated = find_texts(place, "validation") is not None
-        return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
-    return _explain_folder(place, selection, depth)
+    if folder is None or not (texts := list_texts(folder)):
+        return None
+    is_validated = find_texts(place, "validation") is not None
+    return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
 
 
 def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
