@@ -29,9 +29,9 @@ TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("question", "passage"), ("question", "sentence"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"),
     ("text1", "text2"), ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
-    ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
+    ("text",), ("sentence",), ("review",), ("content",), ("question",), ("body",), ("comment",),
     ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
-    ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",),
+    ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",), ("title",),
 )  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic",
@@ -44,6 +44,7 @@ PICTURES = (
     "image_name", "img_id", "image_file", "filepaths", "photo",
 )  # fmt: skip
 CONTENTS = {"text": "texts", "label": "labels", "image": "images"}
+PART = re.compile(r"(?:part-)?([0-9]{3,6})(?:[-_.].*)?\.parquet")  # as Spark and the hub's own conversion name parts
 LONGEST_LINE = 1 << 16  # characters by which a line is recognised
 LISTS = (".lst", ".list", ".conll", ".iob", ".iob2", ".bio", ".data")  # endings of text files that may be tables
 MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table
@@ -210,8 +211,10 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
 
 
 def find_shards(file: Path) -> list[Path]:
-    """The Parquet files that one stands for, NAME-00000-of-00002.parquet, in order; else the file itself."""
+    """The Parquet files that one stands for, NAME-00000-of-00002.parquet or 0000.parquet, in order; else itself."""
     first = SHARD.fullmatch(file.name)
+    if (numbered := PART.fullmatch(file.name)) and not int(numbered[1]):
+        return sorted(path for path in _visible_files(file.parent) if PART.fullmatch(path.name))
     if first is None or int(first[2]):
         return [file]
     shards = []
@@ -242,6 +245,8 @@ def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
     if not tables and ".csv" in suffixes and len(files) <= MAX_LINES:
         tables = [file for file in files if text_table(file) not in (None, "tags")]
     others = [file for file in tables if parse_split(split_stem(file)) is None]
+    if len(others) > 1 and find_shards(others[0]) == others:  # parts of one table
+        return others[0]
     return others[0] if len(others) == 1 else None
 
 

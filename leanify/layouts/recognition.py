@@ -228,6 +228,8 @@ def _find_texts(place: Path, file: Path | None, selection: NamedColumns) -> OwnD
         return OwnData("text", f"{len(texts)} text files in {place}", False)
     if folder is None or not (texts := list_texts(folder)):
         return None
+    if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
+        return nothing(classes_line, place)
     is_validated = find_texts(place, "validation") is not None
     return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
 

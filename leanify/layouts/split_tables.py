@@ -28,5 +28,5 @@ def find_table(path: Path, split: str) -> Path | None:
     folder = find_split_folder(path, split)
     files = [find_split_file(path / name, split, TABLES) for name in META]
     if folder is not None:
-        files = [only_file(folder, TABLES)]
+        files = [find_split_file(folder, split, TABLES), only_file(folder, TABLES)]
     return next(filter(None, files), None) or find_class_texts(path, split)

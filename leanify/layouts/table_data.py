@@ -29,7 +29,7 @@ UNLABELLED = (  # columns of data for language models and embeddings, and of the
     (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
     (("anchor", "positive"), "anchor"), (("query", "pos"), "query"), (("prompt", "response"), "response"),
     (("instruction", "response"), "response"), (("question", "response"), "response"),
-    (("chosen", "rejected"), "chosen"),
+    (("chosen", "rejected"), "chosen"), (("text", "language_score"), "text"),
 )  # fmt: skip
 PAIRS = (  # the same of answers, summaries and translations, unless a column has labels
     (("question", "context"), "context"), (("question", "answer"), "answer"), (("article", "highlights"), "article"),
@@ -224,6 +224,9 @@ def _describe_plain_rows(table: _Table, labels: Sequence[str], validation: Path 
     rest = (
         "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(table.texts) else ""
     )
+    for name, cell in table.rows[0].items():
+        if isinstance(cell, dict) and (inner := columns.match_column(columns.LABELS, list(cell))) is not None:
+            rest += f"; column {name} has a {inner} inside, which is learnt if it is a column beside the text"
     description = f"texts in {table.file} (column {table.texts[0]}{rest})"
     return OwnData("text", description, validation is not None)
 
