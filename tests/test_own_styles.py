@@ -372,6 +372,25 @@ class Edges(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
+class Relative(nn.Module):
+    """Relative positions: queries times a table of one head's channels (Shaw et al. 2018; Huang et al. 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.mlp = HEADS, WIDTH // HEADS, feed_forward()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.table = nn.Parameter(torch.randn(16, WIDTH // HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        parts = self.q(x), self.k(x), self.v(x)
+        q, k, v = (part.view(b, n, self.heads, self.head_dim).transpose(1, 2) for part in parts)
+        by_distance = torch.einsum("bhid,rd->bhir", q, self.table[:n])
+        logits = (q @ k.transpose(-2, -1) + by_distance) / self.head_dim**0.5
+        x = x + self.out((logits.softmax(-1) @ v).transpose(1, 2).reshape(b, n, width))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
 class Reduced(nn.Module):
     """Fewer keys by a convolution (Wang et al. 2021, PVT), between which the width is the width of tokens again."""
 
@@ -400,6 +419,7 @@ STYLES: dict[str, Callable[[], nn.Module]] = {
     "mean squares": lambda: Normed(nn.RMSNorm),
     "edges": Edges,
     "reduced": Reduced,
+    "relative": Relative,
     "means": lambda: Normed(nn.LayerNorm),
 }
 

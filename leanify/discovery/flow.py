@@ -326,6 +326,8 @@ class Follower(TorchFunctionMode):
             outs, ins = (0,), ()
         use = Use(weight_name, shape, outs, ins)
         came: Came = self._came.get(x, NOTHING)
+        if self._is_in_heads(x, came, use):  # a table of relative positions, by which queries are multiplied
+            return replace(came, along=came.along | other_weights | {weight_name})
         if came.products == 1:  # a map over logits, such as talking heads
             maps = came.maps | {replace(use, over_logits=True)}
             return replace(came, maps=maps, along=came.along | other_weights, active=False)
@@ -334,6 +336,18 @@ class Follower(TorchFunctionMode):
         elif came.active and came.maps and self._is_between(came, use):
             self._add_candidate(self.flow.mlps, use, came)
         return Came(frozenset({use}), frozenset(other_weights), behind=frozenset(one.name for one in came.maps))
+
+    def _is_in_heads(self, x: Tensor, came: Came, use: Use) -> bool:
+        """Whether a bare parameter maps the channels of one head of an earlier map of the same module."""
+        frame = self.stack[-1] if self.stack else None
+        if frame is None or x.dim() < 4 or came.products or came.active or not came.maps:
+            return False
+        prefix = f"{frame.path}." if frame.path else ""
+        is_bare = use.name.removeprefix(prefix) in dict(frame.module.named_parameters(recurse=False))
+        own_maps = all(one.name.startswith(prefix) for one in came.maps)
+        lengths = {one.out_length for one in came.maps}
+        is_part = all(length > use.input_size and length % use.input_size == 0 for length in lengths)
+        return is_bare and own_maps and is_part
 
     def _is_between(self, came: Came, last: Use) -> bool:
         """Whether the map takes hidden units: computed from a stream as wide as its output, not the stream itself."""
