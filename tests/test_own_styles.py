@@ -411,6 +411,21 @@ class Reduced(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
+class Summed(nn.Module):
+    """Maps in bare parameters by head, and three factors in one sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(0.2 * torch.randn(HEADS, WIDTH, WIDTH // HEADS)) for _ in range(3))
+        self.out, self.mlp = nn.Parameter(0.2 * torch.randn(HEADS, WIDTH // HEADS, WIDTH)), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bnw,hwd->bhnd", x, part) for part in (self.q, self.k, self.v))
+        attention = torch.einsum("bhnd,bhmd->bhnm", q, k).softmax(-1)
+        x = x + torch.einsum("bhnm,bhmd,hdw->bnw", attention, v, self.out)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
 STYLES: dict[str, Callable[[], nn.Module]] = {
     "windows": Windows,
     "cache": Cached,
@@ -420,6 +435,7 @@ STYLES: dict[str, Callable[[], nn.Module]] = {
     "edges": Edges,
     "reduced": Reduced,
     "relative": Relative,
+    "summed": Summed,
     "means": lambda: Normed(nn.LayerNorm),
 }
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ MAPS = frozenset(_MAPS.split())
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 FUSED_ATTENTIONS = frozenset({"scaled_dot_product_attention", "flex_attention", "flash_attn_func"})
 AS_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # take another tensor's type or shape alone
+SUM_OF_THREE = re.compile(r"[a-zA-Z ]+,[a-zA-Z ]+,[a-zA-Z ]+->[a-zA-Z ]*")  # of an einsum, without "..."
 OPAQUE = frozenset({"multi_head_attention_forward"})  # torch's own attention has a row
 
 
@@ -154,9 +156,14 @@ class Follower(TorchFunctionMode):
         self.watched_inputs: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        keywords = kwargs or {}
+        keywords, name = kwargs or {}, getattr(func, "__name__", "")
+        is_sum = name == "einsum" and len(args) == 4 and isinstance(args[0], str)
+        if is_sum and SUM_OF_THREE.fullmatch(args[0]):  # one product after the other
+            first, second, last, total = re.split(",|->", args[0].replace(" ", ""))
+            inner = "".join(letter for letter in dict.fromkeys(first + second) if letter in last + total)
+            product = self.__torch_function__(func, types, (f"{first},{second}->{inner}", *args[1:3]))
+            args = f"{inner},{last}->{total}", product, args[3]
         result = func(*args, **keywords)
-        name = getattr(func, "__name__", "")
         outputs = [args[0]] if name == "__setitem__" else list(iterate_tensors(result))
         if outputs:
             self._note(name, args, list(iterate_tensors((args, keywords))), outputs)

@@ -171,7 +171,7 @@ def page(rows: Rows) -> list[str]:
 
 
 def readme(rows: Rows) -> list[str]:
-    """A table with its claims for the first checkpoint and budget that have enough seeds, and a line for the others.
+    """A table with its claims for the first checkpoint and budget that have enough seeds, and a line for such others.
 
     Arms with too few seeds are in the page alone, but answer to the claims.
     """
@@ -183,8 +183,7 @@ def readme(rows: Rows) -> list[str]:
             ours = OURS[0]
         sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "score")
         if len(seeds) < MIN_SEEDS:
-            lines += ["", f"{name} at {float(budget):.0%}: too few seeds, so nothing is shown."]
-            continue
+            continue  # begun: on the page alone
         if has_table:
             answers = "; ".join(sentence.removeprefix("- ").rstrip(".") for sentence in sentences)
             lines += ["", f"{name} at {float(budget):.0%}, *{ours}*: {answers}."]
