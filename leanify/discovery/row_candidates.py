@@ -140,45 +140,46 @@ def attention_guesses(
             uses = [use for use in candidate.projections if use not in latent]
             lists = _head_lists(module, path, uses, sizes)
             direct_uses = [use for use in uses if not _belongs_to(relative_path(use.name, path), lists)]
-            keys = _layout_keys(direct_uses, sizes)
-            ways = []
-            for letter, (key, length) in zip(itertools.cycle(NARROW_LETTERS), keys.items(), strict=False):
-                length_of_heads = length - units.get(length, 0)
-                layouts = head_layouts(length_of_heads, sizes, letter, is_pair=len(direct_uses) == 2) or [""]
-                if length in units and mlp is not None:
-                    how = "m" if units[length] == mlp.last.input_size else "2 m"
-                    pairs = [(f"{one} | {how}", f"{how} | {one}") for one in layouts if one]
-                    layouts = [*itertools.chain(*pairs)]
-                ways.append(layouts if key == length else layouts[:3])
+            choices = _layout_choices(direct_uses, sizes, units, mlp)
             # each choice of numbers that follow the heads, with each combination of layouts
             for attributes in _number_choices(numbers, sizes):
-                for *layouts, back in itertools.product(*ways, ("h d", "d h")):
+                for *layouts, back in itertools.product(*choices.values(), ("h d", "d h")):
+                    named_layouts: dict[int | str, str] = dict(zip(choices, layouts, strict=True))
                     before: Row | None = None
                     for with_tables in (False, True):  # embeddings and buffers may hold a number for each head
-                        named_layouts: dict[int | str, str] = dict(zip(keys, layouts, strict=True))
                         guess = _Guess(module, path, sizes, named_layouts, lists, latent)
                         guess.add(candidate, direct_uses, back, with_tables)
                         if mlp is not None:
                             guess._add_use(mlp.last, "", "m")
                         row = _add_size_attributes(module, guess.row(attributes, constant=("d",)), sizes)
-                        if row != before:
-                            yield row
-                        if row != before and guess.norms:  # over all heads, which see each other in it
+                        if row == before:
+                            continue
+                        yield row
+                        if guess.norms:  # over all heads, which see each other in it
                             yield replace(row, mixing=tuple(guess.norms))
                         before = row
 
 
-def _layout_keys(uses: Sequence[Use], sizes: Mapping[str, int]) -> dict[int | str, int]:
-    """Return {key: length} of the outputs that have a layout each: projections of one length share it.
+def _layout_choices(
+    uses: Sequence[Use], sizes: Mapping[str, int], units: Mapping[int, int], mlp: Candidate | None
+) -> dict[int | str, list[str]]:
+    """Return {length of outputs: the layouts that they may have}: projections of one length share one.
 
     Not so a map of queries and one of keys and values, as long as the queries where h = 2 g: each has its name as key.
+    A projection that an MLP shares has its hidden units behind or before the heads, as ``units`` say.
     """
     keys: dict[int | str, int] = {length: length for length in sorted({use.out_length for use in uses})}
-    inner = sizes["h"] * sizes["d"]
-    twins = [use.name for use in uses if use.out_length == inner]
+    twins = [use.name for use in uses if use.out_length == sizes["h"] * sizes["d"]]
     if sizes["h"] == 2 * sizes["g"] and len(uses) == len(twins) == 2:
-        return dict.fromkeys(twins, inner)
-    return keys
+        keys = dict.fromkeys(twins, sizes["h"] * sizes["d"])
+    choices: dict[int | str, list[str]] = {}
+    for letter, (key, length) in zip(itertools.cycle(NARROW_LETTERS), keys.items(), strict=False):
+        layouts = head_layouts(length - units.get(length, 0), sizes, letter, is_pair=len(uses) == 2) or [""]
+        if length in units and mlp is not None:
+            how = "m" if units[length] == mlp.last.input_size else "2 m"
+            layouts = [*itertools.chain(*[(f"{one} | {how}", f"{how} | {one}") for one in layouts if one])]
+        choices[key] = layouts
+    return choices
 
 
 def _add_size_attributes(module: nn.Module, row: Row, sizes: Mapping[str, int]) -> Row:
