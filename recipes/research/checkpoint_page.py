@@ -59,6 +59,8 @@ the same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify sh
 2. SmolLM2: seed 0 at 16fbb31, the others at 5824771 on another draw of the same reviews, which all arms of a
 seed share; healed 30 steps of 4 reviews at 5e-5 and 2e-4, judged by 120; the other domain is TinyStories. Of its
 peers the best run and Torch-Pruning were not measured, and Block Influence by one seed.
+That draw can no longer be made. Another table is begun on IMDb's train.csv and test.csv as they lie, seeds 3
+to 5, at 04456ac; minutes there are of two runs beside each other.
 
 ```sh
 python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
