@@ -216,7 +216,7 @@ def entry(name: str, size: int, content: bytes = b"") -> bytes:
     return data + content + bytes(-len(content) % 512)
 
 
-READ = "import sys\nfrom pathlib import Path\nfrom leanify.data.images import tar_shards\n"
+READ = "import sys\nfrom pathlib import Path\nfrom leanify.layouts import tar_shards\n"
 READ += (
     "from leanify.layouts.faults import Faults\nprint(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"
 )

@@ -1,7 +1,7 @@
 """Kinds of paths, judged by file names, and a checkpoint's also by its first bytes: one table for all commands.
 
 Imports no torch.
-Whether a path holds data to train on takes reading: see `data.recognition`.
+Whether a path holds data to train on takes reading: see `layouts.recognition`.
 """
 
 from __future__ import annotations
