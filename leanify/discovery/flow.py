@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from leanify.lens.located import parameter_names
+from leanify.lens.located import is_inside, parameter_names, relative_path
 from leanify.upstream.hooked import remove_on_exit
 
 _MAPS = "linear matmul mm bmm addmm baddbmm addbmm einsum __matmul__ __rmatmul__ tensordot conv1d conv2d conv3d"
@@ -184,8 +184,8 @@ class Follower(TorchFunctionMode):
         elif name in FUSED_ATTENTIONS:
             union, values = self._union(tensors[:3]), tensors[min(2, len(tensors) - 1)]
             mask = self._union(tensors[3:])  # its slopes, and maps of the attention itself that make it
-            frame = f"{self.stack[-1].path}." if self.stack else ""
-            own_maps = {use for use in mask.maps if use.name.startswith(frame)}
+            path = self.stack[-1].path if self.stack else ""
+            own_maps = {use for use in mask.maps if is_inside(use.name, path)}
             union = replace(union, along=union.along | self._on_the_way(tensors[3:]), maps=union.maps | own_maps)
             came = self._after_product(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
         elif name in MAPS and len(tensors) > 1:
@@ -349,9 +349,8 @@ class Follower(TorchFunctionMode):
         frame = self.stack[-1] if self.stack else None
         if frame is None or x.dim() < 4 or came.products or came.active or not came.maps:
             return False
-        prefix = f"{frame.path}." if frame.path else ""
-        is_bare = use.name.removeprefix(prefix) in dict(frame.module.named_parameters(recurse=False))
-        own_maps = all(one.name.startswith(prefix) for one in came.maps)
+        is_bare = relative_path(use.name, frame.path) in dict(frame.module.named_parameters(recurse=False))
+        own_maps = all(is_inside(one.name, frame.path) for one in came.maps)
         lengths = {one.out_length for one in came.maps}
         is_part = all(length > use.input_size and length % use.input_size == 0 for length in lengths)
         return is_bare and own_maps and is_part

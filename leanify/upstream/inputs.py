@@ -128,10 +128,9 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     # types that need more than names; grids keep their values on meta
     if config.model_type in OF_TYPE:
         inputs |= OF_TYPE[config.model_type](config, batch, length)
+    # texts end as a tokenizer ends them: a classifier like BART's reads the state of that token
     end = getattr(config, "eos_token_id", None)
-    if (
-        config.is_encoder_decoder and isinstance(end, int) and "input_ids" in inputs
-    ):  # BART's head reads the end's state
+    if config.is_encoder_decoder and isinstance(end, int) and "input_ids" in inputs:
         inputs["input_ids"][:, -1] = end
     if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, N), of one choice
         inputs = {name: value[:, None] for name, value in inputs.items()}
