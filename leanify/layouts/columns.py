@@ -27,8 +27,9 @@ IMAGES = (
 )  # fmt: skip  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
-    ("question", "passage"), ("question", "sentence"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"),
+    ("question", "passage"), ("question", "sentence"), ("#1_string", "#2_string"), ("sentence_a", "sentence_b"),
     ("text1", "text2"), ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
+    ("context", "hypothesis"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("body",), ("comment",),
     ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
     ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",), ("title",),
@@ -50,6 +51,9 @@ LISTS = (".lst", ".list", ".conll", ".iob", ".iob2", ".bio", ".data")  # endings
 MIN_LINES, MAX_LINES = 5, 200  # lines by which a text file is a table
 PATH_LABEL = re.compile(r"(?<=\.[a-z]{3})[ \t,;]+|(?<=\.[a-z]{4})[ \t,;]+", re.IGNORECASE)  # between a path and a label
 TAG = re.compile(r"O|[BIESLU]-\S+")
+TREE = re.compile(r"\(\d .+\)")  # a sentence in brackets, with the label of each of its parts
+FEW_MARKS, TEXT_MARKS = ("\t", ";", "|"), ("\t", " ::: ", " ||| ", ";", "|", "@")  # between cells of tables, of texts
+NO_ROWS = ("tags", "trees", "mixed")  # text files with labels, of which a table is to be made
 MAX_LABEL = 1000  # characters of a label; Python reads no number of more than 4,300 digits
 SPLIT_COLUMNS = ("split", "subset", "partition", "set", "dataset_split", "data_split", "is_valid", "is_test")
 SPLIT_NAMES = ALL_WORDS | {"true", "false"}  # in such a column of a table of several splits
@@ -59,19 +63,24 @@ DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,(?![0-9]{3}$)[0-9]+")  # three digits m
 
 
 def match_column(names: Sequence[str], candidates: Sequence[str]) -> str | None:
-    """The column that matches the first of ``names``, in upper or lower case, as spelt in the file; or None."""
+    """The column that matches the first of ``names``, as spelt in the file; or None."""
     # a row with a cell too many has a column without a name
-    spellings = {name.lower(): name for name in candidates if isinstance(name, str)}
-    return next((spellings[name.lower()] for name in names if name.lower() in spellings), None)
+    spellings = {spelling(name): name for name in candidates if isinstance(name, str)}
+    return next((spellings[spelling(name)] for name in names if spelling(name) in spellings), None)
 
 
 def guess_texts(candidates: Sequence[str]) -> tuple[str, ...]:
     """Guess the text columns by name, as spelt in the file; () if no name is known."""
-    spellings = {name.lower(): name for name in candidates if isinstance(name, str)}
+    spellings = {spelling(name): name for name in candidates if isinstance(name, str)}
     for names in TEXTS:
         if set(names) <= spellings.keys():
             return tuple(spellings[name] for name in names)
     return ()
+
+
+def spelling(name: str) -> str:
+    """A column's name without what differs between spellings of one: case, spaces and dashes."""
+    return re.sub(r"[ -]", "_", name.strip().lower())
 
 
 def pick_columns(
@@ -140,15 +149,21 @@ def lower_suffix(path: Path) -> str:
 
 def is_table(path: Path) -> bool:
     """Whether a file is a table: by its ending, or by the first lines of a text file."""
-    return lower_suffix(path) in TABLES or text_table(path) not in (None, "tags")
+    return lower_suffix(path) in TABLES or is_text_table(path)
 
 
-def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] | None:
+def is_text_table(path: Path) -> bool:
+    """Whether a text file is a table, by its first lines."""
+    return text_table(path) not in (None, *NO_ROWS)
+
+
+def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "trees", "mixed"] | None:
     """The kind of table that a text file holds, by its first lines; None for plain text.
 
     fasttext: lines with a label of fastText's; cells: cells between tabs, as many in each line, or a text, a semicolon
-    or a bar, and one of few labels; pictures: a path to a picture and a label; tags: a token and its tag in each line,
-    with a blank line after a sentence, which is not read.
+    or a bar, and one of few labels; pictures: a path to a picture and a label. Not read are tags: a token and its tag
+    in each line, with a blank line after a sentence; trees: a sentence in brackets; mixed: cells and lines of their
+    own between them.
     """
     is_other = path.suffix != "" and lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
     if is_other or not path.is_file():
@@ -170,18 +185,29 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags"] |
     are_tags = all(len(row) == len(cells[0]) > 1 and TAG.fullmatch(row[-1]) for row in cells)
     if are_tags and (len(rows) < len(lines) or lower_suffix(path) != ".txt"):
         return "tags"
+    if all(map(TREE.fullmatch, map(str.strip, rows))):
+        return "trees"
+    tabbed = [line for line in rows if "\t" in line]
+    if MIN_LINES <= len(tabbed) < len(rows) < 2 * len(tabbed) and _have_labels(tabbed, "\t"):
+        return "mixed"
     if len(rows) < len(lines):
         return None
-    mark = even_mark(rows)
-    ends = {line.rpartition(mark)[2].strip() for line in rows} if mark else set()
-    return "cells" if mark == "\t" or 2 <= len(ends) <= len(rows) / MIN_LINES else None
+    mark = even_mark(rows, TEXT_MARKS)
+    is_sure = mark is not None and (mark == "\t" or len(mark) > 1)
+    return "cells" if is_sure or (mark is not None and _have_labels(rows, mark)) else None
 
 
-def even_mark(lines: Sequence[str]) -> str | None:
-    """The tab of which each line has as many, or the semicolon or bar of which each line has one; None if none is."""
-    for mark in "\t;|":
+def _have_labels(lines: Sequence[str], mark: str) -> bool:
+    """Whether lines begin or end with one of a few cells."""
+    sides = zip(*((line.partition(mark)[0].strip(), line.rpartition(mark)[2].strip()) for line in lines), strict=True)
+    return any(2 <= len({*cells}) <= len(lines) / MIN_LINES for cells in sides)
+
+
+def even_mark(lines: Sequence[str], marks: Sequence[str] = FEW_MARKS) -> str | None:
+    """The mark of several characters or tab of which each line has as many, or the other one of which each has one."""
+    for mark in marks:
         counts = {line.rstrip("\r\n").count(mark) for line in lines}
-        if counts == {1} or (mark == "\t" and len(counts) == 1 and counts != {0}):
+        if counts == {1} or (len(counts) == 1 and counts != {0} and (mark == "\t" or len(mark) > 1)):
             return mark
     return None
 
@@ -205,7 +231,7 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
         shard = SHARD.fullmatch(file.name)
         if lower_suffix(file) in suffixes and (shard is None or not int(shard[2])):
             ranks[file] = list(suffixes).index(lower_suffix(file))
-        elif ".csv" in suffixes and parse_split(file.name) is not None and text_table(file) not in (None, "tags"):
+        elif ".csv" in suffixes and parse_split(file.name) is not None and is_text_table(file):
             ranks[file] = len(suffixes)
     return choose_split(sorted(ranks, key=lambda file: (ranks[file], file)), split)
 
@@ -239,15 +265,26 @@ def describe_table(file: Path) -> str:
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
     """The only file of a folder with such an ending and without a split's name, to train on; None if there are more."""
-    # a .json may be anything else, too, and Kaggle's sample of an answer holds no data
+    # Kaggle's sample of an answer holds no data
     files = [file for file in _visible_files(folder) if "submission" not in file.name.lower()]
     tables = [file for file in files if lower_suffix(file) in suffixes and file.suffix != ".json"]
     if not tables and ".csv" in suffixes and len(files) <= MAX_LINES:
-        tables = [file for file in files if text_table(file) not in (None, "tags")]
+        tables = [file for file in files if is_text_table(file) or (file.suffix == ".json" and _has_objects(file))]
     others = [file for file in tables if parse_split(split_stem(file)) is None]
     if len(others) > 1 and find_shards(others[0]) == others:  # parts of one table
         return others[0]
     return others[0] if len(others) == 1 else None
+
+
+def _has_objects(file: Path) -> bool:
+    """Whether a .json, which may be anything, begins with a list of objects, or with two lines of an object each."""
+    try:
+        with open_text(file, DataError, text_encoding(file, DataError), "ignore") as text:
+            start = text.read(LONGEST_LINE).lstrip()
+    except DataError:  # zero bytes
+        return False
+    lines = start.splitlines()[:2]
+    return re.match(r"\[\s*\{", start) is not None or (len(lines) > 1 and all(line.startswith('{"') for line in lines))
 
 
 def class_names(file: Path, column: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from leanify.layouts.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number
+from leanify.layouts.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number, spelling
 from leanify.layouts.split_names import are_split_names
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
@@ -162,7 +162,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a
     header.
     """
-    if any(name.strip().lower() in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
+    if any(spelling(name) in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
     numbers = [name for name in names if name.isdecimal()]
     if len(set(numbers)) < len(numbers):

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ OTHER_IMAGES = (
 )  # fmt: skip  # that are not read
 MAX_SEARCHED = 100_000  # images among which a missing one is looked for
 IMAGE_KEYS = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
-LOOKED_UP, MAX_BESIDE, FEW_FOLDERS = 20, 40, 5  # cells, and folders in which they are looked up; folders of splits
+LOOKED_UP, FIRST = 20, 3  # cells by which a folder is found, and of them those without which the rest is not looked up
+MAX_BESIDE, FEW_FOLDERS = 40, 5  # folders in which they are looked up; folders of splits
 MASKS = re.compile(
     r"masks?|annot(ation)?s?|anns?|labels?|gts?|gtfine|ground_?truths?|segment(ation)?s?|segmentationclass"
 )
@@ -38,12 +39,18 @@ PICTURE_WORDS = re.compile(  # names of folders of pictures, without the words f
     r"[\d_ .-]|train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval|jpe?g|png|leftimg8bit|images?|imgs?|photos?|pictures?"
     r"|originals?|inputs?|rgb|dir(?=$|_)|folder|dataset|set|data|bit"
 )
-NOTES, NOTE_STEMS = (".md", ".rst", ".pdf"), ("readme", "license", "licence", "dataset_infos", "citation")
-META = ("meta", "annotations", "labels", "lists", "splits")  # folders of tables
+NOTES = (".md", ".rst", ".pdf", ".docx", ".py", ".ipynb")  # endings of files beside data, and beginnings of their names
+NOTE_STEMS = ("readme", "license", "licence", "dataset_infos", "citation")
+TABLE_FOLDERS = re.compile(r"(.*[_ -])?(meta(data)?|annotations?|labels?|lists?|splits?|csvs?|ground_?truths?)")
 NUMBERS = (
     "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
     "--set data.name=file.py:function"
 )
+
+
+def has_tables(name: str) -> bool:
+    """Whether a folder of this name has tables about the pictures in the folders beside it."""
+    return TABLE_FOLDERS.fullmatch(name.lower()) is not None
 
 
 def is_tool_folder(name: str) -> bool:
@@ -136,7 +143,7 @@ def data_folder(place: Path) -> Path:
         try:
             entries = [entry for entry in place.iterdir() if not is_tool_folder(entry.name)]
             others = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() not in NOTES]
-            others = [entry for entry in others if entry.stem.lower() not in NOTE_STEMS]
+            others = [entry for entry in others if entry.is_dir() or not entry.name.lower().startswith(NOTE_STEMS)]
             if len(others) != 1 or not others[0].is_dir() or is_split(others[0].name) or has_picture(others[0]):
                 return place
         except OSError:
@@ -185,12 +192,13 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     if not names:
         return None
     # folders next to the table, its split's first; for a table in meta/ or annotations/ also the folders next to meta/
-    neighbours = [*class_folders(file.parent), *(class_folders(file.parent.parent) if file.parent.name in META else ())]
+    outer = [file.parent.parent] if has_tables(file.parent.name) else []
+    neighbours = [*class_folders(file.parent), *chain(*map(class_folders, outer))]
     split = parse_split(file.stem) or parse_split(file.parent.name)
     neighbours.sort(
         key=lambda folder: split is None or parse_split(folder.name) is None or parse_split(folder.name) != split
     )
-    folders = [file.parent, *([file.parent.parent] if file.parent.name in META else ()), *neighbours]
+    folders = [file.parent, *outer, *neighbours]
     for folder in neighbours:
         folders += class_folders(folder)[:MAX_BESIDE]
     few = neighbours[:MAX_BESIDE]
@@ -200,7 +208,7 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     for folder in folders[:MAX_BESIDE]:
         for ending in ("",) if has_suffix else (*IMAGES, *(suffix.upper() for suffix in IMAGES)):
             candidate = PictureFolder(folder, ending, tuple(parts) if folder in parts else ())
-            if candidate.count(names[:1]) and 2 * candidate.count(names) > len(names):
+            if candidate.count(names[:FIRST]) and 2 * candidate.count(names) > len(names):
                 return candidate
     return None
 
@@ -230,8 +238,9 @@ def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
     images = islice(find_images(file.parent), MAX_SEARCHED)
     elsewhere = next((path for path in images if path.name == missing[0].name), None)
     hint = f", while {elsewhere.relative_to(file.parent)} is there" if elsewhere is not None else ""
+    are = "is" if len(missing) == 1 else "are"
     return len(missing), (
-        f"{len(missing):,} of {len(pictures):,} images that it names are missing, the first: {missing[0]}{hint} (a "
+        f"{len(missing):,} of {len(pictures):,} images that it names {are} missing, the first: {missing[0]}{hint} (a "
         "path is relative to the table's folder)"
     )
 

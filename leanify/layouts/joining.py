@@ -12,11 +12,12 @@ from shlex import quote
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview, read_lines, text_encoding
 from leanify.layouts import columns
-from leanify.layouts.image_files import META, class_folders, find_images, find_split_folder
+from leanify.layouts.image_files import class_folders, find_images, find_split_folder, has_tables
 from leanify.layouts.split_names import parse_split
 
-TEXT_WORDS = {"x", "text", "texts", "data", "features", "sentence", "sentences", "input", "inputs", "seq", "in"}
-LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold"}
+TEXT_WORDS = {"x", "text", "texts", "sentence", "sentences", "sents", "data", "features", "input", "inputs"}
+TEXT_WORDS |= {"seq", "in"}
+LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold", "sentiment", "sentiments", "topic", "topics"}
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
 LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures
 FEW_PARTS = 9  # of a table, which a line can join
@@ -123,7 +124,7 @@ def hint_labels(place: Path) -> str:
         line = f"ls {quote(str(folder))} | sed -nE 's/^(.*[^0-9._ -]){mark}*[0-9]+.*$/&,\\1/p'"
         table = quote(str(folder / "train.csv"))
         return f"; their names begin with a class ({preview(sorted(kinds))}): (echo image,label; {line}) > {table}"
-    places = [place, *(folder for folder in class_folders(place) if folder.name in META)]
+    places = [place, *(folder for folder in class_folders(place) if has_tables(folder.name))]
     lists = [file for folder in places for file in sorted(folder.iterdir()) if file.suffix.lower() in LISTING]
     if lists:
         names = preview([str(file.relative_to(place)) for file in lists])

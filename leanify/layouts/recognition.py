@@ -15,7 +15,6 @@ from leanify.core.files.reading import preview, read_lines, text_encoding, walk_
 from leanify.layouts import columns, hub
 from leanify.layouts.faults import Faults
 from leanify.layouts.image_files import (
-    META,
     class_folders,
     count_images,
     data_folder,
@@ -24,6 +23,7 @@ from leanify.layouts.image_files import (
     find_images,
     find_split_folder,
     has_picture,
+    has_tables,
     is_tool_folder,
     mask_folders,
 )
@@ -38,9 +38,9 @@ from leanify.layouts.joining import (
     texts_and_labels,
 )
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
-from leanify.layouts.split_names import FILLERS, are_split_names, is_split, synonyms
+from leanify.layouts.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
 from leanify.layouts.split_tables import find_table
-from leanify.layouts.table_data import MAX_NAMES, count_noun, describe_table
+from leanify.layouts.table_data import MAX_NAMES, NO_IMAGES, count_noun, describe_table
 from leanify.layouts.text_folders import class_texts, describe_unlabelled, find_texts, list_texts
 
 MAX_FILES = 1000  # of a folder, by which it has sounds or videos
@@ -59,7 +59,9 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
     **RECORDINGS,
-    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".tfrecord", ".sqlite", ".db"), OWN_FUNCTION),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".sqlite", ".db"), OWN_FUNCTION),
+    **dict.fromkeys((".tfrecord", ".tfrec"), OWN_FUNCTION),
+    ".bin": "if they are token ids, name the text that they were made of",
     **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
 }
 NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts other than prose
@@ -126,8 +128,8 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
         return replace(data, description=data.description + describe_unlabelled(file)) if data.kind else data
     suffix = columns.lower_suffix(file)
     kind = columns.text_table(file)
-    if kind == "tags":
-        return nothing(f"{file} has a token and its tag in each line; {LISTS}", file)
+    if kind in columns.NO_ROWS:
+        return nothing(_explain_lines(file, kind), file)
     if suffix in columns.TABLES or kind is not None:
         return describe_table(file, validation, selection, place)
     # plain text
@@ -201,11 +203,11 @@ def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> 
     if not file.is_dir() and (not columns.is_table(file) or texts_and_labels(file) is not None):
         return None
     data = _describe_file(file, find_table(place, "validation"), selection, place)
-    if data.kind is not None:
+    if data.kind is not None and data.fault != NO_IMAGES:
         return data
     # a table that is not understood may list pictures that lie in folders of their classes below
     below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
-    if file.parent.name in META:
+    if has_tables(file.parent.name):
         return None
     return replace(data, fault=f"{data.fault}; {below}") if below else data
 
@@ -298,8 +300,13 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             )
     if empty_folders:
         faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
+    # a folder that has its neighbours' names again, as archives that were unpacked twice
+    for name in names:
+        inner_names = [folder.name for folder in class_folders(train / name)]
+        if len(names) > 2 and {*names} - {name} <= {*inner_names}:
+            faults.append(f"{train / name} has the classes {preview(inner_names)} again: name it, or remove it")
     # what may be meant otherwise
-    shared_folders = _same_folders([train / name for name in names])
+    shared_folders = _same_folders([data_folder(train / name) for name in names])
     inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])
     if inner_folders:
         description += (
@@ -312,6 +319,8 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             description += "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
         else:
             description += "if those are the classes, name one of the outer ones"
+            if any(parse_split(name) is not None for name in names):
+                faults.append(f"if {preview(names)} are splits, call them train and validation")
             table = find_table(place, "train") if train != place else None
             if table is not None:
                 faults.append(f"{table} may have the labels: write its cells as paths from the table on, a/b/c.jpg")
@@ -389,16 +398,16 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         or _explain_texts(folders)
         or _explain_inner_data(folders, place, selection, depth)
         or _explain_images(place, folders)
-        or _explain_files(files, place, selection)
+        or _explain_files(files or _inner_files(folders), place, selection)
         or nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
     )
 
 
 def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:
-    """Tags of tokens, or tables of which none is a split's by its name."""
-    tag_file = next((file for file in files if columns.text_table(file) == "tags"), None)
-    if tag_file is not None:
-        return _describe_file(tag_file, None, selection, place)
+    """Lines with labels that are no rows, or tables of which none is a split's by its name."""
+    no_rows = next((file for file in files if columns.text_table(file) in columns.NO_ROWS), None)
+    if no_rows is not None:
+        return _describe_file(no_rows, None, selection, place)
     tables = [file for file in files if columns.is_table(file)]
     if len(tables) == 1:
         data = describe_table(tables[0], None, selection, place)
@@ -411,6 +420,17 @@ def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns)
         rename = join_tables(tables, place) or rename
     names = preview([file.name for file in tables])
     return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
+
+
+def _explain_lines(file: Path, kind: str) -> str:
+    """Why a text file of labels (`columns.NO_ROWS`) is not read, and the line that makes a table of it."""
+    if kind == "tags":
+        return f"{file} has a token and its tag in each line; {LISTS}"
+    table = quote(str(file.with_suffix(".tsv")))
+    if kind == "trees":
+        line = f"sed -E 's/^\\((.) /\\1\\t/; s/\\([0-9] //g; s/\\)//g' {quote(str(file))} > {table}"
+        return f"{file} has a sentence in brackets in each line, with a label for each part. Those of sentences: {line}"
+    return f"{file} has lines between its rows that are none. Without them: grep -P '\\t' {quote(str(file))} > {table}"
 
 
 def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
@@ -452,22 +472,31 @@ def _name_inner_data(folders: Sequence[Path], place: Path, depth: int) -> str | 
 
 def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:
     """Archives and files of other kinds, and texts with other endings."""
-    for file in files:
-        if file.suffix.lower() in (*ARCHIVES, *OTHERWISE):
+    endings = Counter(map(columns.lower_suffix, files))
+    for ending, _ in endings.most_common():
+        if ending in (*ARCHIVES, *OTHERWISE):
+            file = next(file for file in files if columns.lower_suffix(file) == ending)
             return _describe_file(file, None, selection, place)
     cells = next((file for file in files if file.suffix == ".data" and decodes(file)), None)
     if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:
         return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
-    others = [file.name for file in files if file.suffix not in NO_TEXTS]
-    others = [name for name in others if (place / name).stat().st_size >= MIN_TEXT and decodes(place / name)]
-    if len(others) == 1 and "." not in others[0]:  # enwik8
-        return nothing(f"but {place / others[0]} is text: name it")
-    if not any("." in name for name in others):
+    others = [file for file in files if file.suffix not in NO_TEXTS and decodes(file)]
+    others = [file for file in others if file.stat().st_size >= MIN_TEXT]
+    if len(others) == 1 and not others[0].suffix:  # enwik8
+        return nothing(f"but {others[0]} is text: name it")
+    if not any(file.suffix for file in others):
         return None
+    names = preview([str(file.relative_to(place)) for file in others])
     return nothing(
-        f"{preview(others)} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, "
-        "write a table, train.csv, with the columns text and label"
+        f"{names} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, write a "
+        "table, train.csv, with the columns text and label"
     )
+
+
+def _inner_files(folders: Sequence[Path]) -> list[Path]:
+    """The first files of folders without data."""
+    entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), FEW_PARTS)]
+    return sorted(entry for entry in entries if entry.is_file())
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:

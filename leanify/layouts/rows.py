@@ -16,12 +16,14 @@ from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, preview, r
 from leanify.layouts import guessing, hub, text_folders
 from leanify.layouts.columns import (
     FASTTEXT_MARK,
+    FEW_MARKS,
     IMAGES,
     JSON,
     PATH_LABEL,
     SPLIT_COLUMNS,
     SPLIT_NAMES,
     TABLES,
+    TEXT_MARKS,
     even_mark,
     find_shards,
     lower_suffix,
@@ -212,10 +214,11 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     first = next(iter(file), "")
     usual = "\t" if lower_suffix(path) == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
-    delimiter = mark[1] if mark else _find_delimiter(file, first, usual)
-    is_quoted = delimiter != "\t" or _has_quoted_cells(file, first.count("\t"))
+    delimiter = mark[1] if mark else _find_delimiter(file, first, usual, lower_suffix(path) in TABLES)
+    is_quoted = len(delimiter) == 1 and delimiter != "@"
+    is_quoted = is_quoted and (delimiter != "\t" or _has_quoted_cells(file, first.count("\t")))
     file.seek(0)
-    rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file)
+    rows = _read_quoted(path, file, delimiter, faults) if is_quoted else _read_unquoted(file, delimiter)
     # the columns' names
     header, names = next(rows, (1, []))
     if mark:
@@ -242,12 +245,12 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
             yield f"line {number}", dict(zip_longest(names, cells[: len(names)]))
 
 
-def _find_delimiter(file: TextIO, first: str, usual: str) -> str:
+def _find_delimiter(file: TextIO, first: str, usual: str, is_table: bool) -> str:
     """The delimiter of a table: one that the first lines agree on, or the first usual one in its header."""
     lines = [first, *(line for line in islice(file, HEADER_ROWS) if line.strip())]
     file.seek(0)
     next(iter(file), "")
-    if mark := even_mark(lines):
+    if mark := even_mark(lines, FEW_MARKS if is_table else TEXT_MARKS):
         return mark
     header = QUOTED_CELL.sub("", first)
     return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in header), usual)
@@ -327,10 +330,11 @@ def _is_one_row(lines: list[str], delimiter: str, width: int) -> bool:
     return distinct > len(inner) / 2
 
 
-def _read_unquoted(file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """The number of each line, and its cells between tabs."""
+def _read_unquoted(file: TextIO, mark: str) -> Iterator[tuple[int, list[str]]]:
+    """The number of each line, and its cells between marks; a text before its label may have an @ of its own."""
+    most = 1 if mark == "@" else -1
     for number, line in enumerate(file, 1):
-        yield number, (line.rstrip("\r\n").split("\t") if line.strip() else [])
+        yield number, (line.rstrip("\r\n").rsplit(mark, most) if line.strip() else [])
 
 
 def _is_text(text: str) -> bool:

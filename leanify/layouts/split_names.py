@@ -99,7 +99,9 @@ def choose_split(paths: Sequence[Path], split: str) -> Path | None:
             groups.setdefault(parse, []).append(path)
     training = [others for word, others in groups if word in WORDS["train"]]
     for word in synonyms(split):
-        with_word = sorted((others for one, others in groups if one == word), key=lambda others: others not in training)
+        # those of a training file first, then those with the fewest other words (ptb.train before ptb.char.train)
+        with_word = [others for one, others in groups if one == word]
+        with_word.sort(key=lambda others: (others not in training, len(others)))
         for others in with_word:
             places = groups[word, others]
             is_paired = any(one[: len(others)] == others[: len(one)] for one in training)

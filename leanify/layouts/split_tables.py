@@ -6,7 +6,7 @@ from pathlib import Path
 
 from leanify.layouts import hub
 from leanify.layouts.columns import TABLES, find_split_file, is_table, only_file
-from leanify.layouts.image_files import META, find_split_folder
+from leanify.layouts.image_files import class_folders, find_split_folder, has_tables
 from leanify.layouts.text_folders import find_class_texts
 
 
@@ -26,7 +26,8 @@ def find_table(path: Path, split: str) -> Path | None:
         return file
     # the only table in the split's folder (ImageFolder's metadata), or the split's in a folder of tables
     folder = find_split_folder(path, split)
-    files = [find_split_file(path / name, split, TABLES) for name in META]
-    if folder is not None:
-        files = [find_split_file(folder, split, TABLES), only_file(folder, TABLES)]
+    files = [] if folder is None else [find_split_file(folder, split, TABLES), only_file(folder, TABLES)]
+    for inner in class_folders(path) if path.is_dir() else ():
+        if has_tables(inner.name):
+            files.append(find_split_file(inner, split, TABLES))
     return next(filter(None, files), None) or find_class_texts(path, split)

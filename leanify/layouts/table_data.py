@@ -24,6 +24,7 @@ MAX_LABEL = 200  # characters of a label
 MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
 CHOICE = "multiple choice is learnt by transformers' Trainer, lean models included: AutoModelForMultipleChoice"
 NESTED = "is nested (column {}): write an object a row, as JSON lines, with a text and its label"
+NO_IMAGES = "without images there is nothing to learn"
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
 UNLABELLED = (  # columns of data for language models and embeddings, and of their texts the one to learn
     (("instruction", "output"), "output"), (("prompt", "chosen"), "chosen"), (("prompt", "completion"), "completion"),
@@ -190,6 +191,9 @@ def _describe_text_rows(table: _Table, label: str | None, validation: Path | Non
         if flags:
             return nothing(_describe_flags(file, texts, flags, place), file)
         label = guessing.guess_label(table.all_rows, texts)
+    # a column whose name speaks for labels, with more values than can be learnt, beside another one (tags, quality)
+    if texts and label is not None and selection.label is None and _has_many_classes(_read_labels(table, label)):
+        label = guessing.guess_label(table.all_rows, (*texts, label)) or label
     usual = label or _label_like(rows) or "COLUMN"
     numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
     if numbers:
@@ -279,6 +283,12 @@ def _describe_samples(table: _Table, samples: str, of: tuple[str, ...], labels: 
     return description + ("" if labels.are_numbers else columns.note_alike(labels.names))
 
 
+def _has_many_classes(labels: _Labels) -> bool:
+    """Whether there are too many classes to learn them from a few rows each."""
+    classes = labels.classes or 0
+    return classes >= MANY_CLASSES and labels.count < FEW_SAMPLES * classes
+
+
 def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels) -> str | None:
     """Why nothing can be learnt from these labels; None if something can."""
     classes, count = labels.classes, labels.count
@@ -292,7 +302,7 @@ def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels
             f"rows have several labels ({several}). Each combination is learnt as a class of its own with {line}; "
             "several at once are learnt by transformers' Trainer, lean models included"
         )
-    if classes is None or classes < MANY_CLASSES or count >= FEW_SAMPLES * classes:
+    if classes is None or not _has_many_classes(labels):
         return None
     column = labels.column
     fault = f"a class has {count / classes:.1f} rows on average, too few to learn it: is {column} the right column?"
@@ -311,7 +321,7 @@ def _describe_pictures(table: _Table, picture: str, labels: _Labels) -> OwnData:
     if missing:
         description += f"; {sentence}"
     if missing == len(cells):
-        fault = "without images there is nothing to learn"
+        fault = NO_IMAGES
     if labels.are_numbers:
         fault = NUMBERS
     return OwnData("images", description, False, None, labels.classes, labels.samples, fault=fault)
