@@ -32,13 +32,13 @@ HF = [
     "bert", "roberta", "gpt2", "llama", "qwen3", "vit", "bart", "t5", "albert", "mixtral", "gpt_neox", "distilbert", "nystromformer",
     "deberta-v2", "phi3", "gpt_bigcode", "gemma2", "longformer", "wavlm", "gemma3n_text", "layoutlmv3",
     "whisper", "funnel", "qwen3_next", "deepseek_v3", "mimi", "git", "pegasus_x", "zamba", "minicpmv4_7_vision",
-    "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics",
+    "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics", "neucodec",
 ]  # fmt: skip
 DEAR = {  # seconds each
     "volo_d1_224", "levit_128s", "coatnet_rmlp_nano_rw_224", "tiny_vit_5m_224", "crossvit_tiny_240", "davit_tiny", "swinv2_cr_tiny_224",
     "swinv2_tiny_window8_256", "twins_pcpvt_small", "hiera_tiny_224", "twins_svt_small", "tnt_b_patch16_224", "pvt_v2_b0",
     "pegasus_x", "mimi", "qwen3_next", "wavlm", "t5", "whisper", "funnel", "zamba", "gemma3n_text", "bart",
-    "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics",
+    "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics", "neucodec",
 }  # fmt: skip
 slow = pytest.mark.slow
 

@@ -128,7 +128,7 @@ def _reshape(model: Any, config: PretrainedConfig) -> None:
 
     shape, model_shape = stored_shape(config), surgery.read(model)
     assert shape is not None
-    on_meta = next(model.parameters()).is_meta
+    on_meta = any(parameter.is_meta for parameter in model.parameters())  # a few may be real (NeuCodec)
     with torch.device("cpu"):  # upstream builds on meta before it loads; the indices of surgery are real
         lean = surgery.write(model, align_stages(shape, model_shape), "keep" if on_meta else "fresh")
     vars(model).update(vars(lean))
