@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import open_text, preview, read_object, text_encoding
-from leanify.layouts.split_names import ALL_WORDS, SHARD, choose_split, parse_split
+from leanify.layouts.split_names import ALL_WORDS, SHARD, WORDS, choose_split, parse_split
 
 TEXT_FILES = (".txt", ".text", ".tokens", ".raw")  # of plain text; enwik8 has no suffix
 JSON = (".jsonl", ".ndjson", ".json")
@@ -32,7 +32,7 @@ TEXTS = (
     ("context", "hypothesis"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("body",), ("comment",),
     ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
-    ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",), ("title",),
+    ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",), ("description",), ("title",),
 )  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic",
@@ -234,6 +234,14 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
         elif ".csv" in suffixes and parse_split(file.name) is not None and is_text_table(file):
             ranks[file] = len(suffixes)
     return choose_split(sorted(ranks, key=lambda file: (ranks[file], file)), split)
+
+
+def other_training_tables(file: Path) -> list[str]:
+    """The names of further tables to train on in a table's folder, which are not read with it."""
+    shards = find_shards(file)
+    tables = [one for one in _visible_files(file.parent) if lower_suffix(one) in TABLES and one not in (file, *shards)]
+    parses = {one.name: parse_split(split_stem(one)) for one in tables}
+    return [name for name, parse in parses.items() if parse is not None and parse[0] in WORDS["train"]]
 
 
 def find_shards(file: Path) -> list[Path]:

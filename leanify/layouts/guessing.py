@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from leanify.layouts.columns import LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number, spelling
+from leanify.layouts.columns import IMAGES, LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number, spelling
 from leanify.layouts.split_names import are_split_names
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
@@ -156,8 +156,8 @@ def _words(name: str) -> set[str]:
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a table's first line is a sample, not names: it has one of a column's labels, a fraction, or an integer
-    twice.
+    """Whether a table's first line is a sample, not names: it has one of a column's labels, a fraction, a picture's
+    name, or an integer twice.
 
     Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a
     header.
@@ -165,7 +165,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     if any(spelling(name) in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
     numbers = [name for name in names if name.isdecimal()]
-    if len(set(numbers)) < len(numbers):
+    if len(set(numbers)) < len(numbers) or any(name.lower().endswith(IMAGES) for name in names):
         return True
     # a header's word does not occur again as one of few values below it
     for place, name in enumerate(names):

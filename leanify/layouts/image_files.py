@@ -41,7 +41,7 @@ PICTURE_WORDS = re.compile(  # names of folders of pictures, without the words f
 )
 NOTES = (".md", ".rst", ".pdf", ".docx", ".py", ".ipynb")  # endings of files beside data, and beginnings of their names
 NOTE_STEMS = ("readme", "license", "licence", "dataset_infos", "citation")
-TABLE_FOLDERS = re.compile(r"(.*[_ -])?(meta(data)?|annotations?|labels?|lists?|splits?|csvs?|ground_?truths?)")
+TABLE_FOLDERS = re.compile(r"(.*[_ -])?(meta(data)?|anno(tation)?s?|labels?|lists?|splits?|csvs?|ground_?truths?)")
 NUMBERS = (
     "its labels are numbers, and images are learnt by class; a function of your own may read numbers, "
     "--set data.name=file.py:function"
@@ -192,8 +192,9 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     if not names:
         return None
     # folders next to the table, its split's first; for a table in meta/ or annotations/ also the folders next to meta/
-    outer = [file.parent.parent] if has_tables(file.parent.name) else []
-    neighbours = [*class_folders(file.parent), *chain(*map(class_folders, outer))]
+    is_below = str(names[0]).startswith(f"{file.absolute().parent.name}/")  # cells that begin with their folder's name
+    outer = [file.absolute().parent.parent] if is_below or has_tables(file.parent.name) else []
+    neighbours = [*class_folders(file.parent), *chain(*map(class_folders, () if is_below else outer))]
     split = parse_split(file.stem) or parse_split(file.parent.name)
     neighbours.sort(
         key=lambda folder: split is None or parse_split(folder.name) is None or parse_split(folder.name) != split

@@ -16,7 +16,7 @@ from leanify.layouts.image_files import class_folders, find_images, find_split_f
 from leanify.layouts.split_names import parse_split
 
 TEXT_WORDS = {"x", "text", "texts", "sentence", "sentences", "sents", "data", "features", "input", "inputs"}
-TEXT_WORDS |= {"seq", "in"}
+TEXT_WORDS |= {"seq", "in", "reviews", "tweets", "comments", "messages", "documents", "docs", "corpus"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "gold", "sentiment", "sentiments", "topic", "topics"}
 NUMBERED = re.compile(r"[\W_]*\d+([\W_]+\d+)*$")  # the end of a picture's name behind its class
 LISTING = (".txt", ".mat", ".json", ".csv", ".lst", ".npy")  # files that may name the classes of pictures

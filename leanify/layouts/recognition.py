@@ -38,8 +38,8 @@ from leanify.layouts.joining import (
     texts_and_labels,
 )
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
-from leanify.layouts.split_names import FILLERS, are_split_names, is_split, parse_split, synonyms
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.split_names import FILLERS, are_split_names, has_filler, is_split, parse_split, synonyms
+from leanify.layouts.split_tables import find_table, labels_pictures
 from leanify.layouts.table_data import MAX_NAMES, NO_IMAGES, count_noun, describe_table
 from leanify.layouts.text_folders import class_texts, describe_unlabelled, find_texts, list_texts
 
@@ -183,10 +183,10 @@ def _find_other_labels(place: Path) -> OwnData | None:
 
 
 def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> OwnData | None:
-    """Pictures in a folder for each class, unless a table called train names them, or in tar shards; no recordings."""
+    """Pictures in a folder for each class, unless a table has their labels, or in tar shards; no recordings."""
     classes = find_class_folders(place, "train")
     if classes is not None:
-        names_pictures = classes == place and table is not None and columns.split_stem(table) in synonyms("train")
+        names_pictures = classes == place and table is not None and labels_pictures(table, place, "train")
         data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
         if data is None or data.kind != "images":
             return _describe_classes(place, classes)
@@ -204,7 +204,9 @@ def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> 
         return None
     data = _describe_file(file, find_table(place, "validation"), selection, place)
     if data.kind is not None and data.fault != NO_IMAGES:
-        return data
+        others = columns.other_training_tables(file)
+        left_out = f"; {preview(others)} {'is' if len(others) == 1 else 'are'} left out" if others else ""
+        return replace(data, description=data.description + left_out)
     # a table that is not understood may list pictures that lie in folders of their classes below
     below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
     if has_tables(file.parent.name):
@@ -300,11 +302,13 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             )
     if empty_folders:
         faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
-    # a folder that has its neighbours' names again, as archives that were unpacked twice
-    for name in names:
-        inner_names = [folder.name for folder in class_folders(train / name)]
-        if len(names) > 2 and {*names} - {name} <= {*inner_names}:
-            faults.append(f"{train / name} has the classes {preview(inner_names)} again: name it, or remove it")
+    # folders of classes beside pictures: a set beside its test set, its pictures in another size, or itself again
+    inner_classes = {name: find_class_folders(data_folder(train / name), "train") for name in names}
+    sets = {name: class_folders(folder) for name, folder in inner_classes.items() if folder is not None}
+    are_again = any({*names} - {name} <= {folder.name for folder in folders} for name, folders in sets.items())
+    are_named = any(parse_split(name) is not None or has_filler(name) for name in names)
+    if 0 < len(sets) < len(names) and (are_again or are_named):
+        faults.append(f"{preview([*sets])} has folders of classes, and pictures lie beside it: name one of them")
     # what may be meant otherwise
     shared_folders = _same_folders([data_folder(train / name) for name in names])
     inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])

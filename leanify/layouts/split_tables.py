@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
+from leanify.core.errors import DataError
 from leanify.layouts import hub
-from leanify.layouts.columns import TABLES, find_split_file, is_table, only_file
-from leanify.layouts.image_files import class_folders, find_split_folder, has_tables
+from leanify.layouts.columns import PICTURES, TABLES, find_split_file, is_table, match_column, only_file, split_stem
+from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import LOOKED_UP, class_folders, find_picture_folder, find_split_folder, has_tables
+from leanify.layouts.rows import read_table
+from leanify.layouts.split_names import synonyms
 from leanify.layouts.text_folders import find_class_texts
+
+
+def labels_pictures(table: Path, place: Path, split: str) -> bool:
+    """Whether a table beside folders of pictures has the labels, and not the folders.
+
+    It is called as its split, or its pictures lie in one of the folders, which others may repeat (images_original,
+    images_compressed).
+    """
+    if split_stem(table).lower() in synonyms(split):
+        return True
+    rows = []
+    with suppress(DataError):  # another table, which is not read
+        rows = [row for _, row in islice(read_table(table, Faults(skip=True)), LOOKED_UP)]
+    picture = match_column(PICTURES, list(rows[0])) if rows else None
+    folder = find_picture_folder(table, [row.get(picture) for row in rows]) if picture is not None else None
+    return folder is not None and folder.place in class_folders(place)
 
 
 def find_table(path: Path, split: str) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from leanify.core.files.cache import Arrays, load_or_make
 from leanify.core.files.reading import open_file
 from leanify.layouts import columns
 from leanify.layouts.faults import Faults
-from leanify.layouts.split_names import synonyms
+from leanify.layouts.split_names import parse_split, synonyms
 
 LABEL_ENDINGS = ("cls", "txt", "json")
 LONGEST = 1 << 16  # bytes of a label's file that are read
 NAME = 1000  # characters of a class; a caption is none
+NUMBERED = re.compile(r".*\d{3}")  # names of shards without their endings
 FORMAT = 2  # of the index in the cache
 
 
@@ -62,13 +64,20 @@ class Pieces(Sequence[Piece]):
 
 
 def find_shards(place: Path, split: str) -> list[Path]:
-    """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file named."""
+    """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, numbered ones, or the file named."""
     if place.is_file():
         return [place] if place.suffix == ".tar" else []
     for name in synonyms(split):
         if shards := sorted(place.glob(f"{name}*.tar")) or sorted((place / name).glob("*.tar")):
             return shards
-    return []
+    # the split's word among others, imagenet-train-000000.tar; numbered ones without a split's are to train on
+    splits: dict[str | None, list[Path]] = {}
+    for shard in sorted(place.glob("*.tar")):
+        if NUMBERED.fullmatch(shard.stem):
+            parse = parse_split(shard.stem)
+            splits.setdefault(None if parse is None else parse[0], []).append(shard)
+    names = [name for name in synonyms(split) if name in splits]
+    return splits[names[0]] if names else splits.get(None, []) if split == "train" else []
 
 
 def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:

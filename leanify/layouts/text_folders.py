@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from itertools import chain, zip_longest
@@ -17,20 +18,22 @@ from leanify.layouts.image_files import class_folders, find_split_folder
 from leanify.layouts.split_names import are_parts, are_split_names
 
 SUFFIXES = (".txt", ".text")
+NUMBERED = re.compile(r"\d+\.?([0-9a-f]{32})?")  # texts of 20 newsgroups, Enron's mail and SpamAssassin
 WITHOUT_LABELS = ("unsup", "unlabeled", "unlabelled")  # folders among the classes that are none
 FEW = 2  # texts that make a folder a class
 MAX_TEXT = 1 << 24  # bytes of a text, several novels
 
 
 def list_texts(folder: Path) -> list[Path]:
-    """The texts of a folder, .txt or called by a number; [] beside pictures, which they describe."""
+    """The texts of a folder, .txt or called by a number (and a digest); [] beside pictures, which they describe."""
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name.lower()
             if name.endswith(IMAGES):
                 return []
-            if (name.endswith(SUFFIXES) or name.isdigit()) and not name.startswith(".") and entry.is_file():
+            is_text = name.endswith(SUFFIXES) or NUMBERED.fullmatch(name)
+            if is_text and not name.startswith(".") and entry.is_file():
                 names.append(entry.name)
     return [folder / name for name in sorted(names)]
 

@@ -35,7 +35,7 @@ from leanify.layouts.image_files import (
 )
 from leanify.layouts.rows import read_table
 from leanify.layouts.split_names import synonyms
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.split_tables import find_table, labels_pictures
 
 SOME = 1000  # rows by which the folder of the pictures is found
 
@@ -132,7 +132,7 @@ def is_image_table(place: Path, split: str) -> bool:
     if tar_shards.find_shards(place, split):
         return True
     table = find_table(place, split)
-    return table is not None and (classes is None or columns.split_stem(table).lower() in synonyms(split))
+    return table is not None and (classes is None or labels_pictures(table, place, split))
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
