@@ -26,7 +26,7 @@ TIMM = [
     "cait_xxs24_224", "tnt_b_patch16_224", "volo_d1_224", "davit_tiny", "convit_tiny", "crossvit_tiny_240", "swin_tiny_patch4_window7_224",
     "swinv2_tiny_window8_256", "swinv2_cr_tiny_224", "pvt_v2_b0", "twins_svt_small", "twins_pcpvt_small", "hiera_tiny_224", "levit_128s",
     "tiny_vit_5m_224", "coatnet_rmlp_nano_rw_224", "vit_relpos_small_patch16_224", "vit_base_patch16_siglip_224", "vit_dwee_patch16_reg1_gap_256",
-    "vit_tiny_r_s16_p8_224",
+    "vit_tiny_r_s16_p8_224", "qwen3_vit_88m_enc",
 ]  # fmt: skip
 HF = [
     "bert", "roberta", "gpt2", "llama", "qwen3", "vit", "bart", "t5", "albert", "mixtral", "gpt_neox", "distilbert", "nystromformer",
@@ -36,7 +36,7 @@ HF = [
 ]  # fmt: skip
 DEAR = {  # seconds each
     "volo_d1_224", "levit_128s", "coatnet_rmlp_nano_rw_224", "tiny_vit_5m_224", "crossvit_tiny_240", "davit_tiny", "swinv2_cr_tiny_224",
-    "swinv2_tiny_window8_256", "twins_pcpvt_small", "hiera_tiny_224", "twins_svt_small", "tnt_b_patch16_224", "pvt_v2_b0",
+    "swinv2_tiny_window8_256", "twins_pcpvt_small", "qwen3_vit_88m_enc", "hiera_tiny_224", "twins_svt_small", "tnt_b_patch16_224", "pvt_v2_b0",
     "pegasus_x", "mimi", "qwen3_next", "wavlm", "t5", "whisper", "funnel", "zamba", "gemma3n_text", "bart",
     "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics", "neucodec",
 }  # fmt: skip

@@ -105,12 +105,15 @@ def _construct(origin: Origin) -> nn.Module:
 
 
 def _picture_facts(library: Any, origin: Origin) -> dict[str, Any]:
-    """The facts of the origin's folder; where its config.json is silent, the architecture says if its size is fixed."""
+    """The facts of the origin's folder; where its config.json is silent, the architecture says if its size is fixed.
+
+    The tag is the architecture's, by which some of timm's builders look up sizes (deepseek_vit, qwen3_vit).
+    """
     facts = check_pretrained_cfg(origin.pictures)
     default = library.models.get_pretrained_cfg(origin.name, allow_unregistered=True)
     if default is not None and default.fixed_input_size:
         facts.setdefault("fixed_input_size", True)
-    return facts
+    return facts if default is None or not default.tag else facts | {"tag": default.tag}
 
 
 def check_sizes(options: Any) -> None:
