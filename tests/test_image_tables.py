@@ -152,7 +152,8 @@ def test_missing_images_are_counted(rows: list[tuple[Path, str]], tmp_path: Path
     (tmp_path / "elsewhere").mkdir()
     for path, _ in rows[:missing]:
         path.rename(tmp_path / "elsewhere" / path.name)
-    words = rf"{missing} of 8 images that it names are missing, the first: .*{rows[0][0].name}, while elsewhere/"
+    are = "is" if missing == 1 else "are"
+    words = rf"{missing} of 8 images that it names {are} missing, the first: .*{rows[0][0].name}, while elsewhere/"
     with pytest.raises(leanify.DataError, match=words):
         read(DataSection("data", "classification", str(place), holdout=0.25))
     found = recognise(place)
