@@ -192,6 +192,13 @@ def test_damaged_shards_are_one_message(tmp_path: Path, damage: Any, words: str)
         read(section(tmp_path, holdout=0.25))
 
 
+def test_shard_that_links_to_itself_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "train-000000.tar").symlink_to("train-000000.tar")
+    assert "Too many levels of symbolic links" in str(recognise(tmp_path).fault)
+    with pytest.raises(DataError, match="Too many levels of symbolic links"):
+        leanify.train("vit_tiny", settings=[f"data.path={tmp_path}"], output=tmp_path / "run")
+
+
 def test_missing_split_is_named(place: Path) -> None:
     """What has no label can be skipped."""
     (place / "val-000000.tar").unlink()

@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,10 @@ def find_shards(place: Path, split: str) -> list[Path]:
 def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
     """The images of shards and their labels as text. Raises DataError."""
     # the index of the shards is kept in the cache
-    facts = [[str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns] for shard in shards]
+    facts: list[Any] = []
+    for shard in shards:
+        stat = shard.stat()  # before the links are followed: of a link to itself an OSError
+        facts.append([str(shard.resolve()), stat.st_size, stat.st_mtime_ns])
     index, _ = load_or_make("shards", {"shards": facts, "format": FORMAT}, lambda: _build_index(shards))
     names, labels = json.loads(index["names"].tobytes()), index["rows"][:, LABEL]
     # pictures without a label are reported, and left out
