@@ -188,7 +188,8 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     if all(map(TREE.fullmatch, map(str.strip, rows))):
         return "trees"
     tabbed = [line for line in rows if "\t" in line]
-    if MIN_LINES <= len(tabbed) < len(rows) < 2 * len(tabbed) and _have_labels(tabbed, "\t"):
+    are_cells = even_mark(tabbed) == "\t" and not any(line.startswith("\t") for line in tabbed)  # no indentation
+    if are_cells and MIN_LINES <= len(tabbed) < len(rows) < 2 * len(tabbed) and _have_labels(tabbed, "\t"):
         return "mixed"
     if len(rows) < len(lines):
         return None
