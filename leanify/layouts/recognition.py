@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -303,14 +303,16 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
     if empty_folders:
         faults.insert(0, f"there is no image in {preview(empty_folders)}: remove the folder")
     # folders of classes beside pictures: a set beside its test set, its pictures in another size, or itself again
-    inner_classes = {name: find_class_folders(data_folder(train / name), "train") for name in names}
-    sets = {name: class_folders(folder) for name, folder in inner_classes.items() if folder is not None}
+    sets: dict[str, list[Path]] = {}
+    for name in names:
+        if not has_picture(train / name) and (inner := find_class_folders(data_folder(train / name), "train")):
+            sets[name] = class_folders(inner)
     are_again = any({*names} - {name} <= {folder.name for folder in folders} for name, folders in sets.items())
     are_named = any(parse_split(name) is not None or has_filler(name) for name in names)
     if 0 < len(sets) < len(names) and (are_again or are_named):
         faults.append(f"{preview([*sets])} has folders of classes, and pictures lie beside it: name one of them")
     # what may be meant otherwise
-    shared_folders = _same_folders([data_folder(train / name) for name in names])
+    shared_folders = _same_folders(data_folder(train / name) for name in names)
     inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])
     if inner_folders:
         description += (
@@ -363,7 +365,7 @@ def _is_of_pictures(place: Path) -> bool:
     return len(stems) > max(1, len(texts)) or (len(stems) > 1 and {file.stem for file in texts} <= {*stems})
 
 
-def _same_folders(classes: Sequence[Path]) -> list[str]:
+def _same_folders(classes: Iterable[Path]) -> list[str]:
     """The folders in every class, if all have the same two or more and no image; otherwise []."""
     shared_names: list[str] | None = None
     for place in classes:
