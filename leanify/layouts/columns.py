@@ -160,10 +160,10 @@ def is_text_table(path: Path) -> bool:
 def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "trees", "mixed"] | None:
     """The kind of table that a text file holds, by its first lines; None for plain text.
 
-    fasttext: lines with a label of fastText's; cells: cells between tabs, as many in each line, or a text, a semicolon
-    or a bar, and one of few labels; pictures: a path to a picture and a label. Not read are tags: a token and its tag
-    in each line, with a blank line after a sentence; trees: a sentence in brackets; mixed: cells and lines of their
-    own between them.
+    fasttext: lines with a label of fastText's; cells: as many cells in each line, between tabs or marks of several
+    characters, or a text and one of few labels on the two sides of a semicolon, a bar or an @; pictures: a path to a
+    picture and a label. Not read are tags: a token and its tag in each line, with a blank line after a sentence; trees:
+    a sentence in brackets in each line; mixed: lines of cells, with other lines between them.
     """
     is_other = path.suffix != "" and lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
     if is_other or not path.is_file():
@@ -205,7 +205,9 @@ def _have_labels(lines: Sequence[str], mark: str) -> bool:
 
 
 def even_mark(lines: Sequence[str], marks: Sequence[str] = FEW_MARKS) -> str | None:
-    """The mark of several characters or tab of which each line has as many, or the other one of which each has one."""
+    """The mark between cells, the first of ``marks`` that each line has as often; a single character other than a tab
+    must be there once.
+    """
     for mark in marks:
         counts = {line.rstrip("\r\n").count(mark) for line in lines}
         if counts == {1} or (len(counts) == 1 and counts != {0} and (mark == "\t" or len(mark) > 1)):

@@ -208,9 +208,9 @@ def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> 
         left_out = f"; {preview(others)} {'is' if len(others) == 1 else 'are'} left out" if others else ""
         return replace(data, description=data.description + left_out)
     # a table that is not understood may list pictures that lie in folders of their classes below
-    below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
-    if has_tables(file.parent.name):
+    if file.parent != place and has_tables(file.parent.name):
         return None
+    below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
     return replace(data, fault=f"{data.fault}; {below}") if below else data
 
 

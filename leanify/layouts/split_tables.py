@@ -19,8 +19,8 @@ from leanify.layouts.text_folders import find_class_texts
 def labels_pictures(table: Path, place: Path, split: str) -> bool:
     """Whether a table beside folders of pictures has the labels, and not the folders.
 
-    It is called as its split, or its pictures lie in one of the folders, which others may repeat (images_original,
-    images_compressed).
+    Either its name is its split's, or its pictures lie in one of the folders, which the others may repeat
+    (images_original, images_compressed).
     """
     if split_stem(table).lower() in synonyms(split):
         return True
