@@ -58,7 +58,6 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "log.jsonl text imdb",  # nothing is measured again
         "log.jsonl --table",
     ),
-    "memory": ("levit_128 -o memory.md",),
     "recipe_costs": ("digits -o costs.json",),
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
