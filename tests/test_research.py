@@ -12,7 +12,9 @@ import re
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +22,7 @@ import commands
 import pytest
 import torch
 import typer
+from PIL import Image
 from runs import add_pooling
 
 from leanify import cli
@@ -48,6 +51,9 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "checkpoints": (
         "minilm --data imdb --small --seeds 0 --budget 0.7 --arms 'vocabulary by counts + Block Influence' "
         "-o checkpoints.csv",
+        "vit --data pictures --small --seeds 0 --budget 0.7 -o checkpoints.csv --arms 'leanify shrink' "
+        "'vocabulary by counts + Block Influence' 'vocabulary by counts + MLP units by Torch-Pruning'",
+        "pairs --data pairs-data --small --seeds 0 --budget 0.8 -o checkpoints.csv --arms 'leanify shrink'",
     ),
     "claims": ("--check",),
     "folders": ("Swin",),
@@ -87,6 +93,10 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
         done = commands.start("test_research:script", name, *words, cwd=folder).wait()
         assert done.returncode == 0, done.stderr[-3000:]
         assert "Failed" not in done.stdout
+    if name == "checkpoints":
+        with (folder / "checkpoints.csv").open(newline="") as file:
+            counts = Counter(row["checkpoint"] for row in csv.DictReader(file) if row["metric"] == "parameters")
+        assert counts == {"minilm": 3, "vit": 7, "pairs": 3}  # the original, and each arm carried and healed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
@@ -106,7 +116,7 @@ def folder(data: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence encoder, reviews, and a text."""
+    """A sentence encoder, a classifier of pictures and one of pairs; reviews, pictures, pairs, and a text."""
     place, draw = tmp_path_factory.mktemp("research"), random.Random(0)
 
     def sentence() -> str:
@@ -118,13 +128,33 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with (place / "imdb" / f"{split}.csv").open("w", newline="") as file:
             rows = [". ".join(sentence() for _ in range(20)) + "." for _ in range(count)]
             csv.writer(file).writerows([("text",), *((row,) for row in rows)])
+    write_vit(place / "vit")
+    for split, number in product(("train", "validation"), range(40)):
+        (place / "pictures" / split / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        noise = Image.effect_noise((16, 16), 20 + 40 * (number % 2))
+        noise.convert("RGB").save(place / "pictures" / split / "ab"[number % 2] / f"{number}.png")
+    write_encoder(place / "pairs", "BertForSequenceClassification")
+    (place / "pairs-data").mkdir()
+    for split in ("train", "validation"):
+        rows = [f"{sentence()},{sentence()},{'no' if number % 2 else 'yes'}" for number in range(80)]
+        (place / "pairs-data" / f"{split}.csv").write_text("\n".join(["text,text2,label", *rows]))
     (place / "text").mkdir()
     for split in ("train", "validation"):
         (place / "text" / f"{split}.txt").write_text(" ".join(sentence() for _ in range(1500)))
     return place
 
 
-def write_encoder(place: Path) -> None:
+def write_vit(place: Path) -> None:
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=8,
+        id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1},
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(place)
+
+
+def write_encoder(place: Path, cls: str = "BertModel") -> None:
     """MiniLM's layers, heads and hidden units, 48 wide, in sentence-transformers' layout."""
     import transformers
 
@@ -134,9 +164,11 @@ def write_encoder(place: Path) -> None:
     (place / "vocab.txt").write_text("\n".join(words))
     transformers.BertTokenizerFast(str(place / "vocab.txt"), model_max_length=64).save_pretrained(place)
     shape = {"hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **shape)
-    transformers.BertModel(config).save_pretrained(place)
-    add_pooling(place, word_embedding_dimension=48, pooling_mode_mean_tokens=True)
+    labels = {} if cls == "BertModel" else {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **shape, **labels)
+    getattr(transformers, cls)(config).save_pretrained(place)
+    if cls == "BertModel":
+        add_pooling(place, word_embedding_dimension=48, pooling_mode_mean_tokens=True)
 
 
 # -- commands in the pages --------------------------------------------------------------------------------------------

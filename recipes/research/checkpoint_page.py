@@ -14,10 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTable, holm
-from recipes.research.checkpoints import CSV, OURS, measured
+from recipes.research.checkpoint_arms import OURS
+from recipes.research.checkpoint_subject import SCORES
+from recipes.research.checkpoints import CSV, measured
 
 METRICS = {  # by column: how it is called, its digits, and the factor that makes more better
-    "score": ("cosine", 3, 1),
+    "cosine": ("cosine", 3, 1),
+    "nats a byte": ("−nats a byte", 3, 1),
+    "top-1": ("top-1", 1, 1),
+    "accuracy": ("accuracy", 1, 1),
+    "Spearman": ("Spearman (100 ρ)", 1, 1),
     "neighbours": ("neighbours that stay", 3, 1),
     "STS-B": ("STS-B (100 ρ)", 1, 1),
     "sst2": ("SST-2", 1, 1),
@@ -27,8 +33,8 @@ METRICS = {  # by column: how it is called, its digits, and the factor that make
     "other domain": ("−nats a byte, other domain", 3, 1),
     "minutes": ("processor minutes", 1, -1),
 }
-COUNTS = "vocabulary by counts + "  # what every peer does
-ASKED = ("score", "neighbours", "STS-B", "other domain")
+COUNTS = "vocabulary by counts + "  # what every peer does with texts
+ASKED = (*SCORES.values(), "neighbours", "STS-B", "other domain")
 BLOCK = ("<!-- written by recipes/research/checkpoint_page.py -->", "<!-- end of what is written -->")
 PREFACE = """\
 # Public checkpoints at a share of all parameters
@@ -79,12 +85,6 @@ def values(rows: Rows, arm: str, stage: str, metric: str) -> dict[int, float]:
     return found
 
 
-def title(rows: Rows, metric: str) -> str:
-    """What a metric is called; the score of a language model is no cosine."""
-    has_embeddings = any(row["metric"] == "neighbours" for row in rows)
-    return METRICS[metric][0] if has_embeddings or metric != "score" else "−nats a byte"
-
-
 def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
     """The mean over seeds."""
     found, digits = values(rows, arm, stage, metric), METRICS[metric][1]
@@ -94,9 +94,12 @@ def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
 
 
 def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
-    """The rows of each checkpoint and budget, with those of the original."""
+    """The rows of each checkpoint and budget, with those of the original; a model of pictures has no vocabulary."""
     several: dict[tuple[str, str], Rows] = {}
+    of_pictures = {row["checkpoint"] for row in rows if row["metric"] == "top-1"}
     for row in rows:
+        if row["checkpoint"] in of_pictures:
+            row = {**row, "arm": row["arm"].removeprefix(COUNTS)}
         if row["arm"] != "original":
             several.setdefault((row["checkpoint"], row["budget"]), []).append(row)
     for (name, _), some in several.items():
@@ -125,7 +128,7 @@ def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str
     corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
     sentences = []
     for metric, (peer, estimate) in asked.items():
-        name, digits = title(rows, metric), METRICS[metric][1]
+        name, digits = METRICS[metric][0], METRICS[metric][1]
         text = f"{name}{' after healing' * names_peer}: {estimate.mean:+.{digits}f}"
         text += f" to the best peer, *{peer}*" if names_peer else ""
         interval = estimate.interval()
@@ -144,7 +147,7 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
     """A line an arm: parameters, seeds, each metric carried → healed; ``brief`` leaves out seeds and carried ones."""
     metrics = [metric for metric in metrics if any(row["metric"] == metric for row in rows)]
     arms = ["original", *dict.fromkeys(row["arm"] for row in rows if row["arm"] != "original")]
-    heads = ["M parameters", *["seeds"] * (not brief), *(title(rows, metric) for metric in metrics)]
+    heads = ["M parameters", *["seeds"] * (not brief), *(METRICS[metric][0] for metric in metrics)]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for arm in arms:
         stage = "carried" if arm == "original" else "healed"
@@ -181,9 +184,9 @@ def readme(rows: Rows) -> list[str]:
     for (name, budget), some in cases(rows).items():
         # as it comes, or, where that has too few seeds, healed as its peers
         ours = OURS[1]
-        if len(values(some, ours, "healed", "score")) < MIN_SEEDS:
+        if len(values(some, ours, "healed", "parameters")) < MIN_SEEDS:
             ours = OURS[0]
-        sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "score")
+        sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "parameters")
         if len(seeds) < MIN_SEEDS:
             continue  # begun: on the page alone
         if has_table:
@@ -192,10 +195,10 @@ def readme(rows: Rows) -> list[str]:
             continue
         has_table = True
         lines += ["", f"**{name} with {float(budget):.0%} of all its parameters**:", ""]
-        seeds_by_arm = Counter(row["arm"] for row in some if (row["stage"], row["metric"]) == ("healed", "score"))
+        seeds_by_arm = Counter(row["arm"] for row in some if (row["stage"], row["metric"]) == ("healed", "parameters"))
         shown = {arm for arm, count in seeds_by_arm.items() if count >= MIN_SEEDS} - {*OURS} | {"original", ours}
         sure = [row for row in some if row["arm"] in shown]
-        lines += [*table(sure, ("score", "neighbours", "STS-B"), brief=True), ""]
+        lines += [*table(sure, ("cosine", "neighbours", "STS-B"), brief=True), ""]
         lines += [f"*{ours}* less the best peer:", "", *sentences]
     return [*lines, BLOCK[1]]
 
