@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,9 @@ from runs import add_pooling
 from leanify import cli
 from leanify.cli import COMMANDS
 from leanify.core import recipe as recipes
+from leanify.data.texts.own_texts import read_split_table
+from leanify.layouts.faults import Faults
+from recipes.research.checkpoint_subject import Subject
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "recipes" / "research"
@@ -99,6 +103,23 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
         assert counts == {"minilm": 3, "vit": 7, "pairs": 3}  # the original, and each arm carried and healed
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_answers_to_pairs_are_those_of_transformers(folder: Path) -> None:
+    """Both texts, and which of them a token belongs to; what is written for `leanify shrink` says the same."""
+    subject = Subject(folder / "pairs", folder / "pairs-data", small=True)
+    model, tokenizer = subject.original.model, subject.original.reader
+    first, second = zip(*(texts for texts, _ in subject.judging), strict=True)
+    inputs = tokenizer(list(first), list(second), padding=True, return_tensors="pt")
+    assert inputs["token_type_ids"].any()
+    assert torch.equal(subject.answer(subject.original, subject.judging), model(**inputs).logits)
+    (folder / "written").mkdir()
+    subject.write(folder / "written" / "train", subject.judging)
+    section = replace(subject.section, path=str(folder / "written"))
+    rows = read_split_table(section, "train", Faults()).rows
+    assert [(texts, model.config.label2id[label]) for texts, label in rows] == subject.judging
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_gpu_page_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     page = tmp_path / "gpu.md"
@@ -137,7 +158,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "pairs-data").mkdir()
     for split in ("train", "validation"):
         rows = [f"{sentence()},{sentence()},{'no' if number % 2 else 'yes'}" for number in range(80)]
-        (place / "pairs-data" / f"{split}.csv").write_text("\n".join(["text,text2,label", *rows]))
+        (place / "pairs-data" / f"{split}.csv").write_text("\n".join(["text1,text2,label", *rows]))
     (place / "text").mkdir()
     for split in ("train", "validation"):
         (place / "text" / f"{split}.txt").write_text(" ".join(sentence() for _ in range(1500)))

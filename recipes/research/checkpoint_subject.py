@@ -125,7 +125,7 @@ class Subject:
         if self.task == "causal-lm":
             file.with_suffix(".txt").write_text("\n".join(texts[0] for texts, _ in rows), encoding="utf-8")
             return
-        columns = ["text", "text2"][: len(rows[0][0])]
+        columns = ["text"] if len(rows[0][0]) == 1 else ["text1", "text2"]
         with file.with_suffix(".csv").open("w", newline="", encoding="utf-8") as lines:
             writer = csv.writer(lines)
             if self.task == "sentence-embedding":
