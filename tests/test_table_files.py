@@ -185,6 +185,13 @@ def test_texts_about_fasttext_are_texts(tmp_path: Path) -> None:
     assert data.kind == "text"
 
 
+@pytest.mark.parametrize("second", ["text_pair", "text2"])
+def test_second_text_is_learnt_with_the_first(tmp_path: Path, second: str) -> None:
+    rows = "".join(f"sentence number {i},reply number {i},{'ab'[i % 2]}\n" for i in range(60))
+    (tmp_path / "train.csv").write_text(f"text,{second},label\n{rows}")
+    assert f"rows of texts (text and {second})" in recognise(tmp_path).description
+
+
 @pytest.mark.parametrize("mark", [";", "\t", ","])
 def test_excel_names_its_delimiter(tmp_path: Path, mark: str) -> None:
     (tmp_path / "train.csv").write_text(f"sep={mark}\n" + ROWS.replace(",", mark))

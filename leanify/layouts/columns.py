@@ -29,7 +29,7 @@ TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("question", "passage"), ("question", "sentence"), ("#1_string", "#2_string"), ("sentence_a", "sentence_b"),
     ("text1", "text2"), ("text_a", "text_b"), ("sentence_1", "sentence_2"), ("s1", "s2"), ("query", "passage"),
-    ("context", "hypothesis"),
+    ("context", "hypothesis"), ("text", "text_pair"), ("text", "text2"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("body",), ("comment",),
     ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",), ("review_text",),
     ("reviewtext",), ("review_body",), ("clean_text",), ("phrase",), ("abstract",), ("description",), ("title",),
