@@ -64,13 +64,27 @@ MiniLM was measured at 5824771 on one draw of the sentences, but for the peers' 
 the same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and
 2. SmolLM2: seed 0 at 16fbb31, the others at 5824771 on another draw of the same reviews, which all arms of a
 seed share; healed 30 steps of 4 reviews at 5e-5 and 2e-4, judged by 120; the other domain is TinyStories. Of its
-peers the best run and Torch-Pruning were not measured, and Block Influence by one seed.
-That draw can no longer be made. Another table is begun on IMDb's train.csv and test.csv as they lie, seeds 3
-to 5, at 04456ac; minutes there are of two runs beside each other.
+peers the best run and Torch-Pruning were not measured, and Block Influence by one seed. That draw can no
+longer be made: the second table is of IMDb's train.csv and test.csv as they lie, seeds 3 to 5, at 04456ac
+(minutes of two runs beside each other). Of its seed 5, *leanify shrink* and the best run are still to be
+measured, and Torch-Pruning of all.
+
+The ViT is no public checkpoint: 678,730 parameters, 17 tokens, 85.8% of Fashion-MNIST's test set, made by the
+line below (0.4 hours of one core). It has no vocabulary. *leanify shrink* chooses on 5,000 pictures of the validation
+split, the others on 250 of them; 1,000 of the other half judge. Layers are whole, so 51% is the budget that three
+of six meet.
+
+Looked into again at 50% of MiniLM, other sentences, healed by itself, one seed: 10,556 tokens, which are chosen,
+and 13,400 come to a cosine of 0.904 and 0.905, 0.548 and 0.541 of the neighbours, 77.6 and 77.5 of STS-B, from
+0.890 and 0.881 before healing: more tokens are no way to more of another domain.
 
 ```sh
 python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
 python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
+leanify train fashion-mnist --set data.path=FOLDER --set schedule.epochs=4 --set optim.lr=1e-3 \\
+  --set model.source=vit_tiny_patch16_224 --set 'model.override={img_size=28, patch_size=7, in_chans=1, \\
+  num_classes=10, embed_dim=96, depth=6, num_heads=3}' -o fashion-vit
+python -m recipes.research.checkpoints fashion-vit --data FOLDER --budget 0.51 0.35
 ```
 """
 Rows = list[dict[str, str]]
@@ -182,6 +196,8 @@ def readme(rows: Rows) -> list[str]:
     """
     lines, has_table = [BLOCK[0]], False
     for (name, budget), some in cases(rows).items():
+        if any(row["metric"] == "top-1" for row in some):
+            continue  # no public checkpoint
         # as it comes, or, where that has too few seeds, healed as its peers
         ours = OURS[1]
         if len(values(some, ours, "healed", "parameters")) < MIN_SEEDS:
