@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import importlib
 import importlib.util
+import math
 import os
 import random
 import re
@@ -31,7 +33,7 @@ from leanify.cli import COMMANDS
 from leanify.core import recipe as recipes
 from leanify.data.texts.own_texts import read_split_table
 from leanify.layouts.faults import Faults
-from recipes.research.checkpoint_subject import Subject
+from recipes.research.checkpoint_subject import Small, Subject
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "recipes" / "research"
@@ -58,6 +60,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
         "vit --data pictures --small --seeds 0 --budget 0.7 -o checkpoints.csv --arms 'leanify shrink' "
         "'vocabulary by counts + Block Influence' 'vocabulary by counts + MLP units by Torch-Pruning'",
         "pairs --data pairs-data --small --seeds 0 --budget 0.8 -o checkpoints.csv --arms 'leanify shrink'",
+        "masked --data text --small --seeds 0 --budget 0.8 -o checkpoints.csv --arms 'leanify shrink'",
     ),
     "claims": ("--check",),
     "folders": ("Swin",),
@@ -100,7 +103,12 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
     if name == "checkpoints":
         with (folder / "checkpoints.csv").open(newline="") as file:
             counts = Counter(row["checkpoint"] for row in csv.DictReader(file) if row["metric"] == "parameters")
-        assert counts == {"minilm": 3, "vit": 7, "pairs": 3}  # the original, and each arm carried and healed
+        assert counts == {
+            "minilm": 3,
+            "vit": 7,
+            "pairs": 3,
+            "masked": 3,
+        }  # the original, and each arm carried and healed
 
 
 @pytest.mark.slow
@@ -118,6 +126,20 @@ def test_answers_to_pairs_are_those_of_transformers(folder: Path) -> None:
     section = replace(subject.section, path=str(folder / "written"))
     rows = read_split_table(section, "train", Faults()).rows
     assert [(texts, model.config.label2id[label]) for texts, label in rows] == subject.judging
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_masked_model_is_judged_by_bytes(folder: Path) -> None:
+    """A model that knows nothing loses log V nats a masked token, each of which stands for seven."""
+    subject = Subject(folder / "masked", folder / "text", small=True)
+    model, tokenizer = copy.deepcopy(subject.original.model), subject.original.reader
+    for parameter in model.parameters():
+        parameter.zero_()
+    sample = subject.judging[0]
+    counts = len(tokenizer.tokenize(sample[0][0])[:62])  # of 64 with [CLS] and [SEP]
+    expected = 7 * math.ceil(counts / 7) * math.log(len(tokenizer)) / len(sample[0][0].encode())
+    torch.testing.assert_close(float(subject.answer(Small(model, tokenizer), [sample])), expected)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
@@ -155,6 +177,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         noise = Image.effect_noise((16, 16), 20 + 40 * (number % 2))
         noise.convert("RGB").save(place / "pictures" / split / "ab"[number % 2] / f"{number}.png")
     write_encoder(place / "pairs", "BertForSequenceClassification")
+    write_encoder(place / "masked", "BertForMaskedLM")
     (place / "pairs-data").mkdir()
     for split in ("train", "validation"):
         rows = [f"{sentence()},{sentence()},{'no' if number % 2 else 'yes'}" for number in range(80)]

@@ -30,12 +30,14 @@ from leanify.training.preparation import data_section
 SCORES = {  # what the score of a task is called in the table; more is better
     "sentence-embedding": "cosine",
     "causal-lm": "nats a byte",
+    "masked-lm": "nats a byte",
     "classification": "top-1",
     "text-classification": "accuracy",
     "text-regression": "Spearman",
 }
 TRAINED = 20_000  # samples at most that an arm may see
 LENGTH, CROWD = 128, 1000  # tokens of a text; embeddings among which neighbours are counted
+HIDDEN = 7  # of so many tokens one is masked, about BERT's 15%
 Sample = tuple[tuple[Any, ...], Any]  # its texts, or a picture's split and index; and its label
 
 
@@ -72,10 +74,11 @@ class Subject:
         self.source, self.data, self.task = source, data, original.recipe.data.task
         if self.task not in SCORES:
             raise LeanifyError(f"{source} on {data} is {self.task}; compared are {', '.join(SCORES)}")
+        self.is_language_model = self.task.endswith("-lm")
         self.section, self.pooling = data_section(original.recipe), read_pooling(source)
-        self.steps, self.batch = (3, 4) if small else (60, 32) if self.task != "causal-lm" else (30, 4)
+        self.steps, self.batch = (3, 4) if small else (30, 4) if self.is_language_model else (60, 32)
         self.rates = (3e-4, 1e-3) if self.task == "sentence-embedding" else (5e-5, 2e-4)
-        judged = 16 if small else CROWD if self.task != "causal-lm" else 120
+        judged = 16 if small else 120 if self.is_language_model else CROWD
         if self.task == "classification":
             splits = original.splits
             self.original = Small(original.module, replace(splits, train=splits.unchanged or splits.train))
@@ -107,7 +110,7 @@ class Subject:
             file = sentences.find_file(self.data, "train")
             assert file is not None
             return [((text,), 0) for text in sentences.read_sentences(file, self.section, faults)]
-        if self.task == "causal-lm":
+        if self.is_language_model:
             texts, _ = corpus.find_texts(self.section, faults)
             whole = texts[0] if isinstance(texts[0], str) else texts[0].read()
             pieces = [whole[start : start + 4 * LENGTH] for start in range(0, len(whole), 4 * LENGTH)]
@@ -122,7 +125,7 @@ class Subject:
 
     def write(self, file: Path, rows: Sequence[Sample]) -> None:
         """Write texts as `leanify shrink` reads them: a text file for a language model, otherwise a table."""
-        if self.task == "causal-lm":
+        if self.is_language_model:
             file.with_suffix(".txt").write_text("\n".join(texts[0] for texts, _ in rows), encoding="utf-8")
             return
         columns = ["text"] if len(rows[0][0]) == 1 else ["text1", "text2"]
@@ -139,13 +142,21 @@ class Subject:
         inputs: Any = small.inputs(samples)
         if self.task == "sentence-embedding":
             return embed(small.model, inputs, self.pooling)
+        if not self.is_language_model:
+            return answer(small.model, inputs)
+        # each token from those before it; of a masked model every seventh, which stands for seven
+        ids = inputs["input_ids"]
+        counted, weight = inputs["attention_mask"].bool(), 1
+        if self.task == "masked-lm":
+            special = torch.isin(ids, torch.tensor(small.reader.all_special_ids))
+            counted, weight = counted & ~special & (torch.arange(ids.shape[1]) % HIDDEN == 1), HIDDEN
+            inputs["input_ids"] = torch.where(counted, small.reader.mask_token_id, ids)
         logits = answer(small.model, inputs)
-        if self.task != "causal-lm":
-            return logits
-        ids, mask = inputs["input_ids"][:, 1:], inputs["attention_mask"][:, 1:].bool()
-        loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids, reduction="none")
+        if self.task == "causal-lm":
+            logits, ids, counted = logits[:, :-1], ids[:, 1:], counted[:, 1:]
+        loss = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
         size = torch.tensor([len(texts[0].encode()) for texts, _ in samples])
-        return (loss * mask).sum(1) / size
+        return weight * (loss * counted).sum(1) / size
 
     def loss(self, small: Small, samples: Sequence[Sample], noise: float = 0.0) -> Tensor:
         """Towards the original's answers to the same texts; of a language model, of the texts themselves.
@@ -153,7 +164,7 @@ class Subject:
         ``noise`` is a dropout on the answers: at the original itself the gradient would be 0.
         """
         answers = F.dropout(self.answer(small, samples), noise)
-        if self.task == "causal-lm":
+        if self.is_language_model:
             return answers.mean()
         with torch.no_grad():
             target = self.answer(self.original, samples)
@@ -182,7 +193,7 @@ class Subject:
         answers = self.answers(small, samples)
         if self.task == "sentence-embedding":
             return float(F.cosine_similarity(answers, self.answers(self.original, samples)).mean())
-        if self.task == "causal-lm":
+        if self.is_language_model:
             return -float(answers.mean())
         labels = torch.tensor([label for _, label in samples])
         if self.task == "text-regression":

@@ -9,11 +9,11 @@ samples), with the layers of least Block Influence (Men et al. 2024, ShortGPT), 
 passthrough is used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023); of a model of
 pictures the layers or units alone. All others are then trained by the same steps at the better of the same rates.
 
-Compared are sentence encoders, language models, classifiers of pictures, texts or pairs, and regressions of texts, on
-samples that no arm saw: of texts a part of the training table, of pictures half of the validation split. A seed draws
-the calibration samples and the order of healing. Rows are kept in recipes/results/checkpoints.csv as they are measured;
-the same command continues. GLUE's tables are read from ``--glue`` (sts-b, sst2, mrpc, cola, rte with train.tsv and
-validation.tsv or test.tsv), a second domain of texts from ``--other``.
+Compared are sentence encoders, causal and masked language models, classifiers of pictures, texts or pairs, and
+regressions of texts, on samples that no arm saw: of texts a part of the training table, of pictures half of the
+validation split. A seed draws the calibration samples and the order of healing. Rows are kept in
+recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's tables are read from ``--glue``
+(sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second domain of texts from ``--other``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measure(subject: Subject, small: Small, glue: Path | None, other: Path | Non
             found["STS-B"] = sts(embed_texts, read_table(glue / "stsb" / "test.tsv"))
             for task in TASKS if probes else ():
                 found[task] = probe(embed_texts, glue / task)
-    elif other is not None and subject.task == "causal-lm":
+    elif other is not None and subject.is_language_model:
         lines = [line for line in other.read_text(encoding="utf-8").splitlines() if len(line) > 40]
         random.Random(1).shuffle(lines)
         found["other domain"] = subject.score(
