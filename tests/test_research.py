@@ -103,12 +103,8 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
     if name == "checkpoints":
         with (folder / "checkpoints.csv").open(newline="") as file:
             counts = Counter(row["checkpoint"] for row in csv.DictReader(file) if row["metric"] == "parameters")
-        assert counts == {
-            "minilm": 3,
-            "vit": 7,
-            "pairs": 3,
-            "masked": 3,
-        }  # the original, and each arm carried and healed
+        # the original, and each arm carried and healed
+        assert counts == {"minilm": 3, "vit": 7, "pairs": 3, "masked": 3}
 
 
 @pytest.mark.slow

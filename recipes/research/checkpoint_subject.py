@@ -37,7 +37,7 @@ SCORES = {  # what the score of a task is called in the table; more is better
 }
 TRAINED = 20_000  # samples at most that an arm may see
 LENGTH, CROWD = 128, 1000  # tokens of a text; embeddings among which neighbours are counted
-HIDDEN = 7  # of so many tokens one is masked, about BERT's 15%
+MASK_EVERY = 7  # of so many tokens one is masked, about BERT's 15%
 Sample = tuple[tuple[Any, ...], Any]  # its texts, or a picture's split and index; and its label
 
 
@@ -97,7 +97,8 @@ class Subject:
     def _draw(self, split: str, count: int) -> list[Sample]:
         """Some pictures of a split as `leanify shrink` reads it, with their labels but for training."""
         splits = self.original.reader
-        indices = random.Random(0).sample(range(len(getattr(splits, split))), min(count, len(getattr(splits, split))))
+        total = len(getattr(splits, split))
+        indices = random.Random(0).sample(range(total), min(count, total))
         samples: list[Sample] = [((split, index), None) for index in indices]
         if split == "train":  # the original's answers are learnt
             return samples
@@ -149,7 +150,7 @@ class Subject:
         counted, weight = inputs["attention_mask"].bool(), 1
         if self.task == "masked-lm":
             special = torch.isin(ids, torch.tensor(small.reader.all_special_ids))
-            counted, weight = counted & ~special & (torch.arange(ids.shape[1]) % HIDDEN == 1), HIDDEN
+            counted, weight = counted & ~special & (torch.arange(ids.shape[1]) % MASK_EVERY == 1), MASK_EVERY
             inputs["input_ids"] = torch.where(counted, small.reader.mask_token_id, ids)
         logits = answer(small.model, inputs)
         if self.task == "causal-lm":
