@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def least_influence(
 
 def units(subject: Subject, limit: int, seed: int) -> Iterator[Small]:
     """MLP units by Torch-Pruning's first-order estimate, an equal share of every layer, with each vocabulary."""
+    if find_spec("torch_pruning") is None:
+        raise LeanifyError(
+            "Torch-Pruning is not installed: pip install torch-pruning, and the same command adds its rows"
+        )
     calibration = random.Random(seed).sample(subject.train, min(128, len(subject.train)))
     for cut in cut_vocabularies(subject, seed):
         located = locate(cut.model)
