@@ -103,7 +103,7 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
     if name == "checkpoints":
         with (folder / "checkpoints.csv").open(newline="") as file:
             counts = Counter(row["checkpoint"] for row in csv.DictReader(file) if row["metric"] == "parameters")
-        # the original, and each arm carried and healed; a peer that is not installed is said and left out
+        # the original, and each arm carried and healed; a peer that is not installed is left out
         peers = 2 if importlib.util.find_spec("torch_pruning") else 1
         assert counts == {"minilm": 3, "vit": 3 + 2 * peers, "pairs": 3, "masked": 3}
 
