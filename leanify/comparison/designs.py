@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.comparison.plan import BASELINE, LEAN, RIVALS, PlannedDesign, check_names, rank_designs
-from leanify.core.architecture import Architecture
+from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.recipe import ModelSection, Recipe
 from leanify.core.terminal import note
 from leanify.core.units import format_sizes
 from leanify.profiling import counting
-from leanify.profiling.cost import Shape, read_shape
+from leanify.profiling.cost import read_shape
 from leanify.reshaping import surgery
 from leanify.reshaping.width import differs_in_width
 from leanify.search import alternatives
@@ -64,15 +64,16 @@ class Designer:
         self.pins = self._lean_pins(names)
         for name in names:
             planned_designs += self.designs_by_name(name)
-        for name, pins in grid(sweep):
-            planned_designs.append(self.design_from_pins(name, pins))
+        for sizes in product(*sweep.values()) if sweep else ():
+            name = "-".join(f"{axis}{size}" for axis, size in zip(sweep, sizes, strict=True))
+            planned_designs.append(self.design_from_pins(name, dict(zip(sweep, sizes, strict=True))))
         check_names([design.name for design in planned_designs])
         return rank_designs(tuple(planned_designs))
 
     def designs_by_name(self, name: str) -> Iterator[PlannedDesign]:
         """Yield the design of this name; several for ``front:N``. Raises ShapeError for an unknown name."""
         if name == BASELINE:
-            yield self.plan_design(name, self.baseline)
+            yield self.plan_design(name, self.plan_without_budget.baseline)
         elif name in alternatives.NAMES:
             yield self.plan_design(name, alternatives.named_design(self.plan, name))
         elif name.startswith("front:"):
@@ -178,11 +179,6 @@ class Designer:
             depths = [stage.depth for stage in self.shape.stages]
             return self.make_redesign(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
 
-    @property
-    def baseline(self) -> Design:
-        """The recipe's own model, unchanged."""
-        return self.plan_without_budget.baseline
-
     @cached_property
     def baseline_shape(self) -> Architecture:
         """The architecture of the recipe's source, before the recipe reshapes it."""
@@ -190,8 +186,7 @@ class Designer:
 
     @cached_property
     def source(self) -> ModelSource:
-        model = self.recipe.model
-        return find.section_source(model)
+        return find.section_source(self.recipe.model)
 
     # -- designs ------------------------------------------------------------------------------------------------------
 
@@ -236,10 +231,6 @@ class Designer:
             return None
         return make_design(prices, read_shape(shape, prices.stage_indices)).score
 
-    def design(self, shape: Shape) -> Design:
-        """Return the design of a shape in the plan's price list."""
-        return make_design(self.plan.prices, shape)
-
     def plan_design(self, name: str, design: Design) -> PlannedDesign:
         section = self.recipe.model if name == BASELINE else self.section(design.architecture)
         sizes: dict[str, Any] = {}
@@ -251,18 +242,13 @@ class Designer:
     def section(self, architecture: Architecture) -> ModelSection:
         """Return the recipe's [model] section with another shape. Raises ShapeError if a recipe cannot express it."""
         # try sizes for all stages, for the stages that vary, and for the stages that vary in the recipe's source
-        primaries = [(stage.depth, stage.primary) for stage in architecture.stages]
         stage_range = range(len(architecture.stages))
-        for stages in (stage_range, architecture.variable_stages, self.baseline_shape.variable_stages):
-            stage_layers = [primaries[i] for i in stages]
-            shapes = []
-            for depth, one in stage_layers:
-                if one is not None:
-                    shapes.append((depth, one.heads, one.head_dim, one.mlp, one.width))
-            if not shapes or len(shapes) < len(stage_layers):
+        for indices in (stage_range, architecture.variable_stages, self.baseline_shape.variable_stages):
+            stages = [architecture.stages[i] for i in indices]
+            if not stages or any(stage.primary is None for stage in stages):
                 continue
             sizes: dict[str, Any] = {}
-            for axis, column in zip(SIZES, zip(*shapes, strict=True), strict=True):
+            for axis, column in _sizes_by_axis(stages).items():
                 sizes[axis] = column[0] if len(column) == 1 else column
             if not differs_in_width(self.baseline_shape, architecture):
                 del sizes["width"]  # omitted as in older versions, which identify runs by their recipes
@@ -323,22 +309,17 @@ def parse_sweep(texts: Iterable[str]) -> dict[str, list[int]]:
     return sweep
 
 
-def grid(sweep: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, dict[str, int | list[int]]]]:
-    """Yield every combination of a sweep's values as (``depth8-heads4``, sizes)."""
-    if sweep:
-        for values in product(*sweep.values()):
-            pins = dict(zip(sweep, values, strict=True))
-            yield "-".join(f"{axis}{value}" for axis, value in pins.items()), dict(pins)
-
-
 def _stage_sizes(shape: Architecture) -> dict[str, Any]:
     """Return the sizes of a shape by axis: one number, or a tuple of one per stage if stages differ."""
-    stages = [(stage.depth, stage.primary) for stage in shape.stages]
-    rows = [(depth, one.heads, one.head_dim, one.mlp, one.width) for depth, one in stages if one is not None]
-    sizes: dict[str, Any] = {}
-    for axis, column in zip(SIZES, zip(*rows, strict=True), strict=True):
-        sizes[axis] = column[0] if len(set(column)) == 1 else column
-    return sizes
+    columns = _sizes_by_axis(shape.stages)
+    return {axis: column[0] if len(set(column)) == 1 else column for axis, column in columns.items()}
+
+
+def _sizes_by_axis(stages: Iterable[Stage]) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the stages with attention, one per stage."""
+    layers = [(stage.depth, stage.primary) for stage in stages]
+    rows = [(depth, one.heads, one.head_dim, one.mlp, one.width) for depth, one in layers if one is not None]
+    return dict(zip(SIZES, zip(*rows, strict=True), strict=True))
 
 
 def _sizes(text: str, value: str) -> int | list[int]:
