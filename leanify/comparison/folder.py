@@ -44,7 +44,6 @@ STARTS = "starts"
 LOOKS = "looks.json"
 PROBES = "kappa.json"  # κ by step, in a run's folder
 SAMPLES = "outcomes.safetensors"  # contribution of each validation sample to the quality, in a run's folder
-WINDOW = 0.2  # the training loss is averaged over this last share of the steps
 T = TypeVar("T")
 
 
@@ -89,9 +88,6 @@ class Outcome:
     @property
     def key(self) -> Key:
         return Key(self.design, self.seed, self.rate)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Outcome:
@@ -175,7 +171,7 @@ class StudyFolder:
         return result
 
     def record(self, outcome: Outcome) -> None:
-        writing.write(self.path / RUNS / f"{outcome.key}.json", json.dumps(outcome.to_json(), indent=2) + "\n")
+        writing.write(self.path / RUNS / f"{outcome.key}.json", json.dumps(asdict(outcome), indent=2) + "\n")
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of all ended runs, in the plan's order."""
@@ -224,19 +220,6 @@ class StudyFolder:
         """The rows of a run's metrics.jsonl; [] if it has not started."""
         file = self.run(key) / METRICS
         return run_directory.RunDirectory(self.run(key)).rows() if file.exists() else []
-
-    def first_loss(self, key: Key) -> float | None:
-        """The first training loss that a run logged; None if it logged none."""
-        return next((float(row["loss"]) for row in self.rows(key) if row["split"] == "train"), None)
-
-    def training_loss(self, key: Key) -> float | None:
-        """The mean training loss over the last WINDOW of a run's steps; None if it logged none."""
-        rows = [row for row in self.rows(key) if row["split"] == "train"]
-        if not rows:
-            return None
-        start = (1 - WINDOW) * rows[-1]["step"]
-        losses = [float(row["loss"]) for row in rows if row["step"] > start]
-        return sum(losses) / len(losses)
 
     @contextmanager
     def lock_run(self, key: Key) -> Iterator[None]:

@@ -26,6 +26,7 @@ MIN_STEPS = 1000  # minimum suggestion if the reference is not beaten
 RISEN = 0.05  # minimum rise of the validation loss after its lowest value in a run that overfits, relative to its fall
 LOST = 0.12  # minimum share of the best run's fall of the loss that a diverged run lacks
 LOST_LOSS = 0.05  # and the same as a share of the first loss
+WINDOW = 0.2  # the last training loss of a run is a mean over this last share of its steps
 
 
 # -- the trivial reference --------------------------------------------------------------------------------------------
@@ -50,9 +51,10 @@ def write_reference(folder: StudyFolder) -> None:
     writing.write(folder.path / FILE, json.dumps(asdict(reference)) + "\n")
 
 
-def difference_from_reference(table: RunTable, design: str, reference: ReferenceScore, sign: int) -> Estimate:
-    """Return the difference between a design and the reference, which must have a value."""
-    return table.difference_from(design, sign * float(reference.value or 0), sign * np.array(reference.outcomes))
+def beats_reference(table: RunTable, design: str, reference: ReferenceScore, sign: int) -> bool:
+    """Whether a design is better than the reference, which must have a value, by more than the noise."""
+    value, outcomes = sign * float(reference.value or 0), sign * np.array(reference.outcomes)
+    return is_beaten(table.difference_from(design, value, outcomes))
 
 
 def is_beaten(difference: Estimate) -> bool:
@@ -107,13 +109,14 @@ def diverged_runs(folder: StudyFolder, outcomes: Sequence[Outcome]) -> dict[Key,
     A run with a non-finite loss has already failed. This finds runs that lost their progress, or never began to learn,
     while other seeds of the same design did. A mean over both kinds would describe neither.
     """
-    # (first, last) training loss of each finished run, by design
+    # (first, last) training loss of each finished run, by design; the last one is a mean
     losses: dict[str, dict[Key, tuple[float, float]]] = {}
     for outcome in outcomes:
-        if outcome.status == "finished":
-            first, last = folder.first_loss(outcome.key), folder.training_loss(outcome.key)
-            if first is not None and last is not None:
-                losses.setdefault(outcome.design, {})[outcome.key] = (first, last)
+        rows = folder.rows(outcome.key) if outcome.status == "finished" else []
+        if rows := [row for row in rows if row["split"] == "train"]:
+            last_rows = [row for row in rows if row["step"] > (1 - WINDOW) * rows[-1]["step"]]
+            mean = sum(float(row["loss"]) for row in last_rows) / len(last_rows)
+            losses.setdefault(outcome.design, {})[outcome.key] = (float(rows[0]["loss"]), mean)
 
     reasons = {}
     for runs in losses.values():

@@ -250,7 +250,7 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
     words = ""
     if trivial is not None:
         reference_text = f"{trivial.name} ({format_digits(float(trivial.value or 0))})"
-        if not learning.is_beaten(learning.difference_from_reference(table, main_result.name, trivial, first.sign)):
+        if not learning.beats_reference(table, main_result.name, trivial, first.sign):
             more_steps = learning.suggested_steps(steps, False, rows)
             help_text = f"{longer}what helps: more data"
             if more_steps:
@@ -280,11 +280,10 @@ def _unlearnt(study: Findings, table: RunTable, first: Outcome) -> dict[str, str
     if study.reference is None:
         return unlearnt
     for result in study.results:
-        if table.common_seeds(result.name):
-            difference = learning.difference_from_reference(table, result.name, study.reference, first.sign)
-            if not learning.is_beaten(difference):
-                unlearnt[result.name] = (
-                    f"{result.name} does not beat {study.reference.name}, and models that have not learnt show nothing "
-                    "about their shapes"
-                )
+        is_known = table.common_seeds(result.name)
+        if is_known and not learning.beats_reference(table, result.name, study.reference, first.sign):
+            unlearnt[result.name] = (
+                f"{result.name} does not beat {study.reference.name}, and models that have not learnt show nothing "
+                "about their shapes"
+            )
     return unlearnt
