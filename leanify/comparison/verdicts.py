@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import replace
 
 from leanify.comparison import statistics
 from leanify.comparison.folder import Outcome
@@ -138,12 +137,10 @@ def make_verdict(
         parts.append(describe_needed(estimate, decision.needed))
     words = f"{sentence[0].upper()}{sentence[1:]}: {'; '.join(parts)}."
     p = None if math.isnan(decision.p) else decision.p
-    verdict = Verdict(question, answer, words, None, None, None, p)
     need = decision.needed
     if need is None:
-        return verdict
-    seeds_range = (need.low, need.high)
-    return replace(verdict, seeds_needed=need.seeds, seeds_range=seeds_range, samples_needed=need.samples)
+        return Verdict(question, answer, words, None, None, None, p)
+    return Verdict(question, answer, words, need.seeds, (need.low, need.high), need.samples, p)
 
 
 def missing_runs(result: DesignResult) -> str:

@@ -146,10 +146,8 @@ def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
         kappas.append(statistics.median(sample.kappa for sample in layer))
         lows.append(statistics.median(sample.low for sample in layer))
         highs.append(statistics.median(sample.high for sample in layer))
-    median_kappa = statistics.median(kappas)
-    if not median_kappa < float("inf"):
-        return None
-    return median_kappa, statistics.median(lows), statistics.median(highs)
+    bounds = statistics.median(kappas), statistics.median(lows), statistics.median(highs)
+    return bounds if bounds[0] < float("inf") else None
 
 
 def execute_run(folder: StudyFolder, key: Key, on_row: OnRow = lambda row: None) -> None:
