@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def test_outcome_names_only_own_run(study: StudyFolder, tmp_path: Path) -> None:
     """Failed runs are removed before they start again."""
     (tmp_path / "outside-0").mkdir()
     key = Key("lean", 0)
-    written = Outcome("../../outside", 0, study.plan.fingerprint(key), "failed").to_json()
-    (study.path / "runs" / f"{key}.json").write_text(json.dumps(written))
+    written = Outcome("../../outside", 0, study.plan.fingerprint(key), "failed")
+    (study.path / "runs" / f"{key}.json").write_text(json.dumps(asdict(written)))
     with pytest.raises(DirectoryError, match=r"is damaged: it is the outcome of \.\./\.\./outside-0"):
         study.forget_failures()
     assert (tmp_path / "outside-0").exists()

@@ -18,11 +18,15 @@ from leanify.core.errors import DirectoryError, RecipeError, ShapeError
 from leanify.core.files.reading import read_text
 from leanify.core.recipe import MAX_SEED, ModelSection, Recipe, ScheduleSection
 from leanify.core.strict_toml import parse, read_table, to_table, to_toml
-from leanify.runs.run_directory import leaves
+from leanify.runs.run_directory import list_differences
 from leanify.upstream.libraries import first_line
 
 FORMAT = 1
 MAX_BYTES = 4 << 20  # of study.toml; a hundred designs have 30 kB
+FILE_KEYS = (  # in their order in the file
+    "format", "title", "seeds", "threads", "budget", "margin", "weights", "rates", "more_rates", "baseline_macs",
+    "tokens", "recipe", "designs",
+)  # fmt: skip
 BASELINE, LEAN, CONTROL, NARROW = "baseline", "lean", "control", "narrow"
 RIVALS = (CONTROL, NARROW)  # designs that lean should beat, one question of the study for each
 MAX_RUNS = 10_000  # of a study, by designs and seeds
@@ -188,23 +192,10 @@ class StudyPlan:
             sizes = to_table(design)
             del sizes["name"]
             designs[design.name] = sizes | {"rank": design.rank}
-        table: dict[str, Any] = {
-            "format": FORMAT,
-            "title": self.title,
-            "seeds": list(self.seeds),
-            "threads": self.threads,
-            "budget": self.budget,
-            "margin": self.margin,
-            "weights": self.weights,
-            "rates": None if self.rates == (1.0,) else list(self.rates),
-            "more_rates": list(self.more_rates) or None,
-            "baseline_macs": self.baseline_macs,
-            "tokens": self.tokens,
-            "recipe": self.recipe.to_dict(),
-            "designs": designs,
-        }
-        content = {key: value for key, value in table.items() if value is not None}
-        return f"# A study of leanify: leanify compare THIS-FOLDER\n{to_toml(content)}"
+        content = vars(self) | {"format": FORMAT, "recipe": self.recipe.to_dict(), "designs": designs}
+        table = to_table(_StudyFile(**content))
+        text = to_toml({key: table[key] for key in FILE_KEYS if key in table})
+        return f"# A study of leanify: leanify compare THIS-FOLDER\n{text}"
 
     @staticmethod
     def read(path: Path) -> StudyPlan:
@@ -220,9 +211,7 @@ class StudyPlan:
     def merge(self, other: StudyPlan) -> StudyPlan:
         """Return this plan extended by another's designs, seeds and margin. Raises RecipeError if they conflict."""
         # differences that make it another study
-        old, new = (dict(leaves(plan.recipe.to_dict())) for plan in (self, other))
-        differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        conflicts = [f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}" for key in differing]
+        conflicts = list_differences(self.recipe.to_dict(), other.recipe.to_dict())
         if other.budget != self.budget:
             conflicts.append(f"budget: {self.budget} → {other.budget}")
         for design in other.designs:

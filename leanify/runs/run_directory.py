@@ -64,8 +64,8 @@ class RunDirectory:
         """Create a run's directory atomically. Raises DirectoryError, and RecipeError for no TOML."""
         # the file must read back to the same recipe, or a resume would train another one
         text = recipe.to_toml()
-        if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
-            raise RecipeError(f"the recipe cannot be written as it is: {changes}")
+        if changes := list_differences(recipe.to_dict(), recipes.parse(text).to_dict()):
+            raise RecipeError(f"the recipe cannot be written as it is: {'; '.join(changes)}")
         # a temporary folder, renamed once all of it is written
         with new_directory(path) as folder:
             writing.write(folder / RECIPE, text)
@@ -101,18 +101,18 @@ class RunDirectory:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RecipeError, listing every difference, unless the run was started with this recipe."""
-        if changes := _differences(self.recipe.to_dict(), recipe.to_dict()):
+        if changes := list_differences(self.recipe.to_dict(), recipe.to_dict()):
             raise RecipeError(
-                f"{self.path} was started with another recipe: {changes}; resume its own: {self.resume_line}"
+                f"{self.path} was started with another recipe: {'; '.join(changes)}; resume its own: {self.resume_line}"
             )
 
     def check_unedited(self) -> None:
         """Raise RecipeError if recipe.toml differs from its copy in leanify.json (old runs have none)."""
         original = self.card().get("recipe")
-        if original is not None and (changes := _differences(original, self.recipe.to_dict())):
+        if original is not None and (changes := list_differences(original, self.recipe.to_dict())):
             raise RecipeError(
-                f"{self.path / RECIPE} was edited after the run started: {changes}. Undo that, or start a new run "
-                f"with it: leanify train {shlex.quote(str(self.path / RECIPE))}"
+                f"{self.path / RECIPE} was edited after the run started: {'; '.join(changes)}. Undo that, or start a "
+                f"new run with it: leanify train {shlex.quote(str(self.path / RECIPE))}"
             )
 
     def card(self) -> dict[str, Any]:
@@ -301,14 +301,13 @@ class RunDirectory:
         state: Mapping[str, Any],
         score: float | None,
         metrics: Mapping[str, float],
-        rows: int | None = None,
+        rows: int,
         shards: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint and return its folder; one that exists for this step is kept.
 
-        ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size).
-        ``shards`` are sharded tensors, of which every process writes its own rows; then every process must
-        call this. Raises TrainingError if writing fails.
+        ``rows`` is the length in bytes of metrics.jsonl that belongs to it. ``shards`` are sharded tensors, of which
+        every process writes its own rows; then every process must call this. Raises TrainingError if writing fails.
         """
         from leanify.runs import checkpoint_writing
 
@@ -318,7 +317,6 @@ class RunDirectory:
             return target
         try:
             # the log reaches the disk before the card that counts its bytes
-            rows = self.length if rows is None else rows
             with open_file(self.path / METRICS, DirectoryError) as file:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
@@ -396,11 +394,11 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """List every key whose value differs, as ``key: old → new``; ``""`` if none does."""
+def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List every key of nested tables whose value differs, as ``key: old → new``."""
     before, after = dict(leaves(old)), dict(leaves(new))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in keys)
+    return [f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in keys]
 
 
 def _json(path: Path, kind: type[T]) -> T | None:
