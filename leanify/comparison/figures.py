@@ -9,6 +9,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,15 @@ def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
     style |= {"axes.spines.top": False, "axes.spines.right": False}
     seeds = "Mean over seeds; the band is their range."
     better = "Up" if study.higher_is_better else "Down"
+    label = f"{study.metric} of the validation split"
+    loss_curves = partial(_plot_curves, split="train", metric="loss", label="training loss")
+    metric_curves = partial(_plot_curves, split="validation", metric=str(study.metric), label=label)
     plots: list[tuple[str, str, Callable[[Axes, Findings, StudyFolder], bool]]] = [
         ("Paired differences", "A dot is a seed, the bar the mean with its 95% interval, the dotted line the margin.",
          plot_differences),
         ("Quality against parameters", f"{better} and left is better.", plot_quality),
-        ("Training loss", seeds, plot_training_loss),
-        ("Learning curves", seeds, plot_metric),
+        ("Training loss", seeds, loss_curves),
+        ("Learning curves", seeds, metric_curves),
         ("Costs of the designs", "Latency, training time and memory are measured in turn on one machine.", plot_costs),
     ]  # fmt: skip
     # draw, save as SVG, then insert tooltips and the page's text colour
@@ -128,15 +132,6 @@ def plot_differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     better = "more" if study.higher_is_better else "less"
     axes.set(xlabel=f"difference in {study.metric}; right is better ({better} {study.metric})")
     return bool(study.pairs)
-
-
-def plot_training_loss(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    return _plot_curves(axes, study, folder, "train", "loss", "training loss")
-
-
-def plot_metric(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    metric = str(study.metric)
-    return _plot_curves(axes, study, folder, "validation", metric, f"{metric} of the validation split")
 
 
 def _plot_curves(axes: Axes, study: Findings, folder: StudyFolder, split: str, metric: str, label: str) -> bool:

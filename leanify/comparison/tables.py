@@ -27,14 +27,9 @@ Columns = list[tuple[str, Callable[[Row], Any]]]  # name, and the cell of a row
 
 
 @dataclass(frozen=True)
-class Links:
-    """A table cell of links: address and text of each."""
-
-    links: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Table:
+    """A cell is a text, or a list of links, each an address and a text."""
+
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -42,10 +37,7 @@ class Table:
 
 def _table(title: str, columns: Columns[Row], rows: Iterable[Row]) -> Table:
     head = tuple(name for name, _ in columns)
-    cells = []
-    for row in rows:
-        cells.append(tuple(cell(row) for _, cell in columns))
-    return Table(title, head, tuple(cells))
+    return Table(title, head, tuple(tuple(cell(row) for _, cell in columns) for row in rows))
 
 
 def designs(study: Findings, detail: Detail = "brief") -> Table:
@@ -106,7 +98,7 @@ def pairs(study: Findings) -> Table:
         ),
         ("mean", lambda pair: format_difference(pair.difference, pair.low, pair.high)[0]),
         ("95% interval", lambda pair: format_difference(pair.difference, pair.low, pair.high)[1]),
-        ("p", lambda pair: "–" if pair.low is None else probability(pair.p)),
+        ("p", probability),
         ("seeds", lambda pair: str(len(pair.seeds))),
     ]
     return _table("Paired differences", columns, study.pairs)
@@ -116,8 +108,7 @@ def pairs(study: Findings) -> Table:
 
 
 def quality(result: DesignResult) -> str:
-    quality_value = result.quality
-    return interval(quality_value.mean, quality_value.low, quality_value.high)
+    return interval(result.quality.mean, result.quality.low, result.quality.high)
 
 
 def interval(mean: float | None, low: float | None, high: float | None) -> str:
@@ -132,23 +123,19 @@ def interval(mean: float | None, low: float | None, high: float | None) -> str:
     return f"{mean:.{places}f} ± {(high - low) / 2:.{places}f}"
 
 
-def probability(p: float | None) -> str:
-    if p is None:
+def probability(pair: Pair) -> str:
+    if pair.low is None or pair.p is None:
         return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
 
 
 def _seeds(result: DesignResult) -> str:
-    quality_value = result.quality
-    parts = []
-    if quality_value.failed:
-        parts.append(f"{quality_value.failed} failed")
-    if quality_value.diverged:
-        parts.append(f"{quality_value.diverged} diverged")
-    return f"{quality_value.seeds} ({', '.join(parts)})" if parts else str(quality_value.seeds)
+    counts = {"failed": result.quality.failed, "diverged": result.quality.diverged}
+    parts = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"{result.quality.seeds} ({', '.join(parts)})" if parts else str(result.quality.seeds)
 
 
-def _runs(result: DesignResult) -> Links | str:
+def _runs(result: DesignResult) -> list[tuple[str, str]] | str:
     """Return every run's quality, as a link to the run's folder."""
     links = []
     for run in result.runs:
@@ -156,4 +143,4 @@ def _runs(result: DesignResult) -> Links | str:
         if run.status == "diverged":
             text = f"{text}, diverged"
         links.append((quote(f"{run.path}/"), text))
-    return Links(tuple(links)) if links else "–"
+    return links or "–"
