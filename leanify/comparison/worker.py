@@ -49,7 +49,6 @@ LOG = "worker.log"  # what runs print, in the study's folder of runs
 PROBE_SAMPLES = 16  # validation samples on which κ is probed
 POINTS = 8  # κ is probed at the start, and about this many times during training
 
-
 OnRow = Callable[[dict[str, Any]], None]
 
 
@@ -64,13 +63,12 @@ class RunCallback(Callback):
         self.on_row, self.probes = on_row, probes
         self.has_evaluated = False
         self.run: RunDirectory | None = None
-        self.file: Path | None = None
         self.trainer: Trainer | None = None
         self.kappas: dict[str, list[float | None]] = {}  # by step: κ and its bounds; no upper one if infinite
 
     def attend(self, trainer: Trainer, run: RunDirectory) -> None:
-        self.trainer, self.run, self.file = trainer, run, run.path / PROBES
-        self.kappas = _probes(self.file)
+        self.trainer, self.run = trainer, run
+        self.kappas = _probes(run.path / PROBES)
 
     def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
         self.last = last_step
@@ -100,11 +98,11 @@ class RunCallback(Callback):
         if step * POINTS // self.last in places and step != self.last:
             return
         assert self.trainer is not None
-        assert self.file is not None
+        assert self.run is not None
         bounds = kappa(self.trainer)
         if bounds is not None:
             self.kappas[str(step)] = [number if number < float("inf") else None for number in bounds]
-            writing.write(self.file, json.dumps(self.kappas) + "\n")
+            writing.write(self.run.path / PROBES, json.dumps(self.kappas) + "\n")
 
 
 def _probes(file: Path) -> dict[str, list[Any]]:
@@ -160,8 +158,8 @@ def execute_run(folder: StudyFolder, key: Key, on_row: OnRow = lambda row: None)
         except LeanifyError as error:
             if _is_full_disk(error):
                 raise
-            print_ = folder.plan.fingerprint(key)
-            folder.record(Outcome(key.design, key.seed, print_, "failed", str(error), rate=key.rate))
+            fingerprint = folder.plan.fingerprint(key)
+            folder.record(Outcome(key.design, key.seed, fingerprint, "failed", str(error), rate=key.rate))
             return
         folder.record_samples(key, _outcomes(folder, key, trainer))
         folder.record(_outcome(folder, key, trainer))
@@ -199,14 +197,13 @@ def _outcomes(folder: StudyFolder, key: Key, trainer: Trainer) -> NDArray[np.flo
 
 
 def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
-    rows, task = folder.rows(key), trainer.task
     # the final metric, on the test split if the data have one
-    last = next((row for row in reversed(rows) if row["split"] == "test"), None)
-    last = last or next(row for row in reversed(rows) if row["split"] == "validation")
+    task, last_rows = trainer.task, {row["split"]: row for row in folder.rows(key)}
+    last = last_rows["test" if "test" in last_rows else "validation"]
     # κ by step, and the bounds of the last one
     probes = {int(step): value for step, value in _probes(folder.run(key) / PROBES).items()}
     probes = {step: probes[step] for step in sorted(probes) if step <= trainer.steps}
-    bounds = next((probe[1:] for probe in reversed(probes.values()) if len(probe) == 3), None)
+    bounds = next(((low, high) for _, low, high in reversed(probes.values())), None)
     return Outcome(
         design=key.design,
         seed=key.seed,
@@ -221,7 +218,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         quality=last[task.metric],
         step=trainer.steps,
         kappas=tuple((step, probe[0]) for step, probe in probes.items()),
-        kappa_bounds=None if bounds is None else (bounds[0], bounds[1]),
+        kappa_bounds=bounds,
     )
 
 

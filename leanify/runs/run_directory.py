@@ -223,23 +223,16 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         """The run's results: last evaluation, best checkpoint, test metrics if any, skipped samples."""
-        # the last row of each split
-        last: dict[str, Any] = {}
-        test_metrics: dict[str, Any] = {}
-        for row in self.rows():
-            if row["split"] == "validation":
-                last = row
-            elif row["split"] == "test":
-                test_metrics = row
+        last = {row["split"]: row for row in self.rows()}
+        facts = {"run": str(self.path), **last.get("validation", {})}
+        facts.pop("split", None)
         # the best checkpoint, which the run's user loads
-        best, skipped_count = self.best(), self.skipped_samples()
-        facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
-        if best is not None:
+        if (best := self.best()) is not None:
             facts |= {"best_step": best.step, "best_checkpoint": str(best.path)}
-        if skipped_count:
-            facts["skipped"] = len(skipped_count)
+        if skipped_samples := self.skipped_samples():
+            facts["skipped"] = len(skipped_samples)
         # test metrics, under names of their own
-        for key, value in test_metrics.items():
+        for key, value in last.get("test", {}).items():
             if key not in ("step", "epoch", "split", "samples_per_s"):
                 facts[f"test_{key}"] = value
         return facts
