@@ -54,9 +54,14 @@ def write(
             from leanify.runs.shards import write_shards
 
             digests = write_shards(folder, shards)
-        # the first process writes the rest, then gives the folder its name
+        # the first process writes the rest, with checksums taken while the bytes are written
         if is_main:
-            _write_rest(folder, tensors, state, facts, digests)
+            with open_hashed(folder / WEIGHTS, hashlib.sha256()) as weights:
+                write_tensors(tensors, weights)
+            with open_hashed(folder / STATE, Crc32()) as rest, _skip_crc():
+                torch.save(dict(state), rest)  # type: ignore[arg-type]
+            sums = {**digests, WEIGHTS: weights.digest.hexdigest(), STATE: rest.digest.hexdigest()}
+            writing.write(folder / CARD, json.dumps({**facts, "sums": sums}, indent=2) + "\n")
             folder.rename(target)
             writing.sync_folder(target.parent)
     except BaseException:
@@ -66,23 +71,6 @@ def write(
     # every process waits until the checkpoint is complete
     if shards is not None:
         torch.distributed.barrier()
-
-
-def _write_rest(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    digests: dict[str, str],
-) -> None:
-    """Write the weights, the training state, and the card with the checksums of all files."""
-    # checksums are taken while the bytes are written
-    with open_hashed(folder / WEIGHTS, hashlib.sha256()) as weights:
-        write_tensors(tensors, weights)
-    with open_hashed(folder / STATE, Crc32()) as rest, _skip_crc():
-        torch.save(dict(state), rest)  # type: ignore[arg-type]
-    sums = {**digests, WEIGHTS: weights.digest.hexdigest(), STATE: rest.digest.hexdigest()}
-    writing.write(folder / CARD, json.dumps({**facts, "sums": sums}, indent=2) + "\n")
 
 
 @contextmanager

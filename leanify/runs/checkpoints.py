@@ -55,17 +55,13 @@ class Checkpoint:
         """Whether every value has its declared type: anyone may have edited the card's file."""
         if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
             return False
-        for count in (self.step, self.rows):
-            if type(count) is not int or count < 0:
-                return False
-        for number in (*self.metrics.values(), self.score or 0):
-            if not isinstance(number, int | float):
-                return False
-        for name, digest in self.sums.items():
-            name_inside = name.removeprefix(f"{SHARDS}/")
-            if not isinstance(digest, str) or Path(name_inside).name != name_inside:
-                return False
-        return True
+        names = [name.removeprefix(f"{SHARDS}/") for name in self.sums]
+        return (
+            all(type(count) is int and count >= 0 for count in (self.step, self.rows))
+            and all(isinstance(number, int | float) for number in (*self.metrics.values(), self.score or 0))
+            and all(isinstance(digest, str) for digest in self.sums.values())
+            and all(Path(name).name == name for name in names)
+        )
 
     @property
     def is_sharded(self) -> bool:
