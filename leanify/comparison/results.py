@@ -208,16 +208,11 @@ def _quality(name: str, outcomes: Sequence[Outcome], failed: int, diverged: int,
 
 def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
     """Return the mean bounds of the last κ; None if a run has none."""
-    lows, highs = [], []
-    for outcome in outcomes:
-        if not outcome.kappas:
-            continue
-        if outcome.kappa_bounds is None:
-            return None
-        low, high = outcome.kappa_bounds
-        lows.append(low)
-        highs.append(math.inf if high is None else high)
-    return (sum(lows) / len(lows), sum(highs) / len(highs)) if lows else None
+    probed = [outcome for outcome in outcomes if outcome.kappas]
+    bounds = [outcome.kappa_bounds for outcome in probed if outcome.kappa_bounds is not None]
+    low = _mean([low for low, _ in bounds])
+    high = _mean([math.inf if high is None else high for _, high in bounds])
+    return None if low is None or high is None or len(bounds) < len(probed) else (low, high)
 
 
 def _mean(values: Sequence[float]) -> float | None:

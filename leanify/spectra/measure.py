@@ -107,22 +107,20 @@ def calling_projections(model: nn.Module) -> Iterator[None]:
 
     Its forward hands the projection's weights to a kernel; here it computes the same by our forward.
     """
-    original_classes = []
     # torch's own attention multiplies by the output's weight itself; a subclass calls the projection
-    for module in model.modules():
-        if type(module) is nn.MultiheadAttention and find_row(module) is not None:
-            original_classes.append((module, type(module)))
+    modules = [module for module in model.modules() if type(module) is nn.MultiheadAttention]
+    modules = [module for module in modules if find_row(module) is not None]
     # its fast path would skip the projection, too
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        for module, _ in original_classes:
+        for module in modules:
             free(module)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for module, kind in original_classes:
-            module.__class__ = kind
+        for module in modules:
+            module.__class__ = nn.MultiheadAttention
 
 
 def check_finite(model: nn.Module) -> None:

@@ -109,16 +109,11 @@ def _kappa_per_layer(ax: Axes, index: int, name: str, layers: Sequence[LayerProb
     colour, marker, stroke = COLOURS[index % len(COLOURS)], MARKERS[index % 8], STROKES[index % 4]
     # medians over samples with their quartiles, NaN for a layer without one
     xs = list(range(len(layers)))
-    medians: list[float] = []
-    lows: list[float] = []
-    highs: list[float] = []
+    quartiles = []
     for layer in layers:
         is_shown = not layer.is_vector and math.isfinite(layer.bounds[1])
-        low, median, high = layer.quartiles if is_shown else (math.nan, math.nan, math.nan)
-        medians.append(median)
-        lows.append(low)
-        highs.append(high)
-    medians, lows, highs = _finite_values(medians), _finite_values(lows), _finite_values(highs)
+        quartiles.append(layer.quartiles if is_shown else (math.nan, math.nan, math.nan))
+    lows, medians, highs = map(_finite_values, zip(*quartiles, strict=True))
     ax.plot(xs, medians, color=colour, marker=marker, linestyle=stroke, markersize=5, label=name)
     ax.vlines(xs, lows, highs, color=colour, linewidth=2.5, alpha=0.35)
     # lower bounds of the layers that are rank-deficient, or nearly

@@ -42,12 +42,7 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
     for name, kappas in layer.weights.items():
         weights[name] = {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
     return {
-        "name": layer.name,
-        "object": layer.object,
-        "tokens": layer.tokens,
-        "inner": layer.inner,
-        "heads": layer.heads,
-        "head_dim": layer.head_dim,
+        **{name: getattr(layer, name) for name in ("name", "object", "tokens", "inner", "heads", "head_dim")},
         "kappa": _number(layer.kappa) if has_kappa else None,
         "kappa_quartiles": _numbers_json(layer.quartiles) if has_kappa else None,
         "kappas": _numbers_json(layer.kappas) if has_kappa else None,
@@ -68,11 +63,7 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
 
 def point_json(point: Point) -> dict[str, Any]:
     return {
-        "mode": point.mode,
-        "heads": point.heads,
-        "head_dim": point.head_dim,
-        "inner": point.inner,
-        "tokens": point.tokens,
+        **{name: getattr(point, name) for name in ("mode", "heads", "head_dim", "inner", "tokens")},
         "kappa": _number(point.kappa),
         "kappa_median": _number(point.median),
         "kappa_quartiles": _numbers_json(point.quartiles),
