@@ -32,7 +32,7 @@ from leanify.exporting import load_alone
 from leanify.profiling.counting import Positional, call
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.describe import describe
-from leanify.sources.timm_hooks import timm_config as timm_config
+from leanify.sources.timm_hooks import timm_config
 from leanify.upstream.hooked import in_mode
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
@@ -112,9 +112,7 @@ def flatten_outputs(value: Any) -> list[Tensor]:
     return tensors
 
 
-def _compare(
-    format: str, reference: list[Tensor], outputs: list[Tensor], own_rounding: Callable[[], float] = lambda: 0.0
-) -> None:
+def _compare(format: str, reference: list[Tensor], outputs: list[Tensor], own_rounding: Callable[[], float]) -> None:
     """Raise UnsupportedModel if outputs differ by more than `TOLERANCE` and twice the model's own rounding error."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
         shapes, reference_shapes = [tuple(x.shape) for x in outputs], [tuple(x.shape) for x in reference]
