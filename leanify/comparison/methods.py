@@ -6,7 +6,6 @@ from typing import Any
 
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
-from leanify.comparison.rates import is_edge_rate, sensitivity
 from leanify.comparison.values import Findings
 from leanify.core.errors import SourceError
 from leanify.core.files.reading import read_json
@@ -76,13 +75,18 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def about_rates(study: Findings) -> str:
     """Describe the tried rates, the cost of a bad one, and best rates at the edge; "" if none was tried."""
-    losses = {result.name: sensitivity(result.trials) for result in study.results}
-    costs = ", ".join(f"{name} {loss:.3g}" for name, loss in losses.items() if loss is not None)
+    costs = []
+    for result in study.results:
+        qualities = [trial.quality for trial in result.trials if trial.quality is not None]
+        if len(qualities) > 1:
+            costs.append(f"{result.name} {max(qualities) - min(qualities):.3g}")
     if not costs or study.metric is None:
         return ""
+    # a rate beyond the lowest or the highest may be better
     rates = study.plan.tried_rates
-    edge = [result.name for result in study.results if is_edge_rate(result.plan.rate, rates)]
-    text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {costs}"
+    edge = [result.name for result in study.results if result.plan.rate in (rates[0], rates[-1])]
+    loss = ", ".join(costs)
+    text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {loss}"
     if edge:
         text += f"; at the edge of the tried rates: {', '.join(edge)}"
     return text

@@ -8,7 +8,6 @@ once, for all designs alike. This favours no design, because all have the same t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from leanify.comparison import runner
@@ -86,14 +85,3 @@ def rate_trials(folder: StudyFolder, design: str) -> tuple[Trial, ...]:
             assert optim is not None
             trials.append(Trial(factor, optim.lr, outcome.quality))
     return tuple(trials)
-
-
-def sensitivity(trials: Sequence[Trial]) -> float | None:
-    """Return the quality lost with the worst rate compared with the best; None for fewer than two."""
-    qualities = [trial.quality for trial in trials if trial.quality is not None]
-    return max(qualities) - min(qualities) if len(qualities) > 1 else None
-
-
-def is_edge_rate(factor: float | None, rates: Sequence[float]) -> bool:
-    """Whether the best of several rates is the lowest or the highest, so that a rate beyond may be better."""
-    return len(rates) > 1 and factor in (min(rates), max(rates))
