@@ -129,7 +129,7 @@ class RunDirectory:
         """Write leanify.json again if it is missing or damaged. Returns a message in that case, otherwise None."""
         if self.card():
             return None
-        with self._write_guarded(CARD):
+        with self._write_guarded(self.path / CARD):
             writing.write(self.path / CARD, card(self.recipe))
         return f"{self.path / CARD} was missing or damaged and has been rewritten"
 
@@ -144,7 +144,7 @@ class RunDirectory:
 
     def _write_json(self, name: str, value: Any) -> None:
         """Write a JSON file of the run. Raises TrainingError."""
-        with self._write_guarded(name):
+        with self._write_guarded(self.path / name):
             writing.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def skipped_samples(self) -> list[str]:
@@ -168,22 +168,15 @@ class RunDirectory:
             yield
 
     @contextlib.contextmanager
-    def _write_guarded(self, name: str) -> Iterator[None]:
-        """Turn an OSError while writing a file of the run into a TrainingError that says how to resume."""
+    def _write_guarded(self, what: Path | str) -> Iterator[None]:
+        """Turn an OSError while writing a part of the run into a TrainingError that says how to resume."""
         try:
             yield
         except OSError as error:
-            reason = error.strerror or error
-            raise TrainingError(
-                f"{self.path / name} could not be written: {reason}; {self._leftover_note()}"
-            ) from error
-
-    def _leftover_note(self) -> str:
-        """How to continue after an error, for its message."""
-        complete = self.checkpoints()
-        if not complete:
-            return "there is no checkpoint yet"
-        return f"the checkpoint of step {complete[-1].step} is complete; resume with: {self.resume_line}"
+            rest = "there is no checkpoint yet"
+            if complete := self.checkpoints():
+                rest = f"the checkpoint of step {complete[-1].step} is complete; resume with: {self.resume_line}"
+            raise TrainingError(f"{what} could not be written: {error.strerror or error}; {rest}") from error
 
     def is_locked(self) -> bool:
         """Whether a process is writing to the run now."""
@@ -194,7 +187,7 @@ class RunDirectory:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
-        with self._write_guarded(METRICS), writing.open_append(self.path / METRICS) as file:
+        with self._write_guarded(self.path / METRICS), writing.open_append(self.path / METRICS) as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -246,9 +239,9 @@ class RunDirectory:
         last, length, messages = -1, 0, []
         if checkpoint:
             last, length = checkpoint.step, checkpoint.rows
-        with self._write_guarded(METRICS):
+        with self._write_guarded(self.path / METRICS):
             writing.truncate_file(self.path / METRICS, length)
-        with self._write_guarded(CHECKPOINTS):
+        with self._write_guarded(self.path / CHECKPOINTS):
             writing.remove_litter(self.path)
             for folder in sorted((self.path / CHECKPOINTS).iterdir()):
                 if checkpoints.is_unfinished(folder.name) and checkpoints.is_removable(folder):
@@ -308,17 +301,12 @@ class RunDirectory:
         target = self.path / CHECKPOINTS / f"{step:08d}"
         if target.is_dir():
             return target
-        try:
+        with self._write_guarded(f"the checkpoint of step {step}"):
             # the log reaches the disk before the card that counts its bytes
             with open_file(self.path / METRICS, DirectoryError) as file:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
             checkpoint_writing.write(target, tensors, state, facts, shards)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise TrainingError(
-                f"the checkpoint of step {step} could not be written: {reason}; {self._leftover_note()}"
-            ) from error
         return target
 
     def prune(self, keep: int) -> None:
@@ -328,7 +316,7 @@ class RunDirectory:
         surplus = complete[:-keep] if keep else []
         for old in surplus:
             if best is None or old.step != best.step:
-                with self._write_guarded(CHECKPOINTS):
+                with self._write_guarded(self.path / CHECKPOINTS):
                     checkpoints.remove(old.path)
 
     def checkpoints(self) -> list[Checkpoint]:
