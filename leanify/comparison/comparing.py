@@ -216,9 +216,8 @@ def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[st
     if request.minutes is None:
         return plan, timings, ""
     plan, cuts = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
-    if not cuts:
-        return plan, timings, ""
-    return plan, timings, f"--minutes {request.minutes:g} leaves out {', '.join(cuts)}; no run is shortened"
+    sentence = f"--minutes {request.minutes:g} leaves out {', '.join(cuts)}; no run is shortened"
+    return plan, timings, sentence if cuts else ""
 
 
 def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:

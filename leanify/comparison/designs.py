@@ -104,10 +104,7 @@ class Designer:
                 source = find.find(Path(name))
                 if self._is_same_model(source):
                     sizes = _stage_sizes(surgery.read(find.build_on_meta(source)))
-                    pins: dict[str, Any] = {}
-                    for axis in AXES:
-                        pins[axis] = list(sizes[axis]) if isinstance(sizes[axis], tuple) else sizes[axis]
-                    return pins
+                    return {axis: sizes[axis] for axis in AXES}
         return {}
 
     def _is_same_model(self, source: ModelSource) -> bool:
@@ -147,18 +144,15 @@ class Designer:
             if beyond.lean is not None:
                 note(f"no lean: {plan.needs}. This study trains one beyond the bounds: {'; '.join(beyond.warnings)}")
                 return beyond
-        raise BudgetError(f"no lean design: {plan.needs}. {self._other_ways()}")
-
-    def _other_ways(self) -> str:
-        """Suggest alternatives if the rules allow no lean design: an explicit shape, or a deeper baseline."""
+        # suggest an explicit shape, or a deeper baseline
         stage, *others = self.shape.stages
-        depth, primary = stage.depth, stage.primary
-        if others or primary is None:
-            return "Explicit shapes are not limited by rules: --designs baseline,small=depth:N/N/…,heads:N/N/…"
-        shape = f"depth:{max(1, depth // 2)},heads:{2 * primary.heads}"
-        return (
-            f"Explicit shapes are not limited by rules: --designs baseline,small={shape}; "
-            f"or compare a deeper model: --set model.depth={3 * depth}"
+        shape, deeper = "depth:N/N/…,heads:N/N/…", ""
+        if not others and stage.primary is not None:
+            shape = f"depth:{max(1, stage.depth // 2)},heads:{2 * stage.primary.heads}"
+            deeper = f"; or compare a deeper model: --set model.depth={3 * stage.depth}"
+        raise BudgetError(
+            f"no lean design: {plan.needs}. Explicit shapes are not limited by rules: --designs baseline,small={shape}"
+            f"{deeper}"
         )
 
     @cached_property
