@@ -225,10 +225,8 @@ class RunTable:
             self.samples = 0
 
         # maximum difference between two runs on one sample: the largest range of a run's outcomes
-        self.unit = 0.0
         known_outcomes = [run.outcomes for run in runs if run.outcomes is not None] if self.samples else []
-        if known_outcomes:
-            self.unit = max(float(np.ptp(outcomes)) for outcomes in known_outcomes)
+        self.unit = max((float(np.ptp(outcomes)) for outcomes in known_outcomes), default=0.0)
 
         # the quality of a share of 0, if every outcome is either right or wrong
         self.lowest: float | None = None
@@ -239,10 +237,7 @@ class RunTable:
 
     def common_seeds(self, *designs: str) -> list[int]:
         """Return the seeds with which all of these designs have finished."""
-        seeds = []
-        for name in designs:
-            seeds.append({seed for design, seed in self.runs if design == name})
-        return sorted(set.intersection(*seeds)) if seeds else []
+        return sorted({seed for _, seed in self.runs if all((design, seed) in self.runs for design in designs)})
 
     def mean(self, design: str) -> Estimate:
         """Return a design's mean quality over seeds."""
@@ -300,9 +295,7 @@ class RunTable:
         mean = float(values.mean()) if count else math.nan
 
         # the runs' part: the variance of a mean over seeds
-        seed_part = None
-        if count > 1:
-            seed_part = Part(variance / count, count - 1)
+        seed_part = Part(variance / count, count - 1) if count > 1 else None
         known_outcomes = [sample_values for sample_values in outcomes if sample_values is not None]
         if not self.samples or not count or len(known_outcomes) < count:
             return Estimate(mean, count, 0, seed_part, None)
