@@ -253,7 +253,10 @@ def open_folder(
     elif request.study is not None:
         plan = make_plan(request)  # merged with the study's plan
     elif request.minutes is not None:
-        plan = _continue_within(folder.plan, make_plan(replace(request, minutes=None)))
+        # planned under a limit in minutes, it continues as planned, whatever its steps take today
+        old, full = folder.plan, make_plan(replace(request, minutes=None))
+        designs = tuple(design for design in full.designs if old.has(design.name))
+        plan = old.merge(replace(full, designs=designs, seeds=old.seeds, rates=old.rates))
     else:
         plan = folder.plan.merge(make_plan(request))
     if runs_here:
@@ -263,12 +266,6 @@ def open_folder(
     if plan != folder.plan:  # a continued study was merged above
         folder.replan(plan)
     return folder
-
-
-def _continue_within(old: StudyPlan, full: StudyPlan) -> StudyPlan:
-    """Continue a study that was planned under a limit in minutes as planned, whatever its steps take today."""
-    designs = tuple(design for design in full.designs if old.has(design.name))
-    return old.merge(replace(full, designs=designs, seeds=old.seeds, rates=old.rates))
 
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: OnEnd = lambda key: None) -> None:
