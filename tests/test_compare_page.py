@@ -104,7 +104,7 @@ def test_single_difference_stays_inside_figure(study: Study) -> None:
     pair = replace(study.pairs[0], difference=1.0, low=-2.0, high=1.5)
     one = replace(study, pairs=[pair])
     axes = Figure().subplots()
-    assert plot_differences(axes, one, StudyFolder(study.path))
+    assert plot_differences(axes, one)
     low, high = axes.get_ylim()
     for line in axes.lines[:2]:  # the dots, and the middle of the bar
         assert all(low + 0.2 * (high - low) < y < high - 0.2 * (high - low) for y in line.get_ydata())

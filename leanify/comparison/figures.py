@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core.plotting import plot_settings, show_texts_literally
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from leanify.comparison.folder import StudyFolder
     from leanify.comparison.values import Findings
 
 HINT = "hint: "  # prefix for ids of figure elements with a tooltip
@@ -32,7 +32,7 @@ MAX_MARKERS = 20  # on a curve
 SIZE = (6.4, 3.8)  # inches
 
 
-def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
+def figures(study: Findings) -> list[tuple[str, str, str]]:
     """Return (title, caption, SVG) of every figure with data."""
     # matplotlib settings, and (title, caption, function) of each figure
     style: dict[Any, Any] = {f"{name}color": INK for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")}
@@ -43,7 +43,7 @@ def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
     label = f"{study.metric} of the validation split"
     loss_curves = partial(_plot_curves, split="train", metric="loss", label="training loss")
     metric_curves = partial(_plot_curves, split="validation", metric=str(study.metric), label=label)
-    plots: list[tuple[str, str, Callable[[Axes, Findings, StudyFolder], bool]]] = [
+    plots: list[tuple[str, str, Callable[[Axes, Findings], bool]]] = [
         ("Paired differences", "A dot is a seed, the bar the mean with its 95% interval, the dotted line the margin.",
          plot_differences),
         ("Quality against parameters", f"{better} and left is better.", plot_quality),
@@ -61,7 +61,7 @@ def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
             axes = figure.subplots()
             axes.grid(True, color=INK, alpha=0.12, linewidth=0.7)
             axes.set_axisbelow(True)
-            if not plot(axes, study, folder):
+            if not plot(axes, study):
                 continue
             if axes.get_legend_handles_labels()[0]:  # above the axes, to keep the data visible
                 place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
@@ -85,7 +85,7 @@ def _add_hint(text: str, *artists: Any) -> None:
         artist.set_gid(HINT + text)
 
 
-def plot_quality(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
+def plot_quality(axes: Axes, study: Findings) -> bool:
     """Quality with its interval against the parameters, one point per design."""
     from matplotlib.ticker import EngFormatter
 
@@ -108,7 +108,7 @@ def _ends(mean: float, low: float | None, high: float | None) -> tuple[float, fl
     return mean if low is None else low, mean if high is None else high
 
 
-def plot_differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
+def plot_differences(axes: Axes, study: Findings) -> bool:
     """Paired differences: one dot per seed, the mean with its interval, and the margin."""
     # per pair: a dot per seed, and the mean with its interval above
     for place, pair in enumerate(reversed(study.pairs)):
@@ -134,9 +134,10 @@ def plot_differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     return bool(study.pairs)
 
 
-def _plot_curves(axes: Axes, study: Findings, folder: StudyFolder, split: str, metric: str, label: str) -> bool:
+def _plot_curves(axes: Axes, study: Findings, split: str, metric: str, label: str) -> bool:
     """A metric over training: the mean over seeds, with their range as a band. False where no run has two values."""
     axes.set(xlabel="step", ylabel=label)
+    folder = StudyFolder(study.path)
     for result in study.results:
         curves = []
         for run in result.runs:
@@ -155,7 +156,7 @@ def _plot_curves(axes: Axes, study: Findings, folder: StudyFolder, split: str, m
     return bool(axes.lines)
 
 
-def plot_costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
+def plot_costs(axes: Axes, study: Findings) -> bool:
     """Plot each cost relative to the first design's."""
     pairs = [(result, result.costs) for result in study.results if result.costs is not None]
     names = ("parameters", "multiply-adds", "latency", "training time", "training memory")

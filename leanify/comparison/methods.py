@@ -32,16 +32,16 @@ TERMS = (
 )
 
 
-def methods(study: Findings, folder: StudyFolder) -> list[tuple[str, str]]:
+def methods(study: Findings) -> list[tuple[str, str]]:
     """Terms and texts of the methods section."""
     plan = study.plan
     settings = ", ".join(f"{key} {value}" for key, value in leaves(plan.recipe.to_dict()))
     steps = f"; {study.steps:,} steps a run" if study.steps else ""
 
     # facts about data and machine from the first finished run
-    samples = _dict(_dict(_run_facts(study, folder, "data.json")).get("samples"))
+    samples = _dict(_dict(_run_facts(study, "data.json")).get("samples"))
     sizes = ", ".join(f"{split} {count:,}" for split, count in samples.items() if isinstance(count, int))
-    sessions = _run_facts(study, folder, "environment.json")
+    sessions = _run_facts(study, "environment.json")
     environment = _dict(sessions[0]) if isinstance(sessions, list) and sessions else {}
     versions = ", ".join(f"{name} {version}" for name, version in _dict(environment.get("versions")).items())
     devices = [result.costs.device for result in study.results if result.costs is not None]
@@ -59,12 +59,12 @@ def methods(study: Findings, folder: StudyFolder) -> list[tuple[str, str]]:
     return [(term, text) for term, text in parts if text and (study.metric or term != "Samples")]
 
 
-def _run_facts(study: Findings, folder: StudyFolder, name: str) -> Any:
+def _run_facts(study: Findings, name: str) -> Any:
     """A JSON file of the first finished run's folder; None if there is none, or if it is damaged."""
     runs = [(result.name, run) for result in study.results for run in result.runs]
     first = next((Key(design, run.seed) for design, run in runs if run.status == "finished"), None)
     try:
-        return None if first is None else read_json(folder.run(first) / name)
+        return None if first is None else read_json(StudyFolder(study.path).run(first) / name)
     except SourceError:
         return None
 

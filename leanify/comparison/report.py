@@ -6,7 +6,6 @@ from pathlib import Path
 
 from leanify.comparison import efficiency, tables
 from leanify.comparison.figures import figures
-from leanify.comparison.folder import StudyFolder
 from leanify.comparison.methods import methods
 from leanify.comparison.values import Findings
 from leanify.core.errors import DirectoryError
@@ -37,10 +36,10 @@ def render(study: Findings) -> str:
         about=about(study),
         not_learnt="" if study.learnt else f"{study.learnt_why}.",
         verdicts=study.verdicts,
-        methods=methods(study, StudyFolder(study.path)),
+        methods=methods(study),
         notes=_notes(study),
         tables=[table for table in page_tables if table.rows],
-        figures=figures(study, StudyFolder(study.path)),
+        figures=figures(study),
         command=f"leanify compare {study.path}",
     )
 
