@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from leanify.reshaping import surgery
 from leanify.sources.tensors import describe_misfits
 from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures
-from leanify.spectra.results import Mode, Point, Probe, quartiles
+from leanify.spectra.results import LayerProbe, Mode, Point, Probe, quartiles
 
 MOST_HEADS = 256  # twice the heads of the widest model in use; memory and time grow with them
 MIN_HEADS = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
@@ -67,32 +68,24 @@ def over_heads(
     arch = surgery.read(model)
     for mode, heads, head_dim in shapes:
         # every stage that may change gets the same heads
-        probes, stages = [], list(arch.stages)
+        stages = list(arch.stages)
+        layers: list[list[LayerProbe]] = []  # those that are re-initialised, of each model
         for index in arch.variable_stages:
             stages[index] = stages[index].reshape(heads=heads, head_dim=head_dim)
         # upstream's initialiser, with other random numbers each time
         for again in range(seeds):
             torch.manual_seed(seed + again)
             new = surgery.write(model, replace(arch, stages=tuple(stages)), weights="fresh")
-            probes.append(condition(new, inputs))
+            probe = condition(new, inputs)
+            layers.append([layer for layer in probe.matrices if layer.heads == heads])
             if on_model is not None:
                 on_model(len(points) * seeds + again + 1)
-        points.append(_point(mode, heads, head_dim, probes))
+        # means over samples and seeds, of each layer and of all
+        by_layer = tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True))
+        kappas = [kappa for layer in chain.from_iterable(layers) for kappa in layer.kappas]
+        mean, tokens = statistics.fmean(kappas), layers[0][0].tokens
+        points.append(Point(mode, heads, head_dim, tokens, mean, quartiles(kappas), by_layer, seeds))
     return points
-
-
-def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
-    layers = []  # those that were re-initialised, of each probe
-    kappas: list[float] = []
-    for probe in probes:
-        layers.append([layer for layer in probe.matrices if layer.heads == heads])
-        for layer in layers[-1]:
-            kappas += layer.kappas
-    by_layer = []
-    for same in zip(*layers, strict=True):
-        by_layer.append(statistics.fmean(layer.kappa for layer in same))
-    mean, tokens = statistics.fmean(kappas), layers[0][0].tokens
-    return Point(mode, heads, head_dim, tokens, mean, quartiles(kappas), tuple(by_layer), len(probes))
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
