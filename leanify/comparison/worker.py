@@ -62,19 +62,15 @@ class RunCallback(Callback):
     def __init__(self, on_row: OnRow, probes: bool) -> None:
         self.on_row, self.probes = on_row, probes
         self.has_evaluated = False
-        self.run: RunDirectory | None = None
-        self.trainer: Trainer | None = None
-        self.kappas: dict[str, list[float | None]] = {}  # by step: κ and its bounds; no upper one if infinite
 
     def attend(self, trainer: Trainer, run: RunDirectory) -> None:
         self.trainer, self.run = trainer, run
-        self.kappas = _probes(run.path / PROBES)
+        self.kappas = _probes(run.path / PROBES)  # by step: κ and its bounds; no upper one if infinite
 
     def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
         self.last = last_step
         self.on_row({"began": summary, "step": first_step, "steps": last_step})
         # the run may have been killed after an evaluation, before its probe
-        assert self.run is not None
         if first_step == 0 or (first_step, "validation") in {(row["step"], row["split"]) for row in self.run.rows()}:
             self.probe(first_step)
 
@@ -97,8 +93,6 @@ class RunCallback(Callback):
         places = {int(probe_step) * POINTS // self.last for probe_step in self.kappas}
         if step * POINTS // self.last in places and step != self.last:
             return
-        assert self.trainer is not None
-        assert self.run is not None
         bounds = kappa(self.trainer)
         if bounds is not None:
             self.kappas[str(step)] = [number if number < float("inf") else None for number in bounds]
