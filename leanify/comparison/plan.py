@@ -202,7 +202,16 @@ class StudyPlan:
         """Read a plan written by `to_toml`. Raises DirectoryError for anything else."""
         text = read_text(path, DirectoryError, MAX_BYTES)
         try:
-            return _plan(parse(text))
+            table = parse(text)
+            number = table.get("format", FORMAT)
+            if isinstance(number, int) and number > FORMAT:
+                raise RecipeError(f"it was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
+            file: _StudyFile = read_table(_StudyFile, table)
+            designs = []
+            for name, sizes in file.designs.items():
+                designs.append(read_table(PlannedDesign, {"name": name, **sizes}, f"designs.{name}"))
+            fields = {name: value for name, value in vars(file).items() if name != "format"}
+            return StudyPlan(**fields | {"recipe": recipes.from_dict(file.recipe), "designs": tuple(designs)})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError, ShapeError) as error:
             raise DirectoryError(f"{path} is not a study's plan: {first_line(error)}") from error
 
@@ -280,15 +289,3 @@ class _StudyFile:
     baseline_macs: int | None = None
     rates: tuple[float, ...] = (1.0,)
     more_rates: tuple[float, ...] = ()
-
-
-def _plan(table: Mapping[str, Any]) -> StudyPlan:
-    number = table.get("format", FORMAT)
-    if isinstance(number, int) and number > FORMAT:
-        raise RecipeError(f"it was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
-    file: _StudyFile = read_table(_StudyFile, table)
-    designs = []
-    for name, sizes in file.designs.items():
-        designs.append(read_table(PlannedDesign, {"name": name, **sizes}, f"designs.{name}"))
-    fields = {name: value for name, value in vars(file).items() if name != "format"}
-    return StudyPlan(**fields | {"recipe": recipes.from_dict(file.recipe), "designs": tuple(designs)})
