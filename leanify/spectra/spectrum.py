@@ -19,6 +19,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,30 +136,23 @@ def _solve_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = matrices.shape[-2:]
     smaller = matrices if rows <= columns else matrices.mT
-    squares = _squares_by_numpy(smaller) if matrices.device.type == "cpu" else _squares(smaller @ smaller.mT)
+    squares = _squares(smaller)
     gram_error = 2 * (rows + columns) ** 0.5 * _EPS * squares[:, 0]
     error = gram_error / (2 * (squares[:, -1] - gram_error).clamp_min(0))
     return squares.clamp_min(0).sqrt(), error
 
 
-def _squares(gram: Tensor) -> Tensor:
-    """(B, n) eigenvalues, descending; NaN for a matrix that contains NaN, for which LAPACK would raise."""
+def _squares(matrices: Tensor) -> Tensor:
+    """(B, n) eigenvalues of M Mᵀ, descending; NaN for a matrix that contains NaN, for which LAPACK would raise."""
+    on_cpu = matrices.device.type == "cpu"  # there NumPy computes only half of M Mᵀ (BLAS' syrk), and reduces it faster
+    m: Any = matrices.numpy() if on_cpu else matrices
+    gram = torch.as_tensor(m @ m.swapaxes(-1, -2))
     not_finite = ~gram.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     gram[not_finite] = 0
-    squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
+    squares = torch.from_numpy(np.linalg.eigvalsh(gram.numpy())) if on_cpu else torch.linalg.eigvalsh(gram)
+    squares = squares.flip(-1)
     squares[not_finite] = torch.nan
     return squares
-
-
-def _squares_by_numpy(matrices: Tensor) -> Tensor:
-    """`_squares` on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and reduces it faster."""
-    m = matrices.numpy()
-    gram = m @ m.swapaxes(-1, -2)
-    not_finite = ~np.isfinite(gram.diagonal(axis1=-2, axis2=-1)).all(-1)
-    gram[not_finite] = 0
-    squares = np.linalg.eigvalsh(gram)[:, ::-1].copy()
-    squares[not_finite] = np.nan
-    return torch.from_numpy(squares)
 
 
 def _solve_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
