@@ -221,12 +221,7 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
 
 def _finite_values(values: Iterable[float | None]) -> list[float]:
     """The values, with NaN, which leaves a gap, for those that a logarithmic axis cannot show."""
-    finite = []
-    for value in values:
-        if value is None or not math.isfinite(value) or value <= 0:
-            value = math.nan
-        finite.append(value)
-    return finite
+    return [value if value is not None and 0 < value < math.inf else math.nan for value in values]
 
 
 def write(draw: Callable[[], Figure], path: Path) -> None:
