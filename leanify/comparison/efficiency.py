@@ -49,7 +49,6 @@ def _front(findings: Findings, name: str) -> tuple[str, ...]:
             candidates.append((price, sign * result.quality.mean, result.name))
     front = []
     for (low, _), quality, design in sorted(candidates):
-        others = [(price, better) for price, better, other in candidates if other != design]
-        if not any(better > quality and high <= low for (_, high), better in others):
+        if not any(better > quality and high <= low for (_, high), better, _ in candidates):
             front.append(design)
     return tuple(front)

@@ -427,7 +427,6 @@ def needed(estimate: Estimate, margin: float, look: int) -> Needed | None:
     low, high = _seeds(estimate, gain + reach, alpha), _seeds(estimate, gain - reach, alpha)
 
     # no number of seeds is sufficient: the samples that make their part of the error small enough
-    assert estimate.sample_part is not None
     samples = None
     errors = float(stats.norm.isf(alpha) + stats.norm.ppf(POWER))  # standard errors between the margin and the effect
     needed_square = errors**2 * sample_part.variance
