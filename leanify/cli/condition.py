@@ -269,7 +269,7 @@ def _probe_training(source: str, run: Path, options: ProbeOptions) -> Result:
     steps: list[tuple[int, Probe]] = []
     models, rows, warnings = [], [], list(feed.notes)
     with progress(f"following {run}", len(checkpoints)) as tick:
-        for step, probe in sweep.over_training(model, list(feed.batches), checkpoints, weights=True):
+        for step, probe in sweep.over_training(model, list(feed.batches), checkpoints):
             steps.append((step, probe))
             answer = report.model_json(source, probe, feed.description) | {"step": step}
             models.append(answer)

@@ -59,9 +59,9 @@ def over_heads(
     inputs: Sequence[ModelInputs],
     shapes: Sequence[tuple[Mode, int, int]],
     *,
-    seed: int = 0,
-    seeds: int = 3,
-    on_model: Callable[[int], None] | None = None,
+    seed: int,
+    seeds: int,
+    on_model: Callable[[int], None],
 ) -> list[Point]:
     """κ against heads at initialisation, each shape initialised ``seeds`` times by upstream's initialiser."""
     points: list[Point] = []
@@ -78,8 +78,7 @@ def over_heads(
             new = surgery.write(model, replace(arch, stages=tuple(stages)), weights="fresh")
             probe = condition(new, inputs)
             layers.append([layer for layer in probe.matrices if layer.heads == heads])
-            if on_model is not None:
-                on_model(len(points) * seeds + again + 1)
+            on_model(len(points) * seeds + again + 1)
         # means over samples and seeds, of each layer and of all
         by_layer = tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True))
         kappas = [kappa for layer in chain.from_iterable(layers) for kappa in layer.kappas]
@@ -157,13 +156,13 @@ def _step(path: Path) -> int | None:
 
 
 def over_training(
-    model: nn.Module, inputs: Sequence[ModelInputs], steps: Sequence[tuple[int, Path]], *, weights: bool = False
+    model: nn.Module, inputs: Sequence[ModelInputs], steps: Sequence[tuple[int, Path]]
 ) -> Iterator[tuple[int, Probe]]:
-    """Probe every checkpoint, read one tensor at a time into ``model``, in place."""
+    """Probe every checkpoint, and its weights, read one tensor at a time into ``model``, in place."""
     for step, path in steps:
         read_into(model, path)
         try:
-            yield step, condition(model, inputs, weights=weights)
+            yield step, condition(model, inputs, weights=True)
         except LeanifyError as error:
             raise type(error)(f"step {step} ({path}): {error}") from error
 
