@@ -16,9 +16,9 @@ import pytest
 from studies import RECIPE
 
 from leanify.comparison import comparing as studies
-from leanify.comparison.figures import plot_differences
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import PlannedDesign, StudyPlan, rank_designs
+from leanify.comparison.report import plot_differences
 from leanify.comparison.results import Study
 from leanify.comparison.values import Costs
 from leanify.core import recipe as recipes
