@@ -224,11 +224,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcome) -> dict[str, Any]:
     """Check whether the baseline (or the best design) beats the reference, and whether its loss has settled."""
-    # the design to judge
-    results = [result for result in study.results if result.quality.mean is not None]
-    main_result = next((result for result in results if result.name == BASELINE), None)
-    if main_result is None:
-        main_result = max(results, key=lambda result: first.sign * float(result.quality.mean or 0))
+    # the design to judge: the baseline, or the best one
+    results = {result.name: result for result in study.results if result.quality.mean is not None}
+    best = max(results.values(), key=lambda result: first.sign * float(result.quality.mean or 0))
+    main_result = results.get(BASELINE, best)
     mean = float(main_result.quality.mean or 0)
     name = f"the {main_result.name}" if main_result.name == BASELINE else main_result.name
 
