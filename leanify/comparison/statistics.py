@@ -237,7 +237,10 @@ class RunTable:
 
     def common_seeds(self, *designs: str) -> list[int]:
         """Return the seeds with which all of these designs have finished."""
-        return sorted({seed for _, seed in self.runs if all((design, seed) in self.runs for design in designs)})
+        seeds = []
+        for name in designs:
+            seeds.append({seed for design, seed in self.runs if design == name})
+        return sorted(set.intersection(*seeds)) if seeds else []
 
     def mean(self, design: str) -> Estimate:
         """Return a design's mean quality over seeds."""
