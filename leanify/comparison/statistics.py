@@ -388,17 +388,19 @@ def decide(estimate: Estimate, margin: float = 0.0, look: int = 1) -> Decision:
 
     Undecided below `MIN_SEEDS` seeds, and where the samples' outcomes are unknown.
     """
-    # the side of −margin on which the whole interval is, if any
-    answer: Answer = "undecided"
-    bounds = estimate.interval(alpha_of(look))
-    if bounds is not None and estimate.seeds >= MIN_SEEDS and estimate.sample_part is not None:
-        low, high = bounds
-        if low > -margin:
-            answer = "shown"
-        elif high < -margin:
-            answer = "refuted"
     p = over_looks(estimate.probability_above(-margin), look)
-    return Decision(answer, p, needed(estimate, margin, look + 1))
+    return Decision(answer_of(estimate, margin, look), p, needed(estimate, margin, look + 1))
+
+
+def answer_of(estimate: Estimate, margin: float, look: int) -> Answer:
+    """Return the answer of `decide`: the side of −margin on which the whole interval is, if any."""
+    bounds = estimate.interval(alpha_of(look))
+    if bounds is None or estimate.seeds < MIN_SEEDS or estimate.sample_part is None:
+        return "undecided"
+    low, high = bounds
+    if low > -margin:
+        return "shown"
+    return "refuted" if high < -margin else "undecided"
 
 
 def over_looks(p: float, look: int) -> float:
