@@ -44,21 +44,13 @@ def causal_stages(located_model: LocatedModel, tokens: int | None = None) -> lis
     by_attributes = []
     for stage in located_model.stages:
         by_attributes.append(any(looks_back(layer.attention.module) for layer in stage.layers))
-    if not _reads_sequences(located_model.model, tokens):
-        return by_attributes
     try:
+        if not any(_sequences(unmasked_inputs(located_model.model, tokens))):
+            return by_attributes
         measured = _measure(located_model)
     except Exception:  # upstream's code may fail at untested sizes
         return by_attributes
     return [said if seen is None else seen for said, seen in zip(by_attributes, measured, strict=True)]
-
-
-def _reads_sequences(model: nn.Module, tokens: int | None) -> bool:
-    """Whether some input of the model is a sequence."""
-    try:
-        return bool(list(_sequences(unmasked_inputs(model, tokens))))
-    except LeanifyError:
-        return False
 
 
 def _sequences(inputs: dict[str, Tensor]) -> Iterator[str]:
@@ -121,12 +113,10 @@ def _shortened(located_model: LocatedModel) -> LocatedModel:
     """The model with few blocks, few heads and narrow MLPs; with its own heads and MLPs if those do not change."""
 
     def shorten(stage: Stage, is_thin: bool) -> Stage:
-        primary = stage.primary
-        if primary is None:
+        if stage.primary is None:
             return stage
-        if not is_thin:
-            return stage.reshape(depth=stage.shortest)
-        return stage.reshape(depth=stage.shortest, heads=stage.group, mlp=stage.units if primary.mlp else None)
+        heads, mlp = (stage.group, stage.units) if is_thin else (None, None)
+        return stage.reshape(depth=stage.shortest, heads=heads, mlp=mlp if stage.primary.mlp else None)
 
     architecture = located_model.architecture
     for is_thin in (True, False):

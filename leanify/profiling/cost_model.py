@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, ShapeError
@@ -21,24 +21,9 @@ from leanify.profiling.price_cache import CacheFile
 if TYPE_CHECKING:
     from torch import nn
 
+    from leanify.profiling.live_model import LiveModel
+
 Value = TypeVar("Value")
-
-
-class Live(Protocol):
-    """A model on meta that counts the cost of each shape: `live_model.LiveModel`."""
-
-    model: nn.Module
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
-    def cost(self, shape: Architecture) -> Cost: ...
-
-    def tokens(self, shape: Architecture) -> list[int]: ...
-
-    def stage_params(self, stages: Sequence[int]) -> int: ...
-
-    def sizes(self, shape: Architecture) -> list[int]: ...
 
 
 class ModelCosts:
@@ -48,7 +33,7 @@ class ModelCosts:
     file   the file of the counts, with their key; None keeps nothing
     """
 
-    def __init__(self, make: Callable[[], tuple[Live, bool]], file: CacheFile | None = None) -> None:
+    def __init__(self, make: Callable[[], tuple[LiveModel, bool]], file: CacheFile | None = None) -> None:
         self._make, self._file = make, file
         self._facts: dict[str, ModelFacts] = {}
         self._costs: dict[str, Cost] = {}
@@ -62,17 +47,12 @@ class ModelCosts:
         """Take over counts from the cache, all or none."""
         facts = {"": ModelFacts.from_json(counts["facts"])}
         costs = {shape: Cost(*numbers) for shape, numbers in counts["costs"].items()}
-        self._facts, self._costs, self._tokens, self._params = (
-            facts,
-            costs,
-            dict(counts["tokens"]),
-            dict(counts["params"]),
-        )
-        self._sizes = dict(counts.get("sizes") or {})
+        tokens, params, sizes = dict(counts["tokens"]), dict(counts["params"]), dict(counts.get("sizes") or {})
+        self._facts, self._costs, self._tokens, self._params, self._sizes = facts, costs, tokens, params, sizes
         return True
 
     @cached_property
-    def live(self) -> Live:
+    def live(self) -> LiveModel:
         """The live model on meta. If building it warns, nothing is kept: the next plan must warn again."""
         with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")

@@ -267,7 +267,6 @@ def observe_on_meta(model: nn.Module, tokens: int | None, observe: Observe[Resul
 
     transformers' own checks of values (as many image tokens as features) are off: meta tensors cannot pass them.
     """
-    # transformers' checks of values are off: there are none on meta
     with _CHECK_LOCK:
         before = os.environ.get(CHECK_VARIABLE)
         os.environ[CHECK_VARIABLE] = "1"

@@ -106,12 +106,10 @@ class LiveModel:
         for index, (old, new) in enumerate(zip(architecture.stages, shape.stages, strict=True)):
             if new.depth >= old.depth:
                 continue
-            stages = [*architecture.stages]
-            stages[index] = replace(old, blocks=old.blocks[: new.depth])
+            cut = replace(old, blocks=old.blocks[: new.depth])
+            stages = (*architecture.stages[:index], cut, *architecture.stages[index + 1 :])
             try:
-                count_located(
-                    write_located(self.located_model, replace(architecture, stages=tuple(stages))), self._length
-                )
+                count_located(write_located(self.located_model, replace(architecture, stages=stages)), self._length)
             except LeanifyError as error:
                 cause = error.__cause__ or error
                 if isinstance(cause, MemoryError):

@@ -124,15 +124,11 @@ class PriceList:
         primary = primary_layer(stage)
         if not primary.mlp:
             return False
-        shape = StageShape(stage.depth, primary.heads, primary.head_dim, primary.mlp)
+        line = self._line(index, stage.shortest, StageShape(0, primary.heads, primary.head_dim, primary.mlp))
+        params = line.per_units.active / line.units * primary.mlp  # of a block's MLP, that one token uses
         layers = len(widest(next(block for block in stage.blocks if block)))  # DaViT's blocks have two MLPs
         units = layers * primary.mlp * max(1, primary.active)
-        return bool(self.mlp_params(index, shape) > 2.5 * units * primary.width)
-
-    def mlp_params(self, index: int, shape: StageShape) -> Any:
-        """The parameters of a block's MLP that one token uses. An array if ``mlp`` is one."""
-        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
-        return line.per_units.active / line.units * shape.mlp
+        return bool(params > 2.5 * units * primary.width)
 
     def _count_blocks(self, index: int, depth: int) -> Counter[int]:
         """The blocks after the minimum depth in a stage of this depth: the first of each kind → their number.
