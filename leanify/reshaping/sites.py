@@ -120,11 +120,8 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
 def _mlp_paths(model: nn.Module, mlps: list[Site]) -> list[tuple[str, Site]]:
     """Return (path, MLP) for every path of every MLP: one that blocks share has several."""
     by_module = {id(mlp.module): mlp for mlp in mlps}
-    paths = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        if id(module) in by_module:
-            paths.append((path, by_module[id(module)]))
-    return paths
+    modules = model.named_modules(remove_duplicate=False)
+    return [(path, by_module[id(module)]) for path, module in modules if id(module) in by_module]
 
 
 def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
@@ -193,7 +190,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         sites.append(Site(path, module, reading, sizes))
     # a router with a row determines the number of active experts
     for i, site in enumerate(sites):
-        if site.path in mixtures:  # where the router has a row, it says how many experts are active
+        if site.path in mixtures:
             active_counts = [router.sizes["a"] for router in find_routers(site.path, sites) if "a" in router.sizes]
             if active_counts:
                 sites[i] = replace(site, sizes={**site.sizes, "a": active_counts[0]})
@@ -320,9 +317,7 @@ class _BlockFinder:
         inner: tuple[str, str] | None = None  # a list entry with only an attention
         # if a row describes a whole block, lists inside it are not lists of blocks
         parallel_path = next((path for path in ancestors(attention.path) if path in self.mlps), attention.path)
-        for block in ancestors(
-            parallel_path
-        ):  # if a row describes a whole block, lists inside it are not lists of blocks
+        for block in ancestors(parallel_path):
             container, _, index = block.rpartition(".")
             container_module = self.model.get_submodule(container)
             if not isinstance(container_module, (nn.ModuleList, nn.Sequential)):

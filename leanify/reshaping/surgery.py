@@ -263,9 +263,8 @@ def check_shape(located_model: LocatedModel, new: Architecture) -> None:
                 _check_layer(f"{after.name}.{index}", a, b)
     # the width that a stage ends in
     for located_stage, stage in zip(located_model.stages, new.stages, strict=True):
-        if stage.depth < min(
-            located_stage.min_blocks, len(located_stage.blocks)
-        ):  # a last block may widen the stream, as in MViTv2
+        # a last block may widen the stream, as in MViTv2
+        if stage.depth < min(located_stage.min_blocks, len(located_stage.blocks)):
             raise ShapeError(
                 f"stage {stage.name!r} cannot have {stage.depth} blocks: later layers need the width that it ends "
                 f"in, and it takes at least {located_stage.min_blocks} blocks to end in that"
@@ -294,23 +293,18 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 def _check_constants(located_model: LocatedModel, new: Architecture) -> None:
     """Raise ShapeError for a new head_dim if upstream made tables for the old one (rotary positions)."""
     sites = [site for site in located_model.sites if site.reading.constant]
-    changed_sizes = set()
-    for old_stage, new_stage in zip(located_model.architecture.stages, new.stages, strict=True):
-        for index, block in enumerate(new_stage.blocks):
-            before = old_stage.blocks[min(index, old_stage.depth - 1)]
-            for old, layer in zip(before, block, strict=True):
-                if layer.head_dim != old.head_dim:
-                    changed_sizes.add(old.head_dim)
+    pairs = width.paired_layers(located_model.architecture, new)
+    changed_sizes = {old.head_dim for old, layer in pairs if layer.head_dim != old.head_dim}
+    sizes_text = ", ".join(map(str, sorted(changed_sizes)))
     if sites and changed_sizes:
         raise ShapeError(
-            f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
-            f"{', '.join(map(str, sorted(changed_sizes)))}; heads can be added, but their size stays"
+            f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of {sizes_text}; "
+            "heads can be added, but their size stays"
         )
     if changed_sizes and has_rotary_factors(located_model.model):
         raise ShapeError(
             "the rotary positions of this model (LongRoPE) have a factor for each pair of channels, measured for a "
-            f"head_dim of {', '.join(map(str, sorted(changed_sizes)))}; heads can be added (--heads-mode grow), but "
-            "their size stays"
+            f"head_dim of {sizes_text}; heads can be added (--heads-mode grow), but their size stays"
         )
 
 

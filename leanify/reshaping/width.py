@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from leanify.core.architecture import Architecture
+from leanify.core.architecture import Architecture, Layer
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.discovery.discover import inherit_rows
 from leanify.lens.located import LocatedModel
@@ -49,16 +49,18 @@ class NoWidth(ShapeError):
     """Raised if upstream cannot build a model of this width."""
 
 
+def paired_layers(old: Architecture, new: Architecture) -> Iterator[tuple[Layer, Layer]]:
+    """Yield (old, new) for every layer of ``new``; blocks beyond the old depth repeat the last."""
+    for before, after in zip(old.stages, new.stages, strict=True):
+        for index, block in enumerate(after.blocks):
+            yield from zip(before.blocks[min(index, before.depth - 1)], block, strict=False)
+
+
 def differs_in_width(old: Architecture, new: Architecture) -> bool:
     """Whether any layer of ``new`` has another width than the layer of ``old`` at the same position."""
     if [stage.name for stage in old.stages] != [stage.name for stage in new.stages]:
         return False  # refused elsewhere
-    for before, after in zip(old.stages, new.stages, strict=True):
-        for index, block in enumerate(after.blocks):
-            for old_layer, new_layer in zip(before.blocks[min(index, before.depth - 1)], block, strict=False):
-                if old_layer.width != new_layer.width:
-                    return True
-    return False
+    return any(before.width != after.width for before, after in paired_layers(old, new))
 
 
 def candidates_of_width(located_model: LocatedModel, new: Architecture) -> Iterator[tuple[Candidate, LocatedModel]]:
@@ -99,30 +101,27 @@ def _built_candidates(
     # possible spellings of the width, the one that worked last first; one that builds the heads, too, needs no surgery
     candidates = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
     first = _known.get(_key(origin), 0)
-    other_heads: list[tuple[int, Candidate, LocatedModel]] = []
-    unlike: list[tuple[int, Candidate, LocatedModel]] = []  # with other tensors, such as a projection of the embeddings
+    others: list[tuple[bool, int, Candidate, LocatedModel]] = []
     for number, candidate in sorted(candidates, key=lambda pair: pair[0] != first):
         try:
             built = locate_built(candidate, model)
         except LeanifyError as error:
             reason = str(error)
             continue
-        if differs_in_width(built.architecture, new) or not _is_alike(built.architecture, base.architecture):
+        if differs_in_width(built.architecture, new) or _frame(built.architecture) != _frame(base.architecture):
             reason = f"{_differences(origin, candidate)} builds {_widths(built.architecture)}"
             continue
         if any(layer.heads < layer.kv_heads for layer in built.architecture.layers()):
             continue  # heads that no attention can compute
-        if _names(built.model) != base.names:
-            unlike.append((number, candidate, built))
-        elif _heads(built.architecture) != _heads(new):
-            other_heads.append((number, candidate, built))
+        has_other_tensors = _names(built.model) != base.names  # such as a projection of the embeddings
+        if has_other_tensors or _heads(built.architecture) != _heads(new):
+            others.append((has_other_tensors, number, candidate, built))
         else:
             _known[_key(origin)] = number
             yield candidate, built
     # the others in their own order, so that the result does not depend on what worked last
-    for spellings in (other_heads, unlike):
-        for _, candidate, built in sorted(spellings, key=lambda entry: entry[0]):
-            yield candidate, built
+    for *_, candidate, built in sorted(others, key=lambda entry: entry[:2]):
+        yield candidate, built
     raise NoWidth(f"{_change(located_model.architecture, new)}: {' '.join(reason.split())[:300]}")
 
 
@@ -246,15 +245,8 @@ def kept_channels(old: int, new: int, widths: Iterable[tuple[int, int]]) -> Tens
 
 def replace_widths(new: Architecture, old: Architecture) -> Architecture:
     """Return ``new`` with the widths of the layers in ``old``; additional blocks repeat the last width."""
-    stages = []
-    for stage, old_stage in zip(new.stages, old.stages, strict=True):
-        blocks = []
-        for index, block in enumerate(stage.blocks):
-            old_block = old_stage.blocks[min(index, old_stage.depth - 1)]
-            pairs = zip(block, old_block, strict=True)
-            blocks.append(tuple(replace(layer, width=old_layer.width) for layer, old_layer in pairs))
-        stages.append(replace(stage, blocks=tuple(blocks)))
-    return replace(new, stages=tuple(stages))
+    pairs = paired_layers(old, new)
+    return new.map_layers(lambda layer: replace(layer, width=next(pairs)[0].width))
 
 
 def _align(base: Architecture, new: Architecture) -> Architecture:
@@ -266,13 +258,9 @@ def _align(base: Architecture, new: Architecture) -> Architecture:
     return replace(new, stages=tuple(stages))
 
 
-def _is_alike(built: Architecture, base: Architecture) -> bool:
-    """Whether only the sizes of layers differ, and not the stages, their depths or their layers."""
-
-    def frame(architecture: Architecture) -> list[object]:
-        return [(stage.name, *map(len, stage.blocks)) for stage in architecture.stages]
-
-    return frame(built) == frame(base)
+def _frame(architecture: Architecture) -> list[object]:
+    """The stages, their depths and the number of layers in each block, without the sizes of layers."""
+    return [(stage.name, *map(len, stage.blocks)) for stage in architecture.stages]
 
 
 def _change(old: Architecture, new: Architecture) -> str:
