@@ -55,22 +55,19 @@ def families() -> tuple[Family, ...]:
 
 def families_like(prices: PriceList) -> Sequence[Family]:
     """Return the families of a model's kind: by its inputs, and whether it is causal."""
-    kind = model_kind(prices)
-    return [family for family in families() if family.kind == kind]
-
-
-def model_kind(prices: PriceList) -> str:
-    """Return decoder, encoder, encoder-decoder, vision or audio, by a model's inputs and whether it is causal."""
-    facts = prices.facts
-    causal = {facts.causal[tower.lead] for tower in towers(prices.architecture, prices.stage_indices)}
-    reads_text = "token ids" in facts.inputs
+    inputs = prices.facts.inputs
+    causal = {prices.facts.causal[tower.lead] for tower in towers(prices.architecture, prices.stage_indices)}
     if causal == {True}:
-        return "decoder"
-    if "sound" in facts.inputs or "features" in facts.inputs:
-        return "audio"
-    if not reads_text and ("image" in facts.inputs or "patches" in facts.inputs):
-        return "vision"
-    return "encoder-decoder" if causal == {True, False} and "image" not in facts.inputs else "encoder"
+        kind = "decoder"
+    elif "sound" in inputs or "features" in inputs:
+        kind = "audio"
+    elif "token ids" not in inputs and ("image" in inputs or "patches" in inputs):
+        kind = "vision"
+    elif causal == {True, False} and "image" not in inputs:
+        kind = "encoder-decoder"
+    else:
+        kind = "encoder"
+    return [family for family in families() if family.kind == kind]
 
 
 def width_exponent(prices: PriceList) -> float:

@@ -119,9 +119,8 @@ def narrow_remarks(
     off = 0.0 if target is None else 1 - getattr(narrow.design.cost, request.params_cost) / target
     if abs(off) > CLOSE:
         why = "its width is pinned" if request.options.width is not None else "its widths go in no finer steps"
-        comparative = "fewer" if off > 0 else "more"
-        than = "lean" if has_lean else "the budget"
-        yield f"{name} has {format_share(abs(off))} {comparative} parameters than {than}: {why}"
+        difference = f"{format_share(abs(off))} {'fewer' if off > 0 else 'more'} parameters"
+        yield f"{name} has {difference} than {'lean' if has_lean else 'the budget'}: {why}"
     pairs = zip(old.layers(), narrow.design.architecture.layers(), strict=False)
     before, after = next(((before, after) for before, after in pairs if before.mlp), (None, None))
     if before is not None and after is not None and after.mlp * before.width > WIDE * before.mlp * after.width:

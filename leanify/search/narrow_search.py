@@ -12,7 +12,7 @@ from functools import cached_property
 
 from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import ShapeError
-from leanify.profiling.cost import Cost, Shape, apply_shape
+from leanify.profiling.cost import Shape, apply_shape
 from leanify.profiling.price_list import PriceList
 from leanify.search.families import width_exponent
 from leanify.search.narrow_shape import WidthScale, keeps_proportions, narrow_layer
@@ -95,10 +95,6 @@ class NarrowSearch:
         """Return the parameters of a shape, built on meta. Raises ShapeError if upstream cannot build its width."""
         params, body = self.prices.costs.sizes(architecture)
         return params if self.request.params_cost == "params" else body
-
-    def counted(self, cost: Cost) -> int:
-        """Return the parameters of a cost that the budget counts."""
-        return int(getattr(cost, self.request.params_cost))
 
     # -- depths -------------------------------------------------------------------------------------------------------
 
@@ -247,7 +243,7 @@ class NarrowSearch:
         convolutional backbone), by a count at about half of the width.
         """
         full = self.prices.total(self.prices.baseline)
-        outside_params = self.counted(full) - int(full.params_body)
+        outside_params = int(getattr(full, self.request.params_cost)) - int(full.params_body)
         if not outside_params:
             return 0.0, 0.0
         for unit in sorted(self.units, key=lambda unit: abs(unit - self.scale.unit / 2))[:TRIED]:

@@ -26,13 +26,7 @@ from leanify.search import search
 from leanify.search.control import control as control_of
 from leanify.search.design import Design, make_design
 from leanify.search.first_row import FirstRow, first_row
-from leanify.search.narrow import (
-    Narrow,
-    find_narrower,
-    narrow_remarks,
-    narrowed_architecture,
-    target_params,
-)
+from leanify.search.narrow import Narrow, find_narrower, narrow_remarks, narrowed_architecture, target_params
 from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
 from leanify.search.plan import Plan
 from leanify.search.ranking import Ranking, lean_rule
@@ -44,7 +38,7 @@ from leanify.search.warnings import remarks, warnings
 if TYPE_CHECKING:
     from leanify.profiling.live_model import LiveModel
     from leanify.profiling.price_cache import Source
-    from leanify.search.measured_limits import Search, Timing
+    from leanify.search.measured_limits import Timing
 
 HALF = 0.5  # default share of the parameters
 
@@ -315,10 +309,22 @@ def _find(
         seconds += time.perf_counter() - began
         return result
 
+    options = request.options
     if not request.is_measured:
-        result = find(request, request.options.top)
+        result = find(request, options.top)
         return result, seconds, request, None
-    result, request, timing = _within_measured(prices, request, find)
+    # limits that require a model to measure
+    from leanify.search.measured_limits import MemoryLimit, limit_latency, limit_memory
+
+    memory = None if options.max_memory is None else MemoryLimit(prices, options)
+
+    def find_within_memory(request: Request, top: int) -> search.SearchResult:
+        return find(request, top) if memory is None else limit_memory(prices, request, find, top, memory)
+
+    if options.max_latency is None:
+        result = find_within_memory(request, options.top)
+        return result, seconds, request, None
+    result, request, timing = limit_latency(prices, request, find_within_memory, memory)
     return result, seconds, request, timing
 
 
@@ -356,20 +362,3 @@ def _others(result: search.SearchResult, first: FirstRow, request: Request) -> l
     if result.lean is None and not request.is_measured:
         others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
     return others
-
-
-def _within_measured(
-    prices: PriceList, request: Request, find: Search
-) -> tuple[search.SearchResult, Request, Timing | None]:
-    """Return the best designs within limits that require a model to measure, and the timings."""
-    from leanify.search.measured_limits import MemoryLimit, limit_latency, limit_memory
-
-    options = request.options
-    memory = None if options.max_memory is None else MemoryLimit(prices, options)
-
-    def find_within_memory(request: Request, top: int) -> search.SearchResult:
-        return find(request, top) if memory is None else limit_memory(prices, request, find, top, memory)
-
-    if options.max_latency is None:
-        return find_within_memory(request, options.top), request, None
-    return limit_latency(prices, request, find_within_memory, memory)
