@@ -41,6 +41,10 @@ MEANING = {
     "rotated": "a narrower residual stream, in its principal components (by name)",
     "free": "every block its own shape, by measured damage",
 }
+OPENERS = {  # how shapes that a library cannot build open there
+    "hf": "in transformers with trust_remote_code=True, with the code stored next to the weights",
+    "timm": "in timm after `import leanify` alone",
+}
 USUAL = ("vocabulary", "narrow", "free")  # that were best on some checkpoint; the others have to be named
 OTHERS = ("heads", "control", "dropped", "paired")  # taken where no narrow shape is within the budget
 
@@ -231,14 +235,10 @@ def _opens_alone(original: Original, shape: Architecture) -> bool:
 
 def _note_openers(original: Original, names: Sequence[str]) -> None:
     """Note how to open shapes that the model's own library cannot build."""
-    listing, plural = ", ".join(names), "s" * (len(names) == 1)
-    if original.source.origin.library == "hf":
-        how = "in transformers with trust_remote_code=True, with the code stored next to the weights"
-    elif original.source.origin.library == "timm":
-        how = "in timm after `import leanify` alone"
-    else:
-        return
-    note(f"{listing} open{plural} {how}; --shape plain gives a model that opens anywhere")
+    how = OPENERS.get(original.source.origin.library)
+    if how is not None:
+        plural = "s" * (len(names) == 1)
+        note(f"{', '.join(names)} open{plural} {how}; --shape plain gives a model that opens anywhere")
 
 
 def _note_fixed_part(prices: Prices) -> None:

@@ -77,10 +77,10 @@ def fewer_tokens(
 
     Tokens are ranked by their counts in the samples ``counted``.
 
-    ``requested`` is auto, keep or a number. ``is_alone``: no other part may save parameters. The number of tokens is
+    ``requested`` is auto or a number. ``is_alone``: no other part may save parameters. The number of tokens is
     kept in ``findings``. Raises LeanifyError for a vocabulary that cannot be cut if a number was asked for.
     """
-    if requested == "keep" or original.recipe.data.task == "classification":
+    if original.recipe.data.task == "classification":
         return original
     try:
         vocabulary = checkpoint_vocabulary(original.module)
@@ -108,9 +108,8 @@ def count_tokens(samples: Any) -> Counter[int]:
     for start in range(0, len(chosen), 256):
         indices = chosen[start : start + 256]
         if isinstance(base_samples(samples), Masked):
-            some = torch.from_numpy(
-                base_samples(samples).rows[base_places(samples)[indices]].flatten().astype(np.int64)
-            )
+            rows = base_samples(samples).rows[base_places(samples)[indices]]
+            some = torch.from_numpy(rows.flatten().astype(np.int64))
         elif hasattr(samples, "batch"):
             inputs = samples.batch(indices)[0]
             ids, mask = inputs["input_ids"], inputs.get("attention_mask")
