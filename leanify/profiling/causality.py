@@ -65,10 +65,7 @@ def _sequences(inputs: dict[str, Tensor]) -> Iterator[str]:
 
 
 def _measure(located_model: LocatedModel) -> list[bool | None]:
-    """For each stage whether, for some input, a late token changes late outputs alone and an early one reaches them.
-
-    None for a stage that no input's late token reaches.
-    """
+    """For each stage whether late tokens change late outputs alone and early ones reach them; None if none is seen."""
     origin = get_origin(located_model.model)
     if origin is not None and user_modules.is_user_module(origin):
         small, real = located_model, build_model(origin)  # masks may be plain attributes, which only his code makes

@@ -217,10 +217,7 @@ def unmasked_inputs(
 
 
 def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
-    """The meta model in memory: its parameters zero, its buffers as upstream makes them if their shapes are the same.
-
-    No expert rejects a token, though all tokens choose the first.
-    """
+    """The meta model in memory: its parameters zero, its buffers as upstream makes them where shapes are the same."""
     real = drop_values(model, device)
     with torch.no_grad():
         for parameter in real.parameters():

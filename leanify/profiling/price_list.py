@@ -131,10 +131,7 @@ class PriceList:
         return bool(params > 2.5 * units * primary.width)
 
     def _count_blocks(self, index: int, depth: int) -> Counter[int]:
-        """The blocks after the minimum depth in a stage of this depth: the first of each kind → their number.
-
-        Blocks beyond the source's last one repeat it.
-        """
+        """The first block of each kind after the minimum depth → their number; those after the last repeat it."""
         kinds = self.facts.kinds[index]
         shortest = self.architecture.stages[index].shortest
         first: dict[int, int] = {}

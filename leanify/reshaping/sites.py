@@ -164,10 +164,7 @@ def _step(model: nn.Module, paths: list[str], matching: list[int], mlps: list[Si
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """Return every module with a row; the experts of a mixture count as one site.
-
-    Raises UnsupportedModel with the reason in a row that refuses its class.
-    """
+    """Return every module with a row; a mixture's experts are one site. Raises UnsupportedModel where a row refuses."""
     # one site per module with a row
     sites = []
     active = experts_per_token(model)

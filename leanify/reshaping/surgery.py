@@ -123,11 +123,7 @@ def write_located(located_model: LocatedModel, architecture: Architecture, weigh
 
 
 def _write_width(located_model: LocatedModel, architecture: Architecture, weights: Weights) -> LocatedModel:
-    """`write_located` for another residual width: upstream builds the width, then the other sizes are written.
-
-    With ``weights="keep"``, the first channels of each axis of the width are kept. Raises ShapeError if upstream cannot
-    build this width.
-    """
+    """`write_located` for another residual width: upstream builds the width, then the other sizes are written."""
     model = located_model.model
     # the first constructor argument whose result can also take the other sizes, on meta
     refusal = None
@@ -154,10 +150,7 @@ def _write_width(located_model: LocatedModel, architecture: Architecture, weight
 
 
 def change_depth(located_model: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
-    """Return a copy with every list at its new depth, and {path: new sizes} for its sites, which are not resized yet.
-
-    Raises ShapeError if the model cannot have this shape.
-    """
+    """Return a copy at the new depth, and {path: new sizes} of its sites, which are not resized yet. Raises ShapeError."""
     check_shape(located_model, architecture)
     _check_constants(located_model, architecture)
     _check_routers(located_model, architecture)
@@ -341,12 +334,9 @@ def _check_router(mixture: Site, new_layer: Layer, router_sizes: Sizes) -> None:
 
 
 def _cut(located_model: LocatedModel, architecture: Architecture) -> LocatedModel:
-    """Return a copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed.
-
-    Dropped blocks are not copied, because they may be most of the model.
-    """
+    """Return a copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed."""
     depths = {stage.name: stage.depth for stage in architecture.stages}
-    dropped_blocks: list[nn.Module] = []
+    dropped_blocks: list[nn.Module] = []  # they may be most of the model, so they are not copied
     for stage in located_model.stages:
         dropped_blocks += _children(stage)[depths[stage.name] :]
     # a module may keep results of a training step, which torch does not copy

@@ -126,9 +126,7 @@ def _built_candidates(
 
 
 def _current_origin(model: nn.Module, origin: Origin) -> tuple[Origin, Base]:
-    """Return the constructor call of the model as it is now (classes and image size may have changed), and what it
-    builds.
-    """
+    """Return the constructor call of the model as it is now (classes and image size may differ), and what it builds."""
     if is_hf(model):
         config: Any = model.config
         origin = Origin("hf", config.model_type, plain_keys(config), type(model).__name__)

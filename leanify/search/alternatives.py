@@ -107,9 +107,7 @@ def _cut(plan: Plan, name: str) -> Shape:
 
 
 def _wide_heads(plan: Plan) -> Shape:
-    """Return lean with the old number of heads, wide enough for its inner width, in an even number of channels (rotary
-    positions pair them).
-    """
+    """Return lean with the old heads, widened to its inner width in even channels (rotary positions pair them)."""
     shape = list(lean_of(plan).shape)
     for i, (stage, lean) in enumerate(zip(plan.prices.architecture.stages, shape, strict=True)):
         if lean is not None:

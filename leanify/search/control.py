@@ -34,9 +34,7 @@ def control(prices: PriceList, lean: Shape, rules: Rules, limits: Mapping[str, f
 
 
 def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int, rules: Rules) -> bool:
-    """Whether one tower's lean shape has a control within 0.1% of ``params``, the parameters of the whole model; True
-    if the tower has no MLP to widen.
-    """
+    """Whether a tower's lean shape has a control within 0.1% of the model's ``params``, or no MLP to widen."""
     old = _restore_heads(prices, lean)
     if not any(stage and stage.mlp for stage in old):
         return True
@@ -65,11 +63,7 @@ def _widen_mlps(
     rules: Rules,
     limits: Mapping[str, float] = NO_LIMITS,
 ) -> Shape:
-    """Widen the tower's MLPs until the shape has lean's parameters, which are ``params``.
-
-    Parameters are affine in the hidden units, so one factor applies to all MLPs. Every MLP is rounded; the leading one
-    is also tried one step narrower and one step wider.
-    """
+    """Widen the tower's MLPs until the shape has lean's parameters; ``params`` are those of the whole model."""
     # the widths of the tower's MLPs
     stages = prices.architecture.stages
     mlps = {}

@@ -114,10 +114,7 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
 
 
 def apply_mixture(architecture: Architecture, request: Request) -> tuple[Architecture, list[dict[str, int]]]:
-    """Return the architecture with the pinned numbers of experts, and the pins of each stage as `StageShape` fields.
-
-    The pins apply to every mixture. Raises ShapeError if there is none.
-    """
+    """Return the architecture with the pinned experts in every mixture, and the pins of stages. Raises ShapeError."""
     experts, stages = request.options.experts, architecture.stages
     if experts and not any(stage.mixture for stage in stages):
         raise ShapeError(f"{architecture.source} has no routed experts whose number could change")
@@ -270,10 +267,7 @@ def _heads(stage: Stage, heads: int | None, head_dim: int | None, request: Reque
 def _follow(
     stage: Stage, lead: Stage, lead_shape: StageShape, pins: Mapping[str, int | None], rules: Rules, min_mlp: int
 ) -> StageShape | None:
-    """Return the shape of ``stage`` if the leading stage has ``lead_shape``: changed in proportion, unless pinned.
-
-    None if it cannot follow.
-    """
+    """Return the shape of a stage beside the leading stage's: in proportion unless pinned; None if it cannot follow."""
     # heads in proportion to the leading stage's
     if stage is lead:
         return lead_shape

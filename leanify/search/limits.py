@@ -54,9 +54,7 @@ def share_out(prices: PriceList, request: Request, grids: Sequence[Grid]) -> lis
 
 
 def _proportional_shares(saving: float, weights: Sequence[float], max_shares: Sequence[float]) -> list[float]:
-    """Split ``saving`` in proportion to weights, with a cap per part. If the caps add up to too little, they are
-    exceeded.
-    """
+    """Split ``saving`` in proportion to weights, with a cap per part; caps that add up to too little are exceeded."""
     shares = [0.0] * len(weights)
     free = [i for i, weight in enumerate(weights) if weight > 0] or list(range(len(weights)))
     # fix the towers above their caps at the cap, until no tower is above

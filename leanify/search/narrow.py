@@ -55,9 +55,7 @@ def find_narrower(name: str, prices: PriceList, lean: Design | None, request: Re
 def _within_macs(
     prices: PriceList, request: Request, find: Callable[[int], Architecture], target: int, lean: Design | None
 ) -> Design:
-    """Return the design that ``find`` returns for ``target`` parameters, or for fewer if there is no lean and MACs are
-    limited, too.
-    """
+    """Return what ``find`` returns for ``target`` parameters; without lean for fewer, if MACs are limited."""
     limit = request.limits.get("macs")
     while True:
         design = design_of_architecture(prices, find(target))
@@ -135,9 +133,7 @@ def narrow_remarks(
 
 
 def pinned(search: NarrowSearch, pin: Width, target: int | None) -> Architecture:
-    """Return the shape with a pinned width (channels, or a share of them); its MLP compensates for the difference
-    to ``target`` parameters.
-    """
+    """Return the shape with a pinned width, or a share of it; its MLP makes up for the rest of ``target``."""
     # one width per stage: upstream decides whether they go together
     if not isinstance(pin, (int, float)):
         scale = replace(search.scale, pins=_widths_by_stage(search.architecture, pin))

@@ -219,10 +219,7 @@ class NarrowSearch:
         return max(1 / RATIO, fewest / self.lead.mlp) if self.lead.mlp else 1.0
 
     def _mlp_share(self, depths: Architecture, target: int) -> Callable[[float], float]:
-        """Return a guess of the factor on the MLP's ratio that gives ``target`` parameters, by share of the width.
-
-        Blocks shrink with the square of the width.
-        """
+        """Guess the MLP's factor for ``target`` parameters, by share of the width: blocks shrink with its square."""
         shape = tuple(old and old._replace(depth=depths.stages[i].depth) for i, old in enumerate(self.prices.baseline))
         cost = self.prices.total(shape)
         body = int(cost.params_body)

@@ -31,10 +31,7 @@ CHOICES = {"count": ("all", "body"), "heads_mode": ("grow", "split", "auto")}
 
 @dataclass(frozen=True)
 class Flag:
-    """The command-line form of an option, and the ``panel`` of the help that lists it.
-
-    ``name`` is set only if it differs from the field's name.
-    """
+    """The command-line form of an option in a ``panel`` of the help; ``name`` only if it differs from the field's."""
 
     panel: str
     metavar: str
@@ -144,9 +141,7 @@ class Options:
 
 
 def _parse_width(value: Any) -> Width:
-    """Return a width as typed or given: one number, one per stage, or one per tower by name. Raises ShapeError unless
-    all are positive numbers.
-    """
+    """Return a width as typed or given: one number, one per stage, or one per tower by name. Raises ShapeError."""
     if isinstance(value, Mapping):
         return {name: _parse_number(value, part) for name, part in value.items()}
     if isinstance(value, str) and "=" in value:

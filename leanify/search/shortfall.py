@@ -30,10 +30,7 @@ OPTIONS = {
 
 
 def lean_needs(prices: PriceList, request: Request) -> str:
-    """Describe the needs of a design with fewer layers and more heads, if none is within the bounds and limits.
-
-    The smallest such design of every tower is in the grids already; no further search is made.
-    """
+    """Describe the needs of a design with fewer layers and more heads, if none is within the bounds and limits."""
     grids = make_grids(prices, request)
     if all(grid.old_depth == 1 for grid in grids):
         return "it has one block, which its layers share if there are several, and only narrower MLPs pay for heads"
@@ -131,10 +128,7 @@ def _tower_params(prices: PriceList, grid: Grid, params: int) -> int:
 
 
 def refusal(prices: PriceList, request: Request, reasons: Sequence[str]) -> BudgetError:
-    """Return the error for a budget that no design meets: what alone exceeds it, and what would work.
-
-    ``reasons`` say why a narrower model is none.
-    """
+    """Return the error for a budget that no design meets; ``reasons`` say why a narrower model is none."""
     options, baseline = request.options, prices.total(prices.baseline)
     pins = [] if options.axes == USUAL_AXES else [f"--axes {options.axes}"]
     for name, pin in options.pins.items():

@@ -261,10 +261,7 @@ class Report(Callback):
 def _train(
     folder: ShrinkFolder, original: Original, carried: Carried, plan: HealingPlan, stop: int | None, seed: int
 ) -> Healed:
-    """Train a candidate up to a step or to the end, continuing an earlier run; judge the best checkpoint.
-
-    ``seed`` is added to the recipe's: it draws the order of the samples.
-    """
+    """Train a candidate to a step or the end, continuing an earlier run; ``seed`` is added to the recipe's."""
     # continue an interrupted run; rename any other content at its path
     name = f"{carried.name}-run" if seed == 0 else f"{carried.name}-run-{seed}"
     place = folder.place(name)

@@ -120,10 +120,7 @@ def sample_macs(original: Original) -> float:
 
 
 def measure_speed(original: Original) -> float:
-    """Measure the multiplications per second of the original on this machine, on random samples.
-
-    Raises DataError for a model that does not run on the data.
-    """
+    """Measure the original's multiplications per second here. Raises DataError if it does not run on the data."""
     # a sample of the data, before any work: a model of pictures and texts does not run on texts alone
     model = original.module
     sample = original.splits.scale_inputs(first_sample(original.splits)[0])

@@ -75,10 +75,9 @@ def fewer_tokens(
 ) -> Original:
     """Return the original with the tokens that a budget of ``limit`` parameters leaves it; itself if all stay.
 
-    Tokens are ranked by their counts in the samples ``counted``.
-
-    ``requested`` is auto or a number. ``is_alone``: no other part may save parameters. The number of tokens is
-    kept in ``findings``. Raises LeanifyError for a vocabulary that cannot be cut if a number was asked for.
+    Tokens are ranked by their counts in the samples ``counted``. ``requested`` is auto or a number; ``is_alone``: no
+    other part may save parameters. The number of tokens is kept in ``findings``. Raises LeanifyError for a vocabulary
+    that cannot be cut if a number was asked for.
     """
     if original.recipe.data.task == "classification":
         return original
