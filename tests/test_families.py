@@ -70,7 +70,7 @@ def test_kind_of_a_model(source: str, names: list[str]) -> None:
     ],
 )
 def test_narrower_layers_keep_proportions(layer: Layer, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
-    narrow = narrow_layer(layer, width, adapts=True)
+    narrow = narrow_layer(layer, width)
     assert (narrow.heads, narrow.kv_heads, narrow.head_dim) == (heads, kv_heads, head_dim)
     assert narrow.inner / width == layer.inner / layer.width
     assert keeps_proportions(layer, narrow)
@@ -86,7 +86,7 @@ def test_narrower_layers_keep_proportions(layer: Layer, width: int, heads: int, 
     ],
 )
 def test_other_widths_are_out_of_proportion(layer: Layer, width: int) -> None:
-    assert not keeps_proportions(layer, narrow_layer(layer, width, adapts=True))
+    assert not keeps_proportions(layer, narrow_layer(layer, width))
 
 
 @pytest.mark.parametrize(("source", "share"), [("vit_small", 0.5), ("gpt2", 0.7), ("distilbert", 0.5)])

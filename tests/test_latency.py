@@ -35,7 +35,7 @@ class Machine:
         return self.overhead + stage.depth * (self.layer + self.head * primary.heads + self.unit * primary.mlp)
 
     def pair(self, shape: Architecture) -> Pair:
-        return Pair(self.baseline, self._seconds(shape), self.noise)
+        return Pair(self.baseline, self._seconds(shape) / self.baseline, self.noise)
 
 
 @pytest.fixture(autouse=True)

@@ -32,15 +32,11 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds of the baseline and of another model, and the noise of their ratio."""
+    """Seconds of the baseline, how many times as long another model takes, and the noise of this ratio."""
 
     baseline: float
-    other: float
+    ratio: float
     noise: float
-
-    @property
-    def ratio(self) -> float:
-        return self.other / self.baseline
 
 
 class Clock:
@@ -111,7 +107,7 @@ def alternate(baseline: Work, other: Work, device: torch.device) -> Pair:
         if len(times[0]) >= MIN_ROUNDS:
             even, odd = (min(times[1][half::2]) / min(times[0][half::2]) for half in (0, 1))
             noise = abs(even / odd - 1)
-    return Pair(min(times[0]), min(times[1]), noise)
+    return Pair(min(times[0]), min(times[1]) / min(times[0]), noise)
 
 
 def measure(work: Work, count: int, device: torch.device) -> float:

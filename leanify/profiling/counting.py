@@ -180,7 +180,10 @@ class Countable(TorchFunctionMode):
             if func in (Tensor.nonzero, torch.where):
                 asking = sys._getframe(1).f_locals.get("self")
                 if type(asking).__name__.endswith("Experts"):
-                    return self._chosen(func, args[0])
+                    # the rows of an expert: all of them; the experts that have rows: the first
+                    if func is torch.where:
+                        return (args[0].new_zeros(args[0].numel(), dtype=torch.long),) * args[0].dim()
+                    return torch.zeros(1, args[0].dim(), dtype=torch.long, device="cpu")
             if func in self.answers and not kwargs:
                 return self.answers[func](args[0])
         if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
@@ -193,12 +196,6 @@ class Countable(TorchFunctionMode):
                 raise
             on_meta = [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args]
             return func(*on_meta, **(kwargs or {}))
-
-    def _chosen(self, func: Any, mask: Tensor) -> Any:
-        """The rows of an expert: all of them; the experts that have rows: the first."""
-        if func is torch.where:
-            return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
-        return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")
 
 
 def _has_no_values(value: Any) -> bool:

@@ -97,9 +97,12 @@ class PriceList:
 
     def stage(self, index: int, shape: StageShape) -> Cost:
         """The cost that a stage in this shape adds to `base`."""
-        anchor = self._anchor(index, shape)
-        shortest = self.architecture.stages[index].shortest
-        cost: Cost = self._line(index, shortest, anchor)(shape.heads, shape.mlp) - self.base
+        # a line starts at the source's heads (the shape's own if head_dim differs) and its MLP
+        source = self.architecture.stages[index]
+        primary = primary_layer(source)
+        heads = primary.heads if shape.head_dim == primary.head_dim else shape.heads
+        anchor = shape._replace(depth=0, heads=heads, mlp=primary.mlp)
+        cost: Cost = self._line(index, source.shortest, anchor)(shape.heads, shape.mlp) - self.base
         for block, times in self._blocks(index, shape.depth).items():
             with_it = self._line(index, block + 1, anchor)
             without = self._line(index, block, anchor)
@@ -140,12 +143,6 @@ class PriceList:
             kind = kinds[min(block, len(kinds) - 1)]
             counts[first.setdefault(kind, block)] += 1
         return counts
-
-    def _anchor(self, index: int, shape: StageShape) -> StageShape:
-        """The start of a line: the source's heads (the shape's own if head_dim differs) and its MLP."""
-        primary = primary_layer(self.architecture.stages[index])
-        heads = primary.heads if shape.head_dim == primary.head_dim else shape.heads
-        return shape._replace(depth=0, heads=heads, mlp=primary.mlp)
 
     def _short_architecture(self) -> Architecture:
         """Every changed stage at its minimum depth."""

@@ -150,7 +150,7 @@ def _write_width(located_model: LocatedModel, architecture: Architecture, weight
 
 
 def change_depth(located_model: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
-    """Return a copy at the new depth, and {path: new sizes} of its sites, which are not resized yet. Raises ShapeError."""
+    """Return a copy at the new depth, and {path: new sizes} of its sites, not resized yet. Raises ShapeError."""
     check_shape(located_model, architecture)
     _check_constants(located_model, architecture)
     _check_routers(located_model, architecture)

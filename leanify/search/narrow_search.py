@@ -57,7 +57,7 @@ class NarrowSearch:
             (self.architecture.stages[i] for i in prices.stage_indices), key=lambda stage: stage.depth
         )
         self.lead = primary_layer(self.lead_stage)
-        self.scale = replace(WidthScale.read(self.architecture), adapts=True)
+        self.scale = WidthScale.read(self.architecture)
         self.units = self._usual_units()
 
     def _usual_units(self) -> list[int]:
@@ -66,7 +66,7 @@ class NarrowSearch:
         usual, near_units, exact = [], [], []
         for unit in self.scale.smaller_units():
             widths = self.scale.widths(unit)
-            narrow = {layer: narrow_layer(layer, widths[layer.width], self.scale.adapts) for layer in primaries}
+            narrow = {layer: narrow_layer(layer, widths[layer.width]) for layer in primaries}
             # an even number of heads if there are many, divisible by the devices
             lead = narrow[self.lead]
             step = math.lcm(
@@ -190,7 +190,7 @@ class NarrowSearch:
                     continue
                 score = abs(math.log(share)) + off(part, depth / self.lead_stage.depth)
                 score += ODD * (width % MULTIPLE != 0) + ODD * (depth % 2 > self.lead_stage.depth % 2)
-                score += ODD * (narrow_layer(self.lead, width, self.scale.adapts).heads % 2 > self.lead.heads % 2)
+                score += ODD * (narrow_layer(self.lead, width).heads % 2 > self.lead.heads % 2)
                 guesses.append((score, unit, depths))
         # count the best guesses until one is close to the target
         refusal, best, best_params, tries = None, None, 0, 0

@@ -25,7 +25,6 @@ class WidthScale:
           which case each width is rounded separately
     step  decrement of the unit that keeps all widths multiples of `CHANNELS`, if they are in the baseline
     pins  {old width: new width} if the new widths are given; the unit then changes nothing
-    adapts  whether key/value groups and heads may have another size (`narrow_layer`)
     """
 
     architecture: Architecture
@@ -33,7 +32,6 @@ class WidthScale:
     step: int
     is_rounded: bool = False
     pins: Mapping[int, int] = field(default_factory=dict)
-    adapts: bool = False
 
     @classmethod
     def read(cls, architecture: Architecture) -> WidthScale:
@@ -85,22 +83,20 @@ class WidthScale:
                 step = math.gcd(mlp_step, mlp)
                 layer_share = width / layer.width if self.pins else share
                 mlp = step * max(1, round(mlp * layer_share * mlp_share / step))
-            return replace(narrow_layer(layer, width, self.adapts), mlp=mlp)
+            return replace(narrow_layer(layer, width), mlp=mlp)
 
         return self.architecture.map_layers(change)
 
 
-def narrow_layer(layer: Layer, width: int, adapts: bool = False) -> Layer:
+def narrow_layer(layer: Layer, width: int) -> Layer:
     """Return the layer at a smaller width, with heads of the same size in proportion, in whole key/value groups.
 
-    With ``adapts``, groups may have another size if the heads then have exactly the layer's share of the width, as
-    makers choose them (Qwen2.5: 14 heads on 2, 16 on 2). In a model of few channels, heads of under 64 may be narrower.
+    Groups have another size if the heads then have exactly the layer's share of the width, as makers choose them
+    (Qwen2.5: 14 heads on 2, 16 on 2). In a model of few channels, heads of under 64 may be narrower.
     """
     exact = layer.heads * width / layer.width
     heads = layer.group * max(1, round(exact / layer.group))
     narrow = replace(layer.set_heads(heads), width=width)
-    if not adapts:
-        return narrow
     if heads != exact == int(exact):
         narrow = replace(narrow, heads=int(exact), kv_heads=near_divisor(int(exact), exact / layer.group))
     is_small = layer.width < SMALL_WIDTH and layer.head_dim < ENOUGH_HEAD_DIM

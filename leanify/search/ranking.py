@@ -53,11 +53,6 @@ class Preference:
     causal: bool
     row: Row | None
 
-    @property
-    def has_own_row(self) -> bool:
-        """Whether the row was published for exactly this model."""
-        return self.row is not None and self.row.is_baseline(self.old, self.old_depth)
-
     def score(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Any:
         """Return the scores of designs by their leading stage; arguments are arrays of one length, or numbers."""
         old = self.old
@@ -135,9 +130,10 @@ def grid_scores(grid: Grid, preferred: Preference) -> NDArray[np.float64]:
 
 def is_published(grid: Grid, preferred: Preference) -> NDArray[np.bool_]:
     """Mask of the design that was published for exactly this model, which may leave the rules as the row does."""
-    if preferred.row is None or not preferred.has_own_row:
+    row = preferred.row
+    if row is None or not row.is_baseline(preferred.old, preferred.old_depth):
         return np.zeros(len(grid), bool)
-    lean = preferred.row.lean
+    lean = row.lean
     is_same = (grid.depth == lean.depth) & (grid.heads == lean.heads) & (grid.head_dim == lean.head_dim)
     return np.asarray(is_same & (grid.mlp == lean.mlp))
 
