@@ -132,7 +132,7 @@ def test_expert_count_is_priced_exactly(name: str) -> None:
             old._replace(depth=3, heads=8, mlp=old.mlp // 2, experts=experts, active=active),
         ):
             said = listed.total([design])
-            model = leanify.write(costs.model, replace(listed.architecture, stages=(design.applied_to(stage),)))
+            model = leanify.write(costs.live.model, replace(listed.architecture, stages=(design.applied_to(stage),)))
             assert said == count(model, 12, listed.facts.context)
             every = sum(parameter.numel() for parameter in model.parameters())
             routed = sum(p.numel() for path, p in model.named_parameters() if ".experts." in path)

@@ -77,7 +77,7 @@ def by_hand(prices: PriceList, design: Design) -> int:
     """
     shape = design.architecture
     (decoder,) = (stage for stage in shape.stages if "decoder" in stage.name)
-    encoded = 25 if "Whisper" in type(prices.costs.model).__name__ else CONTEXT
+    encoded = 25 if "Whisper" in type(prices.costs.live.model).__name__ else CONTEXT
     total = 0
     for own, cross in decoder.blocks:
         total += 4 * own.width * own.inner + 2 * own.inner * CONTEXT

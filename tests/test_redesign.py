@@ -59,7 +59,7 @@ def test_plans_are_exact_and_within_budget(vit_base: PriceList, share: float, mo
     limit = int(share * search.baseline_design(vit_base).params)
     found = search.search(vit_base, Request(Options(heads_mode=mode), {"params": limit}))
     for candidate in (found.front[0], found.front[-1]):
-        built = count(surgery.write(vit_base.costs.model, candidate.architecture))
+        built = count(surgery.write(vit_base.costs.live.model, candidate.architecture))
         assert candidate.cost == built
         assert built.params <= limit
 

@@ -235,7 +235,7 @@ def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFi
     prices = Prices(resolve(source, here / "reviews", []), Budget(share))
     several = candidates(prices, ("heads", "control", "narrow"))
     assert "heads" not in [one.name for one in several]
-    assert all(one.design is not None and one.params <= share * prices.baseline.params for one in several)
+    assert all(one.design is not None and one.design.params <= share * prices.baseline.params for one in several)
     assert "more heads" in capsys.readouterr().err
 
 

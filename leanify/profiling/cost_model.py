@@ -19,8 +19,6 @@ from leanify.profiling.cost import Cost, ModelFacts
 from leanify.profiling.price_cache import CacheFile
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from leanify.profiling.live_model import LiveModel
 
 Value = TypeVar("Value")
@@ -62,11 +60,6 @@ class ModelCosts:
         if records or not is_lasting:
             self._file = None
         return live
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, on meta."""
-        return self.live.model
 
     @property
     def facts(self) -> ModelFacts:

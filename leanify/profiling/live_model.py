@@ -140,16 +140,14 @@ class LiveModel:
 
         Without a list of blocks, the parameters of its attentions and MLPs.
         """
-        sizes: dict[int, int] = {}
+        modules: list[nn.Module] = []
         for index in stages:
             stage = self.located_model.stages[index]
             if stage.container is not None:
-                modules = list(stage.container.children())
+                modules += stage.container.children()
             else:
-                modules = [site.module for layer in stage.layers for site in layer.sites]
-            for module in modules:
-                sizes.update({id(p): p.numel() for p in module.parameters()})
-        return sum(sizes.values())
+                modules += [site.module for layer in stage.layers for site in layer.sites]
+        return parameters(nn.ModuleList(modules))
 
 
 def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:

@@ -43,16 +43,6 @@ class Line:
         cost: Cost = self.at + self.per_group * more_heads + self.curve * pairs + self.per_units * more_units
         return cost
 
-    def __sub__(self, other: Line) -> Line:
-        """The line of a difference; both start at the same heads and MLP."""
-        return replace(
-            self,
-            at=self.at - other.at,
-            per_group=self.per_group - other.per_group,
-            per_units=self.per_units - other.per_units,
-            curve=self.curve - other.curve,
-        )
-
 
 class PriceList:
     """The prices of every block of a model, counted when they are first needed.
@@ -106,7 +96,7 @@ class PriceList:
         for block, times in self._blocks(index, shape.depth).items():
             with_it = self._line(index, block + 1, anchor)
             without = self._line(index, block, anchor)
-            cost = cost + (with_it - without)(shape.heads, shape.mlp) * times
+            cost = cost + (with_it(shape.heads, shape.mlp) - without(shape.heads, shape.mlp)) * times
         return cost
 
     def fixed_cost(self, stages: Sequence[int], cost: str) -> int:

@@ -72,7 +72,7 @@ def limit_latency(
     the limits.
     """
     assert request.options.max_latency is not None
-    clock = Clock(prices.costs.model, request.options.tokens)
+    clock = Clock(prices.costs.live.model, request.options.tokens)
     limit = parse_budget("--max-latency", request.options.max_latency, clock.baseline, TIMES)
     timing = Timing(limit, clock)
     result: SearchResult | None = None
@@ -148,7 +148,7 @@ class MemoryLimit:
 
     def __init__(self, prices: PriceList, options: Options) -> None:
         assert options.max_memory is not None
-        self._model, self._tokens = prices.costs.model, options.tokens
+        self._model, self._tokens = prices.costs.live.model, options.tokens
         self.bytes = parse_budget("--max-memory", options.max_memory, self._training_bytes(self._model), BYTES)
 
     def _training_bytes(self, model: nn.Module) -> int:

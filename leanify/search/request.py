@@ -67,15 +67,14 @@ def make_request(prices: PriceList, options: Options, baseline: Cost) -> Request
             )
     if options.max_kv is not None and not baseline.kv:
         raise BudgetError(f"--max-kv {options.max_kv}: {prices.architecture.source} keeps no key/value cache")
-    context = prices.facts.context
-    limits = {}
-    for cost, flag, budget in (
-        (request.params_cost, "--target-params", target),
-        ("macs", "--max-macs", options.max_macs),
-    ):
-        if budget is not None:
-            limits[cost] = int(parse_budget(flag, budget, getattr(baseline, cost), COUNTS))
+    limits: dict[str, int] = {}
+    params = request.params_cost
+    if target is not None:
+        limits[params] = int(parse_budget("--target-params", target, getattr(baseline, params), COUNTS))
+    if options.max_macs is not None:
+        limits["macs"] = int(parse_budget("--max-macs", options.max_macs, baseline.macs, COUNTS))
     if options.max_kv is not None:  # the budget counts one token
+        context = prices.facts.context
         limits["kv"] = context * int(parse_budget("--max-kv", options.max_kv, baseline.kv / context, BYTES))
     return Request(options, limits, tower_params)
 

@@ -67,11 +67,6 @@ class Candidate:
     def shape(self) -> Architecture | None:
         return None if self.design is None else self.design.architecture
 
-    @property
-    def params(self) -> int:
-        """The parameters, or the largest number of them if they are not known yet."""
-        return self.max_params if self.design is None else self.design.params
-
     def to_json(self) -> dict[str, Any]:
         sizes = {"params": self.max_params} if self.design is None else self.design.to_json()
         return {"name": self.name, **sizes}
