@@ -78,9 +78,7 @@ class ModelCosts:
         return self._count(self._params, " ".join(map(str, stages)), lambda: self.live.stage_params(stages))
 
     def sizes(self, shape: Architecture) -> tuple[int, int]:
-        """The parameters of the model in this shape, and of its blocks; no forward runs. Raises ShapeError, also again,
-        where upstream builds no such width.
-        """
+        """Parameters of the model and of its blocks in this shape. Raises ShapeError, also again, if none is built."""
 
         def count() -> list[int] | str:
             try:

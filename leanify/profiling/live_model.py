@@ -136,10 +136,7 @@ class LiveModel:
         return LiveModel(write_located(self.located_model, shape).model, self._length, self._context)
 
     def stage_params(self, stages: Sequence[int]) -> int:
-        """The parameters in the blocks of these stages, shared ones counted once.
-
-        Without a list of blocks, the parameters of its attentions and MLPs.
-        """
+        """The parameters in the blocks of these stages, shared ones counted once."""
         modules: list[nn.Module] = []
         for index in stages:
             stage = self.located_model.stages[index]

@@ -44,10 +44,8 @@ def price_file(
 ) -> CacheFile | None:
     """Return the file for the prices of a source and the key that it must hold; None if its prices are not kept.
 
-    ``shape`` is the model's shape if it isn't the source's own.
-
-    A model on the hub may change there, and the code of a user's module may do anything. LEANIFY_PRICES=off
-    keeps no prices at all.
+    ``shape`` is the model's shape if it isn't the source's own. A model on the hub may change there, and the code of a
+    user's module may do anything. LEANIFY_PRICES=off keeps no prices at all.
     """
     configuration = read_configuration(source)
     if configuration is None or os.environ.get("LEANIFY_PRICES") == "off":

@@ -89,11 +89,7 @@ def target_params(prices: PriceList, lean: Design | None, request: Request) -> i
 
 
 def narrowed_architecture(prices: PriceList, request: Request) -> Architecture:
-    """Return the baseline at the width for a budget: the pinned one, or the usual one of published families.
-
-    Depth and head_dim are the baseline's; heads and MLP shrink in proportion to the width. Raises ShapeError if
-    upstream builds no such width.
-    """
+    """Return the baseline at a budget's width, pinned or the usual one of published families. Raises ShapeError."""
     search = NarrowSearch(prices, request)
     if request.options.width is not None:
         return pinned(search, request.options.width, None)

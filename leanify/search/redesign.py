@@ -25,11 +25,11 @@ from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of
 from leanify.search.design import Design, make_design
-from leanify.search.first_row import FirstRow, first_row
+from leanify.search.families import families_like
 from leanify.search.narrow import Narrow, find_narrower, narrow_remarks, narrowed_architecture, target_params
 from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
 from leanify.search.plan import Plan
-from leanify.search.ranking import Ranking, lean_rule
+from leanify.search.ranking import Ranking, is_causal, lean_rule
 from leanify.search.request import Request
 from leanify.search.shortfall import lean_needs, refusal
 from leanify.search.towers import stages_to_change, towers
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from leanify.search.measured_limits import Timing
 
 HALF = 0.5  # default share of the parameters
+# In decoders the balanced design comes first, since makers' smaller models are such ones; elsewhere lean does.
+CAUSAL_ORDER = ("balanced", "plain", "narrow", "lean")
+USUAL_ORDER = ("lean", "balanced", "narrow", "plain")
 
 
 def redesign(
@@ -277,6 +280,15 @@ def _followed_rule(prices: PriceList, options: Options) -> str:
 
 
 @dataclass(frozen=True)
+class FirstRow:
+    """The design that a plan lists first: its name, and the reason as a sentence, empty if the user's pins chose it."""
+
+    name: str
+    design: Design
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Rivals:
     """The designs that lean is compared with, and the parameters that the narrower ones should have.
 
@@ -347,13 +359,35 @@ def _find_rivals(
 def _first(
     prices: PriceList, request: Request, result: search.SearchResult, rivals: Rivals, follows: str, is_own_order: bool
 ) -> FirstRow | None:
-    """Return the row that is listed first, or None if no design at all is within the limits."""
+    """Return the row that is listed first, never one above the budget; None if no design at all is within the limits.
+
+    With ``is_own_order`` a ranking of the caller's own decides, so lean comes first.
+    """
     designs = {"lean": result.lean, "plain": result.plain}
     # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
     if not (request.is_measured or request.is_pinned or request.tower_params):
         designs |= {name: one.design for name, one in rivals.narrower.items()}
-    first = first_row(prices, request, designs, follows, is_own_order)
-    return FirstRow("also", result.front[0]) if first is None and result.front else first
+    present: dict[str, Design] = {}
+    for name, design in designs.items():
+        if design is not None and all(getattr(design.cost, cost) <= limit for cost, limit in request.limits.items()):
+            present[name] = design
+    if not request.wants_heads and "lean" in present:
+        return FirstRow("lean", present["lean"])
+    # the first of the usual order that there is, and why
+    causal = is_causal(prices) and not is_own_order
+    order = CAUSAL_ORDER if causal else USUAL_ORDER
+    first = next((name for name in order if name in present), None)
+    if first is None or not request.wants_heads:
+        return FirstRow("also", result.front[0]) if result.front else None
+    families = ", ".join(dict.fromkeys(family.name for family in families_like(prices)))
+    old_heads = "it keeps the baseline's heads, which lost least on causal tasks" if causal else "it has the old heads"
+    reasons = {
+        "lean": f"it follows {follows}",
+        "balanced": f"makers of smaller models take from width and depth alike ({families})",
+        "narrow": "it keeps every layer, and none can be left out at this budget",
+        "plain": old_heads,
+    }
+    return FirstRow(first, present[first], f"{first} is first: {reasons[first]}")
 
 
 def _others(result: search.SearchResult, first: FirstRow, request: Request) -> list[Design]:

@@ -135,7 +135,7 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
     with progress("measuring what blocks are worth", None):
         block_params, block_damage = price_blocks(few_samples)
         before = _score(few_samples)
-    best: tuple[float, int] | None = None
+    totals: list[tuple[float, int]] = []  # the damage of each count
     with progress("trying sizes of the vocabulary", len(SHARES)) as advance:
         for number, share in enumerate((*SHARES, 0.0)):
             advance(number)
@@ -148,12 +148,8 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
                 with suppress(BudgetError):
                     kept_tokens = ranking.keep(count, multiple)
                     damage = max(0.0, before - _score(cut_original(few_samples, vocabulary, kept_tokens, {})))
-            total = damage + block_damage * (of_blocks / block_params) ** GROWTH
-            if best is None or total < best[0]:
-                best = total, count
-    if best is None:
-        return ranking.total - maximum
-    return best[1]
+            totals.append((damage + block_damage * (of_blocks / block_params) ** GROWTH, count))
+    return min(totals, key=lambda total: total[0], default=(0.0, ranking.total - maximum))[1]
 
 
 def vocabulary_costs(model: nn.Module) -> dict[str, int]:
