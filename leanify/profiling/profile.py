@@ -176,7 +176,7 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
     for device in ("meta", "cpu"):
         if device == "cpu" and weights_bytes(model) > TRACEABLE_BYTES:
             return None, [], "fvcore did not run: tracing this model needs its weights in memory"
-        plain_model = model if device == "meta" else materialise(model, torch.device("cpu"), draw_weights=False)
+        plain_model = model if device == "meta" else counting.zeros(model)
         # the tracer needs positional arguments
         inputs = example_inputs(plain_model, None, tokens, device)
         inputs.pop("attention_mask", None)
@@ -214,15 +214,14 @@ def _agreement(total_macs: int, products: int | None) -> str:
 # -- measuring -------------
 
 
-def materialise(model: nn.Module, device: torch.device, draw_weights: bool = True) -> nn.Module:
-    """The meta model with real tensors on ``device``: small random weights, or zeros.
+def materialise(model: nn.Module, device: torch.device) -> nn.Module:
+    """The meta model with real tensors on ``device``, its weights small and random.
 
     Time and memory do not depend on the values, as long as they are finite.
     """
     real = counting.zeros(model, device)
-    if draw_weights:
-        for parameter in real.parameters():
-            parameter.data.uniform_(-0.02, 0.02)
+    for parameter in real.parameters():
+        parameter.data.uniform_(-0.02, 0.02)
     return real
 
 

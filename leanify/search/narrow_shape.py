@@ -98,19 +98,16 @@ def narrow_layer(layer: Layer, width: int) -> Layer:
     heads = layer.group * max(1, round(exact / layer.group))
     narrow = replace(layer.set_heads(heads), width=width)
     if heads != exact == int(exact):
-        narrow = replace(narrow, heads=int(exact), kv_heads=near_divisor(int(exact), exact / layer.group))
+        heads, groups = int(exact), exact / layer.group
+        divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+        kv_heads = min(divisors, key=lambda count: abs(math.log(count / groups)), default=1)
+        narrow = replace(narrow, heads=heads, kv_heads=kv_heads)
     is_small = layer.width < SMALL_WIDTH and layer.head_dim < ENOUGH_HEAD_DIM
     if is_small and (narrow.heads != exact or narrow.heads == 1 < layer.heads):
         head_dim, rest = divmod(layer.head_dim * width, layer.width)
         if rest == 0 and head_dim % 2 == 0:  # even: rotary positions pair them
             return replace(layer, width=width, head_dim=head_dim)
     return narrow
-
-
-def near_divisor(heads: int, exact: float) -> int:
-    """Return the divisor of ``heads`` whose ratio to ``exact`` is nearest to 1."""
-    divisors = [count for count in range(1, heads + 1) if heads % count == 0]
-    return min(divisors, key=lambda count: abs(math.log(count / exact)), default=1)
 
 
 def keeps_proportions(old: Layer, new: Layer, tolerance: float = 0.0) -> bool:

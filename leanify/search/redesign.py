@@ -14,6 +14,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
@@ -163,10 +164,16 @@ _own = [each for each in _shown.parameters.values() if each.kind is not Paramete
 redesign.__signature__ = _shown.replace(parameters=[*_own, *parameters()])  # type: ignore[attr-defined]
 
 
-def model_costs(source: Source, options: Options) -> ModelCosts:
-    """Return the costs of a source under the options that change its model; errors of building it are passed on."""
-    file = price_file(source, options.overrides, options.tokens, options.context)
-    return ModelCosts(lambda: live_model(source, options), file)
+def model_costs(source: Source, options: Options, shape: Architecture | None = None) -> ModelCosts:
+    """Return the costs of a source, or of its model in another ``shape``, under the options that change the model;
+    errors of building it are passed on.
+    """
+
+    def make() -> tuple[LiveModel, bool]:
+        live, is_lasting = live_model(source, options)
+        return live if shape is None else live.written(shape), is_lasting
+
+    return ModelCosts(make, price_file(source, options.overrides, options.tokens, options.context, shape))
 
 
 def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
@@ -254,14 +261,7 @@ def _narrowed_prices(source: Source, prices: PriceList, request: Request) -> Pri
     options = request.options
     if not request.limits or options.max_latency is not None or options.max_memory is not None:
         raise ShapeError("--axes width needs a budget on parameters or MACs, and no other: --target-params 0.5")
-    shape = narrowed_architecture(prices, request)
-    file = price_file(source, options.overrides, options.tokens, options.context, shape)
-
-    def written_model() -> tuple[LiveModel, bool]:
-        live, is_lasting = live_model(source, options)
-        return live.written(shape), is_lasting
-
-    costs = ModelCosts(written_model, file)
+    costs = model_costs(source, options, narrowed_architecture(prices, request))
     narrowed_prices = PriceList(costs, prices.stage_indices, has_own_width=False)
     costs.keep()
     return narrowed_prices

@@ -166,13 +166,11 @@ def _costs(original: Original, candidate: Candidate, model: nn.Module) -> tuple[
     """Return parameters, multiplications of one sample, and the sizes that the design does not say."""
     if candidate.design is not None and "rotate" not in candidate.moves:
         return candidate.design.params, candidate.design.macs, {}
-    params = counting.parameters(model)
+    params, shape = counting.parameters(model), candidate.shape or surgery.read(model)
+    macs = counting.count(original.reshape(shape), original.length).macs
     if candidate.design is not None:  # with a head of its own, which the design's prices may lack
-        macs = counting.count(original.reshape(candidate.design.architecture), original.length).macs
         return params, macs, {"params": params}
     # the keys of a design, with one value per layer
-    shape = surgery.read(model)
     layers = list(shape.layers())
     sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
-    macs = counting.count(original.reshape(shape), original.length).macs
     return params, macs, {"depth": len(layers), **sizes, "architecture": shape.to_json(), "params": params}

@@ -140,7 +140,7 @@ def shrink(
         "vocabulary": tokens,
         "multiple": multiple,
         "shape": shape,
-        "designs": list(designs),
+        "designs": names,
         "rates": list(rates),
         "seeds": seeds,
         "settings": list(settings),
