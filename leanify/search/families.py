@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import linear_regression, mean
+from statistics import linear_regression
 
 from leanify.profiling.price_list import PriceList
 from leanify.search.towers import towers
@@ -68,8 +68,3 @@ def families_like(prices: PriceList) -> Sequence[Family]:
     else:
         kind = "encoder"
     return [family for family in families() if family.kind == kind]
-
-
-def width_exponent(prices: PriceList) -> float:
-    """Return the mean exponent of width in the parameters of the blocks, over the families of a model's kind."""
-    return mean(family.exponent for family in families_like(prices))

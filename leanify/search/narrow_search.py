@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from statistics import mean
 
 from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import ShapeError
 from leanify.profiling.cost import Shape, apply_shape
 from leanify.profiling.price_list import PriceList
-from leanify.search.families import width_exponent
+from leanify.search.families import families_like
 from leanify.search.narrow_shape import WidthScale, keeps_proportions, narrow_layer
 from leanify.search.request import Request
 from leanify.search.rules import (
@@ -162,9 +163,8 @@ class NarrowSearch:
         With s the share of the parameters in the blocks, width is s^a and depth s^(1 − 2a); the rest outside of the
         blocks shrinks with the width.
         """
-        exponent = width_exponent(self.prices)
-        cost = self.prices.total(self.prices.baseline)
-        body = int(cost.params_body)
+        exponent = mean(family.exponent for family in families_like(self.prices))
+        body = int(self.prices.total(self.prices.baseline).params_body)
         outside_params, fixed_params = self._outside
         width = 1.0
         for _ in range(50):
@@ -221,8 +221,7 @@ class NarrowSearch:
     def _mlp_share(self, depths: Architecture, target: int) -> Callable[[float], float]:
         """Guess the MLP's factor for ``target`` parameters, by share of the width: blocks shrink with its square."""
         shape = tuple(old and old._replace(depth=depths.stages[i].depth) for i, old in enumerate(self.prices.baseline))
-        cost = self.prices.total(shape)
-        body = int(cost.params_body)
+        body = int(self.prices.total(shape).params_body)
         outside_params, fixed_params = self._outside
         mlp = self._mlp_params - self._changed_mlp_params(self.prices.baseline) + self._changed_mlp_params(shape)
 
