@@ -196,9 +196,7 @@ def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_s
     if others:
         raise ShapeError(f"at this width it has or lacks {others[0]} and {len(others) - 1} other tensors, {NOT_KEPT}")
     # old width → new width
-    pairs = {}
-    for before, after in zip(old_shape.layers(), new_shape.layers(), strict=True):
-        pairs[before.width] = after.width
+    pairs = {before.width: after.width for before, after in paired_layers(old_shape, new_shape)}
     sources: dict[str, Tensor] = {**dict(old.named_parameters()), **dict(old.named_buffers())}
     targets: dict[str, Tensor] = {**dict(new.named_parameters()), **dict(new.named_buffers())}
     # copy equal shapes as they are, and the first channels of axes that became shorter

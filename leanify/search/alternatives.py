@@ -88,10 +88,7 @@ def _cut(plan: Plan, name: str) -> Shape:
     pins["min_mlp"] = plan.request.options.min_mlp or NARROWEST_CUT
     stages = prices.architecture.stages
     for what in KEPT_SIZES[name]:
-        if what == "depth":
-            pins[what] = [stage.depth for stage in stages]
-        else:
-            pins[what] = [getattr(primary_layer(stage), what) for stage in stages]
+        pins[what] = [getattr(stage if what == "depth" else primary_layer(stage), what) for stage in stages]
     request = replace(plan.request, options=replace(plan.request.options, **pins))
     grids = make_grids(prices, request)
     shape = list(prices.baseline)

@@ -66,11 +66,7 @@ def _widen_mlps(
     """Widen the tower's MLPs until the shape has lean's parameters; ``params`` are those of the whole model."""
     # the widths of the tower's MLPs
     stages = prices.architecture.stages
-    mlps = {}
-    for i in tower.stages:
-        stage = shape[i]
-        if stage is not None and stage.mlp:
-            mlps[i] = stage.mlp
+    mlps = {i: stage.mlp for i, stage in enumerate(shape) if i in tower.stages and stage and stage.mlp}
     # parameters are linear in the widths: one factor reaches lean's
     target_params, current_params = _params(prices, tower, lean), _params(prices, tower, shape)
     per_doubling = (
@@ -104,18 +100,10 @@ def _is_within(cost: Cost, limits: Mapping[str, float]) -> bool:
 
 def _replace_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:
     """Return the shape with these hidden units, given by stage index."""
-    stages = list(shape)
-    for i, stage in enumerate(stages):
-        if stage is not None and i in mlps:
-            stages[i] = stage._replace(mlp=mlps[i])
-    return tuple(stages)
+    return tuple(stage._replace(mlp=mlps[i]) if stage and i in mlps else stage for i, stage in enumerate(shape))
 
 
 def _params(prices: PriceList, tower: Tower, shape: Shape) -> int:
     """Return the tower's parameters minus the parameters of the shortest model."""
-    total = 0
-    for i in tower.stages:
-        stage = shape[i]
-        if stage is not None:
-            total += int(prices.stage(i, stage).params)
-    return total
+    stages = ((i, shape[i]) for i in tower.stages)
+    return sum(int(prices.stage(i, stage).params) for i, stage in stages if stage is not None)

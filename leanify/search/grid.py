@@ -118,12 +118,8 @@ def apply_mixture(architecture: Architecture, request: Request) -> tuple[Archite
     experts, stages = request.options.experts, architecture.stages
     if experts and not any(stage.mixture for stage in stages):
         raise ShapeError(f"{architecture.source} has no routed experts whose number could change")
-    fields: list[dict[str, int]] = []
-    new_stages = []
-    for stage in stages:
-        pinned_experts = experts if stage.mixture else {}
-        fields.append(pinned_experts)
-        new_stages.append(stage.mixing(**pinned_experts) if pinned_experts else stage)
+    fields = [experts if stage.mixture else {} for stage in stages]
+    new_stages = [stage.mixing(**pinned) if pinned else stage for stage, pinned in zip(stages, fields, strict=True)]
     return replace(architecture, stages=tuple(new_stages)), fields
 
 
@@ -255,10 +251,8 @@ def _heads(stage: Stage, heads: int | None, head_dim: int | None, request: Reque
         return [(primary.heads, primary.head_dim)]
     # no number splits inner: name numbers that do
     request_text = f"{heads} heads" if heads is not None else f"up to {counts[-1]} heads"
-    possible = []
-    for head_count in range(primary.heads + 1, 4 * primary.heads + 1):
-        if primary.inner % head_count == 0 and head_count % stage.group == 0:
-            possible.append(str(head_count))
+    more = range(primary.heads + 1, 4 * primary.heads + 1)
+    possible = [str(count) for count in more if primary.inner % count == 0 and count % stage.group == 0]
     raise ShapeError(
         f"inner {primary.inner} does not split into {request_text}; it splits into {', '.join(possible) or 'none'}"
     )

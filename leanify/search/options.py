@@ -212,7 +212,5 @@ def check_names(function: str, words: Mapping[str, Any]) -> None:
 def parameters() -> list[inspect.Parameter]:
     """Return the options as keyword parameters, for function signatures."""
     kinds = get_type_hints(Options)
-    as_keywords = []
-    for parameter in inspect.signature(Options).parameters.values():
-        as_keywords.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kinds[parameter.name]))
-    return as_keywords
+    options = inspect.signature(Options).parameters.values()
+    return [option.replace(kind=option.KEYWORD_ONLY, annotation=kinds[option.name]) for option in options]

@@ -92,9 +92,8 @@ def _depth_crossings(prices: PriceList, lean: Design) -> Iterator[str]:
     for tower in changed_towers:
         indices = tower_stages(prices.architecture, tower)
         old_stages = [prices.architecture.stages[i] for i in indices]
-        old_depth, depth = sum(stage.depth for stage in old_stages), 0
-        for i in indices:
-            depth += lean.architecture.stages[i].depth
+        old_depth = sum(stage.depth for stage in old_stages)
+        depth = sum(lean.architecture.stages[i].depth for i in indices)
         floor = tower_floor(old_stages)
         name = f"{tower.name}: " if len(changed_towers) > 1 else ""
         # compare the depth with log3 of the width, a third of the baseline, and two layers

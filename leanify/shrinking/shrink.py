@@ -469,10 +469,7 @@ def _latencies(original: Original, carried: Sequence[Carried]) -> dict[str, Any]
     shells = {"original": original.shell} | {one.name: one.shell(original) for one in carried}
     with progress("timing the candidates", None):
         timings = time_latencies(shells, original.length)
-    rows = {}
-    for name, timing in timings.items():
-        rows[name] = {"latency_s": timing.median, "latency_range": [timing.low, timing.high]}
-    return rows
+    return {name: {"latency_s": one.median, "latency_range": [one.low, one.high]} for name, one in timings.items()}
 
 
 def save(folder: ShrinkFolder, original: Original, best: Carried | Healed, report: Mapping[str, Any]) -> Shrunk:

@@ -155,9 +155,9 @@ def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
     splits, recipe, seconds = original.splits, original.recipe, 60 * (minutes or DEFAULT_MINUTES)
     in_share, in_seconds = int(EVALUATED_SHARE * seconds / forward), int(CHEAP_SECONDS / forward)
     max_samples = min(SAMPLE_LIMITS[1], max(SAMPLE_LIMITS[0], in_share, min(ENOUGH_SAMPLES, in_seconds)))
-    parts: dict[str, Any] = {}
-    for name in ("validation", "test"):
-        parts[name] = _select_samples(getattr(splits, name), max_samples, recipe)
+    parts: dict[str, Any] = {
+        name: _select_samples(getattr(splits, name), max_samples, recipe) for name in ("validation", "test")
+    }
     if recipe.data.task == "sentence-embedding" and recipe.data.samples is None:
         # weights are transferred by these samples, and neighbours counted among `CROWD`; healing takes more
         tokens = MIN_TOKENS if minutes else max_calibration_tokens(original.located)
@@ -235,7 +235,6 @@ def carrying_passes(candidate: Candidate, baseline: Architecture, samples: float
         return 2 * (CALIBRATION_PASSES * samples + blocks * VARIANTS * score_samples)
     if "rotate" in candidate.moves:  # the states of all blocks
         return samples + held_out
-    lost_blocks = 0
-    for old, new in zip(baseline.stages, candidate.shape.stages, strict=True):
-        lost_blocks += max(0, old.depth - new.depth)
+    stages = zip(baseline.stages, candidate.shape.stages, strict=True)
+    lost_blocks = sum(max(0, old.depth - new.depth) for old, new in stages)
     return (TRIAL_PASSES * lost_blocks + 1) * held_out
