@@ -16,18 +16,9 @@ from leanify.lens.blocks import container_prefix
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.parameter_parts import describe_kept
+from leanify.profiling import counting
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.cost import Cost, ModelFacts
-from leanify.profiling.counting import (
-    body_parameters,
-    count_located,
-    module_macs_by_path,
-    observe_on_cpu,
-    observe_on_meta,
-    parameters,
-    token_counts,
-    unmasked_inputs,
-)
 from leanify.reshaping.sites import locate
 from leanify.reshaping.surgery import write_located
 from leanify.reshaping.width import differs_in_width
@@ -55,10 +46,10 @@ class LiveModel:
     def facts(self) -> ModelFacts:
         """Raises UnsupportedModel, as `locate` does."""
         # MACs of each module in one pass: on meta, or for small models with zeros in memory
-        inputs = describe_inputs(unmasked_inputs(self.model, self._length))
-        macs = observe_on_meta(self.model, self._length, module_macs_by_path)
-        if macs is None and parameters(self.model) < COUNTED_IN_MEMORY:
-            macs = observe_on_cpu(self.model, self._length, module_macs_by_path)
+        inputs = describe_inputs(counting.unmasked_inputs(self.model, self._length))
+        macs = counting.observe_on_meta(self.model, self._length, counting.module_macs_by_path)
+        if macs is None and counting.parameters(self.model) < COUNTED_IN_MEMORY:
+            macs = counting.observe_on_cpu(self.model, self._length, counting.module_macs_by_path)
         # for each stage: the caches that its layers keep, which blocks are alike, and whether it looks back only
         kinds, caches = [], []
         for stage in self.located_model.stages:
@@ -74,7 +65,7 @@ class LiveModel:
             architecture=self.located_model.architecture,
             context=self._context or min(longest_context(self.model) or CONTEXT, CONTEXT),
             inputs=inputs,
-            params=parameters(self.model),
+            params=counting.parameters(self.model),
             macs=None if macs is None else macs[""],
             kinds=tuple(kinds),
             causal=tuple(causal_stages(self.located_model, self._length)),
@@ -88,7 +79,7 @@ class LiveModel:
         model runs in its own shape only.
         """
         try:
-            return count_located(write_located(self.located_model, shape), self._length, self.facts.context)
+            return counting.count_located(write_located(self.located_model, shape), self._length, self.facts.context)
         except UnsupportedModel as error:
             if self.facts.macs is None or shape == self.located_model.architecture:
                 raise
@@ -107,9 +98,9 @@ class LiveModel:
             if new.depth >= old.depth:
                 continue
             cut = replace(old, blocks=old.blocks[: new.depth])
-            stages = (*architecture.stages[:index], cut, *architecture.stages[index + 1 :])
+            trial = replace(architecture, stages=(*architecture.stages[:index], cut, *architecture.stages[index + 1 :]))
             try:
-                count_located(write_located(self.located_model, replace(architecture, stages=stages)), self._length)
+                counting.count_located(write_located(self.located_model, trial), self._length)
             except LeanifyError as error:
                 cause = error.__cause__ or error
                 if isinstance(cause, MemoryError):
@@ -123,13 +114,13 @@ class LiveModel:
 
     def tokens(self, shape: Architecture) -> list[int]:
         """The number of tokens N of A in each stage."""
-        return token_counts(write_located(self.located_model, shape), self._length)
+        return counting.token_counts(write_located(self.located_model, shape), self._length)
 
     def sizes(self, shape: Architecture) -> list[int]:
         """Return all parameters in this shape, and the parameters of the blocks; no forward pass is needed."""
         with reraise_as("no other width is built", ShapeError):  # upstream's constructors may raise anything
             new_model = write_located(self.located_model, shape)
-        return [parameters(new_model.model), body_parameters(new_model)]
+        return [counting.parameters(new_model.model), counting.body_parameters(new_model)]
 
     def written(self, shape: Architecture) -> LiveModel:
         """A live model in another shape, for example of another width."""
@@ -144,7 +135,7 @@ class LiveModel:
                 modules += stage.container.children()
             else:
                 modules += [site.module for layer in stage.layers for site in layer.sites]
-        return parameters(nn.ModuleList(modules))
+        return counting.parameters(nn.ModuleList(modules))
 
 
 def _suspects(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:

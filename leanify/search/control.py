@@ -69,9 +69,8 @@ def _widen_mlps(
     mlps = {i: stage.mlp for i, stage in enumerate(shape) if i in tower.stages and stage and stage.mlp}
     # parameters are linear in the widths: one factor reaches lean's
     target_params, current_params = _params(prices, tower, lean), _params(prices, tower, shape)
-    per_doubling = (
-        _params(prices, tower, _replace_mlps(shape, {i: 2 * mlp for i, mlp in mlps.items()})) - current_params
-    )
+    doubled = _replace_mlps(shape, {i: 2 * mlp for i, mlp in mlps.items()})
+    per_doubling = _params(prices, tower, doubled) - current_params
     factor = 1 + (target_params - current_params) / per_doubling if per_doubling else 1.0
     # the nearest design over multiples, coarse ones first, and one step around the factor
     nearest, nearest_off = shape, math.inf

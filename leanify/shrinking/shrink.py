@@ -122,14 +122,13 @@ def shrink(
     with progress(f"reading {source} and its data", None):
         original = resolve(checkpoint, data, settings)
     names = list(designs)
-    budget = Budget(target_params, count)
+    whole_prices = Prices(original, Budget(target_params, count))
     if dry_run:
         findings: dict[str, Any] = {}
         with _explain_memory(original):
-            prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, findings)
+            prices, several = _candidates(whole_prices, tokens, multiple, designs, shape, minutes, findings)
             preparation, time_plan = _prepare(prices.original, several, names, clock, findings)
-            baseline = Prices(original, budget).baseline
-            return Shrunk(_rehearse(preparation, baseline, time_plan, minutes), None)
+            return Shrunk(_rehearse(preparation, whole_prices.baseline, time_plan, minutes), None)
 
     request = {
         "source": source,
@@ -153,16 +152,14 @@ def shrink(
         return Shrunk(folder.report, place)
     with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
         # refuse models that cannot be trained before anything is written
-        prices, several = _candidates(original, budget, tokens, multiple, designs, shape, minutes, folder.findings)
+        prices, several = _candidates(whole_prices, tokens, multiple, designs, shape, minutes, folder.findings)
         preparation, time_plan = _prepare(prices.original, several, names, folder.clock, folder.findings)
         folder.keep()
-        baseline = Prices(original, budget).baseline
-        return _shrink_into(folder, preparation, baseline, time_plan.candidates, rates, seeds, explain)
+        return _shrink_into(folder, preparation, whole_prices.baseline, time_plan.candidates, rates, seeds, explain)
 
 
 def _candidates(
-    original: Original,
-    budget: Budget,
+    prices: Prices,
     tokens: str,
     multiple: int,
     designs: Sequence[str],
@@ -171,7 +168,7 @@ def _candidates(
     findings: dict[str, Any],
 ) -> tuple[Prices, list[Candidate]]:
     """Return the candidates, and the prices of the original with the tokens that the budget leaves it."""
-    prices = Prices(original, budget)
+    original, budget = prices.original, prices.budget
     is_alone = list(designs) == ["vocabulary"]
     if tokens != "keep":
         # all samples are counted, and as many as the minutes allow are split again
