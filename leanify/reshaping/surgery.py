@@ -208,12 +208,9 @@ def grow(
 
 def unread_parts(located_model: LocatedModel) -> Iterator[str]:
     """Describe the parts that a reading leaves out: blocks without an MLP, attentions with a fixed depth."""
-    without_mlp, modules = [], []
-    for stage in located_model.stages:
-        if not any(layer.mlp for layer in stage.layers):
-            without_mlp.append(stage.name or "the model")
-        if stage.container is None:
-            modules.append(stage.name or "the model")
+    stages = located_model.stages
+    without_mlp = [stage.name or "the model" for stage in stages if not any(layer.mlp for layer in stage.layers)]
+    modules = [stage.name or "the model" for stage in stages if stage.container is None]
     if without_mlp:
         yield (
             f"{format_names(without_mlp)}: no MLP was found beside this attention in a block (a map to hidden units, "

@@ -1,7 +1,4 @@
-"""Narrower shapes of a model within a budget: which widths makers would choose, and the MLP that fills the budget.
-
-Candidates are compared by arithmetic; the best guesses are counted on meta.
-"""
+"""Narrower shapes of a model within a budget: which widths makers would choose, and the MLP that fills the budget."""
 
 from __future__ import annotations
 

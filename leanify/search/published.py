@@ -57,11 +57,8 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """Return all published rows."""
-    row_list = []
-    for row in tomllib.loads(FILE.read_text(encoding="utf-8"))["row"]:
-        baseline, lean = Sizes(*row["baseline"]), Sizes(*row["lean"])
-        row_list.append(Row(row["name"], row["kind"], row["width"], baseline, lean))
-    return tuple(row_list)
+    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))["row"]
+    return tuple(Row(**{**row, "baseline": Sizes(*row["baseline"]), "lean": Sizes(*row["lean"])}) for row in tables)
 
 
 def nearest_row(prices: PriceList, tower: Tower) -> Row | None:
