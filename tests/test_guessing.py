@@ -17,7 +17,7 @@ from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection
 from leanify.data.texts import corpus, own_texts
-from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import recognise
 from leanify.layouts.split_tables import find_table

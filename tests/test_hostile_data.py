@@ -31,7 +31,7 @@ from leanify.data.images.batches import ImageFolder
 from leanify.data.texts import masked, text, tokenizers, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.encoded import Sentences
-from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.own_data import OwnData
 from leanify.layouts.recognition import recognise

@@ -17,7 +17,7 @@ from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection, ModelSection
 from leanify.data.texts import encoded, own_texts, tokenizers
 from leanify.data.texts.encoded import Row, Sentences
-from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.texts.own_texts import LabelledTable
 from leanify.data.texts.tokenizers import make_tokenizer
 from leanify.layouts import columns
 from leanify.layouts.faults import Faults

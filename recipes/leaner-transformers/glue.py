@@ -27,7 +27,7 @@ import leanify
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError
 from leanify.core.files import writing
-from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.split_tables import find_table
 from leanify.runs.run_directory import RunDirectory
