@@ -85,10 +85,10 @@ class LabelledTable:
             yield from texts
 
     def encode(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
-        """Tokenise; targets are indices into ``names``, or numbers without names. Raises DataError."""
+        """Tokenise; targets are indices into ``names``, which has all labels, or numbers without names."""
         rows = []
         for texts, label in self.rows:
-            target = label_index(label, names, self.file) if names else columns.parse_number(label)
+            target = names.index(label) if names else columns.parse_number(label)
             assert target is not None, "a row without a number is a fault"
             rows.append((texts, target))
         return Sentences(rows, tokenizer, length, types)
@@ -109,13 +109,6 @@ def guess_text_columns(file: Path, candidates: Sequence[str]) -> Texts:
         column_names = ", ".join(candidates[:8])
         raise DataError(f"{file} has no text column; found {column_names}: rename the one with the texts to text")
     return texts
-
-
-def label_index(label: str, names: Sequence[str], file: Path) -> int:
-    """The index of a label among the training labels. Raises DataError if it is not one of them."""
-    if label not in names:
-        raise DataError(f"{file}: the training data has no label {label[:40]!r}, only {', '.join(names)}")
-    return names.index(label)
 
 
 def find_classes(data: DataSection) -> list[str]:
