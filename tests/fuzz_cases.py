@@ -92,11 +92,11 @@ def cut_vocabulary(folder: str) -> None:
 
 def read_text(file: str) -> None:
     from leanify.core.recipe import DataSection
-    from leanify.data.texts import corpus, text
+    from leanify.data.texts import corpus, tokens
 
     corpus.corpora(DataSection("x", "causal-lm", file, on_error="skip"), 16, 256, corpus.Faults(True))
     if not file.endswith(".txt"):
-        list(text.read_texts(Path(file)))
+        list(tokens.read_texts(Path(file)))
 
 
 # -- folders and files ------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from PIL import Image
 
 import leanify
 from leanify.core.errors import DataError
-from leanify.data.images.batches import ImageFolder
 from leanify.data.images.decoding import FORMATS, Decoder, choose_decoder
+from leanify.data.probe_inputs import ImageFolder
 from leanify.runs.run_directory import RunDirectory
 
 SQUARE = np.zeros((8, 8), np.uint8)

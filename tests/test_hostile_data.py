@@ -27,8 +27,8 @@ from leanify.core.recipe import DataSection
 from leanify.data.common import apportion, choose_indices
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
-from leanify.data.images.batches import ImageFolder
-from leanify.data.texts import masked, text, tokenizers, tokens
+from leanify.data.probe_inputs import ImageFolder, text_encoder
+from leanify.data.texts import masked, tokenizers, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.own_texts import LabelledTable
@@ -224,7 +224,7 @@ def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="retry-limit"):
         Sentences([((words,), 0)], tokenizer, 8, types=False)
     with pytest.raises(DataError, match=f"{tmp_path.name}.*retry-limit"):
-        text.encoder(tmp_path, 256)[0]([words], True)
+        text_encoder(tmp_path, 256)[0]([words], True)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(DataError, match=r"the tokenizer in .* cannot be read: Expecting") as found:
-        text.encoder(tmp_path, 100)
+        text_encoder(tmp_path, 100)
     assert "\n" not in str(found.value)
 
 
@@ -261,7 +261,7 @@ def test_empty_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "albert"}')
     with refused(DataError, r"is empty.* spiece\.model"):
-        text.encoder(tmp_path, 100)
+        text_encoder(tmp_path, 100)
 
 
 # -- what is kept in the cache -----------------------------------------------------------------------------------------

@@ -438,12 +438,13 @@ tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 samples = encoded.Sentences([(("[]," * 20_000_000,), 0)] * 2, tokenizer, 8, types=False)
 print(samples.lengths.tolist())"""
 LONG_LINES = """import sys, pathlib
-from leanify.data.texts import text, tokenizers
+from leanify.data.probe_inputs import text_batches
+from leanify.data.texts import tokenizers
 tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 encode = lambda texts, around: tokenizer(texts, add_special_tokens=around)["input_ids"]
 path = pathlib.Path(sys.argv[1])
 path.write_text(("[]," * 5_000_000 + chr(10)) * 4)
-print([len(batch["input_ids"][0]) for batch in text.batches(path, encode, 2, 1, 8)])"""
+print([len(batch["input_ids"][0]) for batch in text_batches(path, encode, 2, 1, 8)])"""
 LONG_TEXT = """from leanify.data.texts import masked, tokenizers
 tokenizer, _ = tokenizers.make_tokenizer("bytes", lambda: [], "")
 print([len(masked.encode_text("[]," * 8_000_000, tokenizer)), 8])"""

@@ -10,21 +10,21 @@ import codecs
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
-from leanify.core.files.reading import not_utf8, open_file, read_json, text_encoding
-from leanify.data.texts import text
+from leanify.core.files.reading import not_utf8, open_file, preview, read_json, text_encoding
 from leanify.layouts import hub
-from leanify.layouts import rows as tables
-from leanify.layouts.columns import TABLES, find_shards, lower_suffix
+from leanify.layouts.columns import TABLES, find_shards, guess_texts, lower_suffix, pick_columns
 from leanify.layouts.faults import Faults
+from leanify.layouts.rows import Row, number_rows, read_table
 from leanify.layouts.text_folders import all_texts
 
 END = "<|endoftext|>"
@@ -82,12 +82,10 @@ class Text:
                 yield from _decode_file(file)
             return
         if isinstance(self.place, Path):
-            rows = text.read_texts(self.place, self.faults, self.columns)
+            rows = read_texts(self.place, self.faults, self.columns)
         else:
             name, split = self.place
-            rows = text.read_text_column(
-                Path(name), tables.number_rows(hub.load_rows(name, split)), self.faults, self.columns
-            )
+            rows = _read_column(Path(name), number_rows(hub.load_rows(name, split)), self.faults, self.columns)
         for number, row in enumerate(rows):
             yield END + row if number else row
 
@@ -102,6 +100,47 @@ class Text:
         facts = [(file.resolve(), file.stat()) for file in self._files]
         names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
         return f"{names}{' skip' * self.faults.skip}{''.join(self.columns)}"
+
+
+def read_texts(path: Path, faults: Faults | None = None, text_columns: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the texts of a table. Raises DataError for a row without text, unless ``faults`` are skipped."""
+    faults = faults or Faults()
+
+    def choose(names: Sequence[str]) -> list[str]:
+        return [_choose_column(path, names, text_columns)]
+
+    return _read_column(path, read_table(path, faults, choose), faults, text_columns)
+
+
+def _choose_column(path: Path, names: Sequence[str], requested_columns: Sequence[str]) -> str:
+    """The column of texts: the named one, one of a usual name, or the only one. Raises DataError."""
+    guess = requested_columns or guess_texts(names) or (tuple(names) if len(names) == 1 else ())
+    if not guess:
+        raise DataError(
+            f"{path} has no text column, found {preview(list(map(str, names)), 8)}: rename the one with the texts to "
+            "text; in a recipe, --set data.text=COLUMN names it"
+        )
+    return pick_columns(path, names, text=(guess, ()))["text"][0]
+
+
+def _read_column(
+    path: Path, rows: Iterator[tuple[str, Row]], faults: Faults, text_columns: Sequence[str]
+) -> Iterator[str]:
+    """Yield the texts of (place, row) pairs, from the column that the first row has."""
+    column = None
+    for place, row in rows:
+        column = column or _choose_column(path, list(row), text_columns)
+        text = faults.text(_join_turns(row.get(column)), f"{path}, {place}: {column}")
+        if text is not None:
+            yield text
+
+
+def _join_turns(cell: Any) -> Any:
+    """The text of a chat's turns, or of several texts, one below another; any other cell as it is."""
+    if not isinstance(cell, (list, tuple)):
+        return cell
+    turns: list[Any] = [turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn for turn in cell]
+    return "\n".join(turns) if turns and all(isinstance(turn, str) for turn in turns) else cell
 
 
 def _decode_file(path: Path) -> Iterator[str]:
