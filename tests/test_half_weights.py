@@ -41,7 +41,6 @@ def test_training_holds_full_precision(name: str, here: Path, tmp_path: Path) ->
     settings = ["schedule.steps=3", "schedule.batch_size=16", "schedule.warmup=1", "optim.lr=1e-5"]
     trainer = Trainer(resolve(here / name, here / "reviews", settings).recipe)
     assert all(value.dtype == torch.float32 for value in trainer.unwrapped_model.parameters())
-    assert trainer.stored_dtype == TYPES[name]
     # a student that is not the teacher, so that there is something to learn
     with torch.no_grad():
         for value in trainer.unwrapped_model.parameters():

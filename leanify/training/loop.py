@@ -87,7 +87,7 @@ class Trainer:
         on_meta = self.is_sharded and not self.main and recipe.distill is None
         self.starts_from_weights = model is not None or has_weights(recipe)
         self.unwrapped_model = build_model(recipe, on_meta) if model is None else prepare_model(recipe, model)
-        self.stored_dtype = to_master_weights(self.unwrapped_model)  # of the checkpoint that it started from
+        to_master_weights(self.unwrapped_model)
         names = self.broadcast(list(lean_directory.untie_tensors(self.unwrapped_model)[0]) if self.main else [])
 
         # the data in the model's format, and the teacher
