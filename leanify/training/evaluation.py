@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from leanify.core.errors import DataError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.common import choose_indices
 from leanify.data.samples import Batch, Reader, Samples, Splits
-from leanify.data.sampling import evaluation_batches
+from leanify.data.sampling import Key, evaluation_batches
 from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
 from leanify.upstream.hooked import in_mode
@@ -64,8 +65,12 @@ class Evaluator:
             self.accelerator.num_processes,
         )
         start_time, parts = time.perf_counter(), []
+        if split is not None:
+            reader = self.reader(samples, keys)
+        else:
+            reader = self.validation = self.validation or self.reader(samples, keys, again=True)
         model.eval()
-        for batch in self._reader(samples, keys, again=split is None):
+        for batch in reader:
             with self.accelerator.autocast():
                 tally = self.task.tally_batch(model, *self.to_device(batch))
             parts.append({name: value.double() for name, value in tally.items()})
@@ -106,14 +111,10 @@ class Evaluator:
             on_device = on_device.contiguous(memory_format=torch.channels_last)
         return on_device, targets
 
-    def _reader(self, samples: Samples, keys: list[list[tuple[int, int]]], again: bool) -> Reader:
-        if again and self.validation is not None:
-            return self.validation
+    def reader(self, samples: Samples, keys: Iterable[list[Key]], again: bool = False) -> Reader:
+        """A reader of samples as the recipe sets it."""
         seed, data = self.recipe.run.seed, self.recipe.data
         pin = self.accelerator.device.type == "cuda"
-        reader = Reader(
+        return Reader(
             samples, keys, seed, data.workers, pin, again=again, skipped=self.skipped_names, prefetch=data.prefetch
         )
-        if again:
-            self.validation = reader
-        return reader

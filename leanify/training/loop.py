@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError, raised_by_all
 from leanify.core.recipe import Recipe, TrainingRecipe
 from leanify.data import fingerprint
-from leanify.data.samples import Batch, Inputs, Reader, Samples, Splits
+from leanify.data.samples import Batch, Inputs, Samples, Splits
 from leanify.data.sampling import MODEL, STEP, Passes, seed_everything, seed_mixing
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.runs.run_directory import RunDirectory
@@ -277,18 +277,9 @@ class Trainer:
 
         self.callback.on_train_begin(self.summary(), start, self.steps, self.task.metric, self.task.sign)
         self.window.began = time.perf_counter()
-        if checkpoint is None:
-            self.save(run, 0, self.first_metrics(run))
+        if checkpoint is None:  # weights that a model comes with compete for the best
+            self.save(run, 0, self.validate(run, 0) if self.starts_from_weights else None)
         return start
-
-    def first_metrics(self, run: RunDirectory) -> Metrics | None:
-        """The metrics of a model that comes with weights, before any step: they compete for the best."""
-        if not self.starts_from_weights:
-            return None
-        metrics = self.evaluate()
-        self.write(run, 0, "validation", metrics)
-        self.window.began = time.perf_counter()
-        return metrics
 
     def warn_if_never_improved(self, run: RunDirectory) -> None:
         """Warn where no step was better than the weights that the run started from."""
@@ -311,10 +302,7 @@ class Trainer:
 
     def batches(self, start: int) -> Iterator[Batch]:
         """This process's batches from step ``start`` on, one per forward pass."""
-        passes = Passes(self.order, start, self.steps)
-        pin, data = self.accelerator.device.type == "cuda", self.recipe.data
-        train, ready = self.splits.train, data.prefetch
-        return iter(Reader(train, passes, self.seed, data.workers, pin, skipped=self.skipped_names, prefetch=ready))
+        return iter(self.evaluator.reader(self.splits.train, Passes(self.order, start, self.steps)))
 
     def is_interrupted(self, is_requested: bool, step: int) -> bool:
         """Whether any process was interrupted. Several processes check only at logging steps, which they share."""
@@ -372,22 +360,25 @@ class Trainer:
         if last or step % section.log_every == 0:
             self.log(run, step)
 
-        # evaluate at the recipe's interval, or at the end of each epoch; the log's speed excludes this time
+        # evaluate at the recipe's interval, or at the end of each epoch
         evaluation_due = self.order.place(step)[1] == 0
         if section.eval_every:
             evaluation_due = step % section.eval_every == 0
-        metrics: Metrics = {}
-        if evaluation_due or last:
-            metrics = self.evaluate()
-            self.write(run, step, "validation", metrics)
-            self.window.began = time.perf_counter()
+        metrics = self.validate(run, step) if evaluation_due or last else None
 
         # save at the recipe's interval, or after each evaluation
-        save_due = bool(metrics)
+        save_due = metrics is not None
         if section.checkpoint_every:
             save_due = step % section.checkpoint_every == 0
         if save_due or last:
             self.save(run, step, metrics)
+
+    def validate(self, run: RunDirectory, step: int) -> Metrics:
+        """Evaluate and log the row; the log's speed excludes this time."""
+        metrics = self.evaluate()
+        self.write(run, step, "validation", metrics)
+        self.window.began = time.perf_counter()
+        return metrics
 
     def log(self, run: RunDirectory, step: int) -> None:
         """Log the mean training loss since the last row."""
