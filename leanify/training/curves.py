@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +28,20 @@ class Curves:
     quality: Curve
 
 
-def read_curves(rows: Iterable[Mapping[str, Any]], metric: str) -> Curves:
+def read_curves(rows: Sequence[Mapping[str, Any]], metric: str) -> Curves:
     """The curves in the rows of metrics.jsonl."""
-    train: Curve = []
-    validation: Curve = []
-    quality: Curve = []
+    quality = [] if metric == "loss" else _curve(rows, "validation", metric)
+    return Curves(_curve(rows, "train", "loss"), _curve(rows, "validation", "loss"), metric, quality)
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+    """The steps and values of a split; NaN, which leaves a gap, for a value that no axis can show."""
+    curve = []
     for row in rows:
-        losses = {"train": train, "validation": validation}.get(row["split"])
-        if losses is not None and "loss" in row:
-            losses.append(_point(row, "loss"))
-        if row["split"] == "validation" and metric != "loss" and metric in row:
-            quality.append(_point(row, metric))
-    return Curves(train, validation, metric, quality)
-
-
-def _point(row: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """A row's step and value; NaN, which leaves a gap, for a value that no axis can show."""
-    step, value = (float(number) if abs(number) < MAX_VALUE else math.nan for number in (row["step"], row[name]))
-    return step, value
+        if row["split"] == split and name in row:
+            step, value = (float(x) if abs(x) < MAX_VALUE else math.nan for x in (row["step"], row[name]))
+            curve.append((step, value))
+    return curve
 
 
 def curves_figure(curves: Curves, title: str) -> Figure:
