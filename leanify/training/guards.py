@@ -29,12 +29,12 @@ def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: boo
     """Raise DataError, naming what changed since the run was begun, unless changed data is accepted."""
     before, now = run.data(), fingerprint.take_fingerprint(data, splits)
     difference = fingerprint.describe_changes(before, now)
-    if difference is not None and not accept:
-        raise DataError(
-            f"the data changed since {run.path} was begun: {difference}. Its numbers would mix two data sets; restore "
-            "the data, or continue with --accept-changed-data"
-        )
     if difference is not None:
+        if not accept:
+            raise DataError(
+                f"the data changed since {run.path} was begun: {difference}. Its numbers would mix two data sets; "
+                "restore the data, or continue with --accept-changed-data"
+            )
         warn(f"continuing with changed data: {difference}")
     if difference is not None or not before:
         run.note_data(now)
