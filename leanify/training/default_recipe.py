@@ -269,10 +269,9 @@ def model_recipe(
     takes_labels = not has_teacher or source.origin.library == user_modules.LIBRARY
     takes_labels = takes_labels or _auto_class(source, CLASSIFIER) == source.origin.cls
     if path is not None and takes_labels:
-        labels = _find_labels(path, columns)
-        if labels is not None:
-            task, is_validated, samples, settings = labels
-            return recipes.apply_settings(_labelled_recipe(name, source, task, is_validated, samples), settings)
+        labelled = _labelled_recipe(name, path, source, columns)
+        if labelled is not None:
+            return labelled
     masked_cls = _auto_if_supported(source, "AutoModelForMaskedLM")
     causal_cls = _auto_if_supported(source, "AutoModelForCausalLM")
     if not masked_cls and not causal_cls and source.origin.library == "hf" and _config(source).is_encoder_decoder:
@@ -339,10 +338,10 @@ def _usual_recipe(
 
 def has_trained_weights(source: ModelSource) -> bool:
     """Whether a model starts from weights that were trained: those that `redesign` writes may be fresh ones."""
-    place = Path(str(source.weights)) if source.weights is not None else None
-    if place is None or not (place / places.CARD).is_file():
-        return place is not None
-    return not read_json(place / places.CARD).get("initialised", False)
+    if source.weights is None:
+        return False
+    card = Path(str(source.weights)) / places.CARD
+    return not (card.is_file() and read_json(card).get("initialised", False))
 
 
 def _embedding_recipe(name: str, source: ModelSource) -> Recipe:
@@ -362,36 +361,33 @@ def _embedding_recipe(name: str, source: ModelSource) -> Recipe:
     )
 
 
-def _labelled_recipe(name: str, source: ModelSource, task: str, is_validated: bool, samples: int | None) -> Recipe:
+def _labelled_recipe(name: str, path: str, source: ModelSource, columns: NamedColumns) -> Recipe | None:
     """Fine-tuning with a new head, as Devlin et al. 2019 do (appendix A.3): few epochs, a low rate, a short warm-up.
 
-    Without a validation table a tenth of the samples is held out.
+    Without a validation table a tenth of the samples is held out. None for data without labels.
     """
+    # the task, and whether there is a validation table; training names the fault of data that cannot be trained on
+    data = recognition.recognise(path, columns)
+    if data.kind is None and data.description and columns.task not in WITHOUT_LABELS:
+        raise DataError(str(data.problem(path)))
+    task = columns.task if columns.task in own_texts.TASKS else data.task
+    if task is None:
+        return None
+    is_validated = data.is_validated
+    if data.kind is None:
+        is_validated = find_table(data_folder(Path(path).expanduser()), "validation") is not None
+
     is_trained = has_trained_weights(source)
     epochs = 3
-    if samples is not None and samples < FEW_SAMPLES:  # as many steps as make a head learn
-        epochs = count_epochs(samples, TRAINED_SAMPLES if is_trained else SAMPLES)
-    return Recipe(
+    if data.samples is not None and data.samples < FEW_SAMPLES:  # as many steps as make a head learn
+        epochs = count_epochs(data.samples, TRAINED_SAMPLES if is_trained else SAMPLES)
+    recipe = Recipe(
         model=ModelSection(name),
         data=DataSection("data", task, holdout=0.0 if is_validated else 0.1),
         optim=OptimSection(3e-5 if is_trained else 5e-4, weight_decay=0.01, clip=1.0),
         schedule=ScheduleSection(32, epochs=epochs, kind="linear", warmup=WARMUP * epochs),
     )
-
-
-def _find_labels(path: str, columns: NamedColumns) -> tuple[str, bool, int | None, list[str]] | None:
-    """(task, whether a validation table is there, samples, guessed columns) of labelled texts; None without any."""
-    data = recognition.recognise(path, columns)
-    if data.kind is None and data.description and columns.task not in WITHOUT_LABELS:
-        raise DataError(str(data.problem(path)))
-    task = data.task
-    if columns.task in own_texts.TASKS:
-        task = columns.task
-    if task is None:
-        return None
-    if data.kind is None:
-        return task, find_table(data_folder(Path(path).expanduser()), "validation") is not None, None, []
-    return task, data.is_validated, data.samples, data.settings
+    return recipes.apply_settings(recipe, data.settings)
 
 
 def _is_encoder(source: ModelSource) -> bool:
