@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from leanify.runs.run_directory import RunDirectory, leaves
 from leanify.tasks import Task
 from leanify.training import memory, sharding
 from leanify.training.distillation import Distilled
+from leanify.training.state import TrainingState
 from leanify.upstream.hooked import in_mode
 
 if TYPE_CHECKING:
@@ -78,27 +79,18 @@ def choose_precision(name: str | None, gpu: bool, bf16: bool) -> str:
     return precision
 
 
-@dataclass(frozen=True)
-class Optimization:
-    """The objects that training steps update."""
-
-    learner: nn.Module  # all that is trained: the model, or a learner that holds it and the maps
-    maps: nn.ModuleList | None  # between the layers of student and teacher
-    wrapped_learner: Any  # as a step calls it: with DDP, compiled
-    optimizer: Any
-    ema: Any  # timm's ModelEmaV3, or None
-
-
 def build_optimizer(
     recipe: TrainingRecipe,
     model: nn.Module,
+    names: list[str],
     task: Task,
     engine: Accelerator,
     sample_loss: Callable[[nn.Module], Tensor],
-) -> Optimization:
+) -> tuple[TrainingState, Any, Any]:
     """Place, shard or wrap the trained modules, and build their optimiser. Maps have no weight decay.
 
-    ``sample_loss`` is the loss of any sample: it shows DDP which parameters have a gradient.
+    Returns the state, with the tensors of these ``names``; what a step calls, with DDP, compiled; and timm's
+    averaged weights, or None. ``sample_loss`` is the loss of any sample: it shows DDP which parameters have a gradient.
     """
     # the modules: with a teacher, a learner that holds the model and the maps
     learner, maps, teacher = model, None, None
@@ -124,13 +116,17 @@ def build_optimizer(
     # wrap for mixed precision alone, or for DDP, then compile
     if is_sharded:
         wrapped_learner = engine.prepare_model(learner, device_placement=False, evaluation_mode=True)
-        return Optimization(learner, maps, wrapped_learner, engine.prepare(optimizer), ema)
-    if engine.num_processes > 1:
-        freeze_unused(learner, sample_loss, engine)
-    wrapped_learner, optimizer = engine.prepare(learner, optimizer)
-    if recipe.run.compile:  # after DDP has wrapped it, so that gradients are exchanged during the backward pass
-        wrapped_learner = torch.compile(wrapped_learner, mode=recipe.run.compile_mode)
-    return Optimization(learner, maps, wrapped_learner, optimizer, None if ema is None else ema.to(engine.device))
+        prepared_optimizer = engine.prepare(optimizer)
+    else:
+        if engine.num_processes > 1:
+            freeze_unused(learner, sample_loss, engine)
+        wrapped_learner, prepared_optimizer = engine.prepare(learner, optimizer)
+        if recipe.run.compile:  # after DDP has wrapped it, so that gradients are exchanged during the backward pass
+            wrapped_learner = torch.compile(wrapped_learner, mode=recipe.run.compile_mode)
+        ema = None if ema is None else ema.to(engine.device)
+    ema_model = None if ema is None else ema.module
+    state = TrainingState(model, ema_model, learner, maps, prepared_optimizer, engine.scaler, names)
+    return state, wrapped_learner, ema
 
 
 def freeze_unused(model: nn.Module, sample_loss: Callable[[nn.Module], Tensor], engine: Accelerator) -> None:

@@ -49,7 +49,7 @@ from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import build_data, build_model, describe_model, has_weights, prepare_model, trainable
 from leanify.training.saver import Saver
 from leanify.training.schedule import build_schedule
-from leanify.training.state import TrainingState, load_safetensors
+from leanify.training.state import load_safetensors
 from leanify.training.teachers import add_targets, build_teacher
 from leanify.training.window import Window
 from leanify.upstream.reraise import reraise_as
@@ -112,25 +112,16 @@ class Trainer:
         self.skipped_names = set(self.splits.skipped)  # names of samples that could not be read
         self.task = build_task(recipe, self.splits, self.unwrapped_model, taught, self.accelerator)
 
-        # the evaluator, then the wrapped model, its optimiser and averaged weights
+        # the evaluator; the wrapped model, averaged weights, and everything that a checkpoint holds
         self.evaluator = Evaluator(
             recipe, self.splits, self.task, self.accelerator, self.is_sharded, self.skipped_names
         )
-        optimization = build_optimizer(
-            recipe, self.unwrapped_model, self.task, self.accelerator, self.evaluator.sample_loss
+        self.state, self.model, self.ema = build_optimizer(
+            recipe, self.unwrapped_model, names, self.task, self.accelerator, self.evaluator.sample_loss
         )
-        self.model, self.optimizer, self.ema = optimization.wrapped_learner, optimization.optimizer, optimization.ema
+        self.optimizer = self.state.optimizer
 
-        # everything that a checkpoint holds; the log's window and the thread that writes checkpoints
-        self.state = TrainingState(
-            self.unwrapped_model,
-            None if self.ema is None else self.ema.module,
-            optimization.learner,
-            optimization.maps,
-            self.optimizer,
-            self.accelerator.scaler,
-            names,
-        )
+        # the log's window and the thread that writes checkpoints
         self.window, self.saver = Window(), Saver()
 
         # one sample through the model, so that a misfit is reported before a folder is created
