@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.core.errors import DataError, RecipeError
+from leanify.core.errors import RecipeError
 from leanify.core.recipe import DataSection
 from leanify.data.common import check_shape, hold_out, subset
 from leanify.data.samples import Splits
@@ -23,10 +23,8 @@ class Digits:
     shape = (1, 8, 8)  # channels, height, width
 
     def __init__(self) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise DataError("the digits data set is part of scikit-learn: pip install scikit-learn") from error
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         self.images = torch.from_numpy(digits.images.astype(np.float32) / 8 - 1)[:, None]
         self.labels = torch.from_numpy(digits.target.astype(np.int64))
