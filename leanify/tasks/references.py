@@ -194,14 +194,15 @@ class Majority:
 
 
 class Mean:
-    """The mean of all targets."""
+    """The mean of all targets, (B, width) or (B, N, width); of embeddings the constant with the highest cosine."""
 
-    def __init__(self) -> None:
-        self.name = "the mean"
+    def __init__(self, name: str = "the mean") -> None:
+        self.name = name
 
     def fit(self, batches: Sequence[Batch]) -> None:
         self.mean = torch.cat([targets.flatten(0, -2) for _, targets in batches]).mean(0)
+        self.axes = batches[0][1].ndim - 1  # that inputs and targets share
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
         batch = args[0] if args else next(iter(inputs.values()))
-        return self.mean.expand(*batch.shape[:2], -1)
+        return self.mean.expand(*batch.shape[: self.axes], -1)

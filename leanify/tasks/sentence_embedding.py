@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.core.recipe import TrainingRecipe
-from leanify.data.samples import Batch, Inputs, Splits
+from leanify.data.samples import Inputs, Splits
 from leanify.sources.pooling import Dense, Pooling
 from leanify.tasks import UsualSettings
 from leanify.tasks.outputs import get_hidden, mean
+from leanify.tasks.references import Mean
 
 USUAL = UsualSettings(
     "a table with a column of text, a file with a sentence a line, or a folder with train.csv", distill=(1.0, 1.0)
@@ -24,18 +24,6 @@ def task(recipe: TrainingRecipe, splits: Splits) -> SentenceEmbedding:
     return SentenceEmbedding(splits.pooling)
 
 
-class MeanEmbedding:
-    """The mean of the teacher's embeddings: the constant answer with the highest cosine."""
-
-    name = "mean embedding"
-
-    def fit(self, batches: Sequence[Batch]) -> None:
-        self.mean = torch.cat([targets for _, targets in batches]).float().mean(0)
-
-    def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        return self.mean.expand(len(inputs["input_ids"]), -1)
-
-
 class SentenceEmbedding:
     """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding."""
 
@@ -44,7 +32,7 @@ class SentenceEmbedding:
 
     def __init__(self, pooling: Pooling) -> None:
         self.pooling = pooling
-        self.reference = MeanEmbedding() if pooling else None  # without a teacher it has no targets
+        self.reference = Mean("mean embedding") if pooling else None  # without a teacher it has no targets
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, width) → the loss summed over B"""
