@@ -14,7 +14,6 @@ from leanify.core.recipe import DataSection
 from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
 from leanify.layouts.image_files import data_folder
-from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin, is_hf, text_config
 
 HOLD_OUT = "to hold out a tenth of train instead: --set data.holdout=0.1"
@@ -67,14 +66,6 @@ def hold_out(dataset: Any, share: float, plain_dataset: Any = None) -> tuple[Any
     if not 0 < cut < len(dataset):
         raise DataError(f"{len(dataset)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
     return Selection(dataset, np.sort(order[cut:])), Selection(plain_dataset or dataset, np.sort(order[:cut]))
-
-
-def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:
-    """Raise DataError unless the model takes samples of this shape (without the batch axis)."""
-    input_shape = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
-    if input_shape != shape:
-        have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, input_shape))
-        raise DataError(f"{what} are {have}, but the model takes {takes}; set {overrides} in [model.override]")
 
 
 def spread_places(count: int, number: int) -> list[int]:
@@ -137,7 +128,7 @@ def max_length(data: DataSection, model: nn.Module) -> int | None:
 
 
 def max_text_length(data: DataSection, model: nn.Module) -> int:
-    """`length_of` for text that is cut into pieces, so that it must be finite."""
+    """`max_length` for text that is cut into pieces, so that it must be finite."""
     for key in ("img_size", "rand_augment"):
         if getattr(data, key) is not None:
             raise RecipeError(f"data.{key} is for images, but the task is {data.task}")

@@ -25,7 +25,10 @@ USUAL = UsualSettings(
 def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
     assert splits.classes is not None
     data, smoothing = recipe.data, recipe.optim.label_smoothing
-    counts = count_classes(splits)
+    # the training samples of each class (classes,), if they are known without reading the samples
+    labels, counts = getattr(splits.train, "labels", None), None
+    if labels is not None:
+        counts = torch.bincount(torch.as_tensor(np.asarray(labels)).long(), minlength=splits.classes)
     weights = None
     if recipe.optim.class_weights:
         if counts is None:
@@ -36,14 +39,6 @@ def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
     is_unbalanced = counts is not None and bool(2 * counts.max() > counts.sum())
     constant = splits.constant
     return Classification(splits.classes, data.mixup, data.cutmix, smoothing, constant, weights, is_unbalanced)
-
-
-def count_classes(splits: Splits) -> Tensor | None:
-    """The training samples of each class (classes,), if they are known without reading the samples."""
-    labels = getattr(splits.train, "labels", None)
-    if labels is None or splits.classes is None:
-        return None
-    return torch.bincount(torch.as_tensor(np.asarray(labels)).long(), minlength=splits.classes)
 
 
 class Classification:

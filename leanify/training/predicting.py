@@ -20,7 +20,7 @@ from leanify.data.common import max_text_length
 from leanify.data.images.decoding import recorded_decoder
 from leanify.data.images.folder import transforms
 from leanify.data.splits import BUILT_IN
-from leanify.data.texts import own_texts, tokenizers
+from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.layouts import columns, hub
 from leanify.layouts.faults import Faults
@@ -143,7 +143,10 @@ def _rows(text: str, data: DataSection) -> Rows:
             raise DataError(f"{path} does not exist")
         faults, texts = Faults(), data.text
         for place, row in read_table(path, faults):
-            texts = texts or own_texts.guess_text_columns(path, list(row))
+            texts = texts or columns.guess_texts(list(row))
+            if not texts:
+                names = ", ".join(list(row)[:8])
+                raise DataError(f"{path} has no text column; found {names}: rename the one with the texts to text")
             cells = [faults.text(row.get(name), f"{path}, {place}: {name}") for name in texts]
             yield f"{path}, {place}", tuple(cell for cell in cells if cell is not None)
 

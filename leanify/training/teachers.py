@@ -48,8 +48,14 @@ def build_teacher(recipe: TrainingRecipe, student: nn.Module, model: nn.Module |
     section = recipe.distill
     if section is None:
         return None
+    if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
+        raise RecipeError(
+            "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
+            f"{section.weight}, {section.temperature} and {section.hidden_weight}"
+        )
+    if not section.weight and not section.hidden_weight:
+        raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
     gives_targets = recipe.data.task == "sentence-embedding"
-    check_section(section)
     model = load_teacher(section, gives_targets) if model is None else model
     check_alike(student, model, section.teacher, data_section(recipe).tokenizer)
     if gives_targets:
@@ -61,18 +67,10 @@ def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> 
     """Add the teacher's embeddings to the splits as targets, if the recipe learns them and the splits lack them."""
     if teacher is None or not teacher.gives_targets or splits.pooling:
         return splits
-    return add_teacher_targets(splits, teacher.model, teacher_pooling(teacher.model), place)
-
-
-def check_section(section: DistillSection) -> None:
-    """Raise RecipeError for terms of a loss that contradict each other."""
-    if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
-        raise RecipeError(
-            "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
-            f"{section.weight}, {section.temperature} and {section.hidden_weight}"
-        )
-    if not section.weight and not section.hidden_weight:
-        raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
+    # the teacher's folder says how it pools hidden states into an embedding
+    folder = side_files.side_file_folder(teacher.model) if is_hf(teacher.model) else None
+    modes: pooling.Pooling = ("mean",) if folder is None else pooling.read_pooling(folder)
+    return add_teacher_targets(splits, teacher.model, modes, place)
 
 
 def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
@@ -127,9 +125,3 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
             f"the tokenizers of the student and of the teacher {name} number {len(unlike):,} words differently, "
             f"{unlike[0]!r} among them: the teacher reads the student's tokens, so both need the same one"
         )
-
-
-def teacher_pooling(teacher: nn.Module) -> pooling.Pooling:
-    """Read from the teacher's folder how it pools hidden states into an embedding. Raises SourceError."""
-    folder = side_files.side_file_folder(teacher) if is_hf(teacher) else None
-    return ("mean",) if folder is None else pooling.read_pooling(folder)

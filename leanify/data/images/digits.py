@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.core.errors import RecipeError
+from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
-from leanify.data.common import check_shape, hold_out, subset
+from leanify.data.common import hold_out, subset
 from leanify.data.samples import Splits
+from leanify.upstream.inputs import example_inputs
 
 
 class Digits:
@@ -20,7 +21,6 @@ class Digits:
     targets = None
     workers = 0
     classes = 10
-    shape = (1, 8, 8)  # channels, height, width
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits
@@ -51,7 +51,12 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             f"what suits your own data is said by leanify train {quote(str(data.path))}"
         )
     digits = Digits()
-    check_shape(model, digits.shape, "the digits", "img_size=8, in_chans=1")
+    input_shape = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
+    if input_shape != (1, 8, 8):
+        takes = " × ".join(map(str, input_shape))
+        raise DataError(
+            f"the digits are 1 × 8 × 8, but the model takes {takes}; set img_size=8, in_chans=1 in [model.override]"
+        )
     train, validation = hold_out(subset(digits, data), data.holdout or 0.2)
     description = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
     return Splits(train, validation, description, images=True, classes=digits.classes)

@@ -102,15 +102,6 @@ def _columns(file: Path, candidates: Sequence[str], data: DataSection) -> tuple[
     return names["text"], names["label"][0]
 
 
-def guess_text_columns(file: Path, candidates: Sequence[str]) -> Texts:
-    """The text columns of a file without labels, guessed by name. Raises DataError."""
-    texts = columns.guess_texts(candidates)
-    if not texts:
-        column_names = ", ".join(candidates[:8])
-        raise DataError(f"{file} has no text column; found {column_names}: rename the one with the texts to text")
-    return texts
-
-
 def find_classes(data: DataSection) -> list[str]:
     """The classes in the training table; [] for a regression. Raises DataError."""
     return _names(read_split_table(data, data.train, Faults(skip=data.on_error == "skip")), data)
