@@ -49,9 +49,16 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             raise DataError(f"{_describe_files(files)} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))
 
-    # training and validation, which is a share of training if it has no file
-    files = _files(data, data.train)
-    others = [] if data.holdout else _find_files(data_path(data), data.validation)
+    # the files of training, all texts where none has its name, and of validation
+    folder = data_path(data)
+    files = _find_files(folder, data.train) or text_files(folder)
+    if not files:
+        names = ", ".join(data.train + suffix for suffix in (*TABLES, ".txt"))
+        raise DataError(
+            f"{folder} has no file for the split {data.train!r}: looked for {names}, found {list_folder(folder)}"
+        )
+    others = [] if data.holdout else _find_files(folder, data.validation)
+    # the sentences; a share of training validates if no file does
     train = encoded(*[file for file in files if file not in others])
     if others:
         validation = encoded(*others)
@@ -79,15 +86,6 @@ def _find_files(path: Path, split: str) -> list[Path]:
     if file is not None:
         return [file]
     return [] if folder is None else list_texts(folder)
-
-
-def _files(data: DataSection, split: str) -> list[Path]:
-    """The files of a split; where a folder has none of that name, all of its text files. Raises DataError."""
-    folder = data_path(data)
-    if files := _find_files(folder, split) or text_files(folder):
-        return files
-    names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
-    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {list_folder(folder)}")
 
 
 def _describe_files(files: Sequence[Path]) -> str:
