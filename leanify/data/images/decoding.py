@@ -36,7 +36,7 @@ SKIP = ", or skip such images with --set data.on_error=skip"
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes the pictures of one data set."""
+    """Decodes the pictures of one data set. Its fields are keys of a recipe's [data]."""
 
     background: str = "white"  # of transparent pixels
     pixel_range: tuple[float, ...] = FULL_RANGE  # what becomes black and what becomes white in 16 bits
@@ -54,27 +54,19 @@ class Decoder:
         try:
             with open_picture(file) as image:
                 check_pixels(image, name)
-                return self._convert(image, mode, name)
+                if has_sixteen_bits(image):
+                    picture = to_eight_bits(read_deep_pixels(image, name), self.pixel_range)
+                else:
+                    image.load()
+                    picture = image
+                if has_transparency(picture):
+                    picture = composite(picture, self.background)
+                return _turn(picture, image).convert(mode)
         except (DataError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many types for damaged files
             reason = first_line(error).partition(" <")[0]  # without the address of an object
             raise DataError(f"the image {name} cannot be read ({reason}): fix or remove it", SKIP) from error
-
-    def _convert(self, image: Any, mode: str, name: Any) -> Any:
-        if has_sixteen_bits(image):
-            picture = to_eight_bits(read_deep_pixels(image, name), self.pixel_range)
-        else:
-            image.load()
-            picture = image
-        if has_transparency(picture):
-            picture = composite(picture, self.background)
-        return _turn(picture, image).convert(mode)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The choice as keys of a recipe's [data]."""
-        return {"background": self.background, "pixel_range": self.pixel_range}
 
 
 PLAIN = Decoder()

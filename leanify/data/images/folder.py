@@ -127,7 +127,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         names=tuple(classes),
         labels=labels,
         unchanged=plain_samples(train, plain),
-        decoding=decoder.settings,
+        decoding=vars(decoder),
     )
 
 
