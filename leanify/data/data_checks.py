@@ -163,11 +163,11 @@ def _look_at_pictures(look: Look, train: Any) -> None:
     # decode pictures from all over the split, for a few seconds at most
     flat, colours, picture_count = [], set(), 0
     end = time.monotonic() + MAX_SECONDS
-    places: Any = np.unique(np.linspace(0, len(indices) - 1, MAX_PICTURES).astype(int))
-    for place in places:
-        name = str(files.filename(int(indices[place]), absolute=True))
+    for place in spread_places(len(indices), MAX_PICTURES):
+        index = int(indices[place])
+        name = str(files.filename(index, absolute=True))
         try:
-            file, _ = files[int(indices[place])]
+            file, _ = files[index]
             with file:
                 picture = decoder(file, base.mode, name)
         except Exception:  # training reports such a picture, or skips it

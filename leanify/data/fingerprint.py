@@ -121,8 +121,8 @@ def _file_digest(path: Path, size: int) -> str:
         if size <= PIECES * PIECE:
             digest.update(file.read())
         else:
-            for place in np.linspace(0, size - PIECE, PIECES).astype(int):
-                file.seek(int(place))
+            for place in spread_places(size - PIECE + 1, PIECES):
+                file.seek(place)
                 digest.update(file.read(PIECE))
     return digest.hexdigest()[:16]
 
