@@ -113,9 +113,7 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
         sources = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
         return [*_cut(sources[:PYTHON_BYTES], data)], "Python's own sources"
     # the splits of a hub data set, a file or a folder
-    splits = [data.train, data.validation]
-    if data.test is not None:
-        splits.append(data.test)
+    splits, held_out = data.needed_splits(), ""
     if hub.names_hub_data(data):
         texts = [Text((data.name, split), faults, data.text) for split in splits]
         where = f"{data.name} of the hub"
@@ -123,9 +121,8 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
         path = data_path(data)
         if path.is_file():
             return [*_cut(Text(path, faults, data.text).read(), data)], str(path)
-        is_unvalidated = data.validation == "validation" and _find_text(path, data.validation) is None
-        if data.holdout or is_unvalidated:
-            splits[1] = data.train
+        if not data.holdout and data.validation == "validation" and _find_text(path, data.validation) is None:
+            splits[1], held_out = data.train, " (a tenth of it held out)"
         texts, where = [], str(path)
         for split in splits:
             place = _find_text(path, split)
@@ -135,10 +132,8 @@ def find_texts(data: DataSection, faults: Faults) -> tuple[list[str | Text], str
                     f"{path} has no text for the split {split!r}: looked for {names}, found {list_folder(path)}"
                 )
             texts.append(Text(place, faults, data.text))
-        if is_unvalidated and not data.holdout:
-            return [*_cut(texts[0].read(), data), *texts[2:]], f"{texts[0]} (a tenth of it held out)"
-    if data.samples is not None or data.holdout:
-        return [*_cut(texts[0].read(), data), *texts[2:]], str(texts[0])
+    if data.samples is not None or data.holdout or held_out:
+        return [*_cut(texts[0].read(), data), *texts[2:]], f"{texts[0]}{held_out}"
     return [*texts], where
 
 
