@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ class Saver:
 
     def __init__(self) -> None:
         self.buffers: dict[int, Tensor] = {}
-        self.thread: threading.Thread | None = None
-        self.error: BaseException | None = None
+        self.writing: futures.Future[None] | None = None
 
     def save(self, write: Write, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Copy, and return while ``write`` writes the copy."""
@@ -39,27 +38,21 @@ class Saver:
         copies = [self._copy_to_host(place, value) for place, value in enumerate(values)]
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies into pinned memory are asynchronous
-        self.thread = threading.Thread(target=self._run, args=(write, *tree_unflatten(copies, structure)))
-        self.thread.start()
-
-    def _run(self, write: Write, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        try:
-            write(tensors, state)
-        except BaseException as error:  # raised again in the thread that trains
-            self.error = error
+        executor = futures.ThreadPoolExecutor(1)
+        self.writing = executor.submit(write, *tree_unflatten(copies, structure))
+        executor.shutdown(wait=False)  # its thread ends with this checkpoint
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written. Raises the error of the writing thread."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-        self.check()
+        if self.writing is not None:
+            futures.wait([self.writing])
+            writing, self.writing = self.writing, None
+            writing.result()
 
     def check(self) -> None:
         """Raise the error of the writing thread, if any, without waiting."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        if self.writing is not None and self.writing.done():
+            self.wait()
 
     def _copy_to_host(self, place: int, value: Any) -> Any:
         """Copy a tensor into a buffer in host memory, pinned if it comes from a GPU; returns other values unchanged."""
