@@ -143,8 +143,6 @@ class Trainer:
 
     def broadcast(self, value: Any) -> Any:
         """Broadcast a value from the first process to all."""
-        if self.accelerator.num_processes == 1:
-            return value
         from accelerate.utils import broadcast_object_list
 
         return broadcast_object_list([value])[0]
