@@ -8,6 +8,7 @@ import json
 import shutil
 import tarfile
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.images.folder import read, read_picture
 from leanify.data.samples import Reader
-from leanify.data.sampling import Order, Passes
+from leanify.data.sampling import Order
 from leanify.layouts.recognition import check_is_no_data, recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
@@ -115,7 +116,7 @@ def test_shards_split_exactly(place: Path, world: int, workers: int, resumed: in
         order = Order(len(samples), 16, 0, rank, world, 1)
         steps = 2 * order.steps_per_epoch
         weights = [order.counted(step) for step in range(resumed, steps)]
-        batches = Reader(samples, Passes(order, resumed, steps), 0, workers)  # type: ignore[arg-type]
+        batches = Reader(samples, chain.from_iterable(map(order.passes, range(resumed, steps))), 0, workers)  # type: ignore[arg-type]
         for counted, (numbers, _) in zip(weights, batches, strict=True):
             seen.update(numbers.tolist() if counted else [])
     gone = Counter(

@@ -18,7 +18,7 @@ from runs import final_state
 from torch import Tensor, nn
 
 from leanify.core import recipe as recipes
-from leanify.data.sampling import Order, Passes, evaluation_batches
+from leanify.data.sampling import Order, evaluation_batches
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.outputs import get_logits
 from leanify.training import start as training
@@ -155,12 +155,6 @@ def test_epoch_covers_samples_once(
         assert orders[0].epochs(step + 1) == epoch + 1
     second = orders[0].batch(orders[0].step_at(orders[0].steps_per_epoch))
     assert not np.array_equal(orders[0].batch(0)[: len(second)], second[: len(orders[0].batch(0))]) or samples < 11
-
-
-@pytest.mark.parametrize("ramp", [0, 4])
-def test_prefetch_matches_steps(ramp: int) -> None:
-    order = Order(23, 5, seed=3, rank=1, world=2, accumulate=2, ramp=ramp)
-    assert list(Passes(order, 3, 9)) == [part for step in range(3, 9) for part in order.passes(step)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

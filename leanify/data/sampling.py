@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import count
@@ -165,19 +165,6 @@ class Order:
 
     def _owners(self, batch: np.ndarray) -> np.ndarray:
         return np.arange(len(batch)) // self.together % self.world
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The keys of all forward passes in steps start … stop − 1, as a DataLoader's batch sampler."""
-
-    order: Order
-    start: int
-    stop: int
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start, self.stop):
-            yield from self.order.passes(step)
 
 
 def evaluation_batches(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:

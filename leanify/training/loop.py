@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from leanify.core.errors import DataError, DirectoryError, RecipeError, Training
 from leanify.core.recipe import Recipe, TrainingRecipe
 from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Samples, Splits
-from leanify.data.sampling import MODEL, STEP, Passes, seed_everything, seed_mixing
+from leanify.data.sampling import MODEL, STEP, seed_everything, seed_mixing
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import lean_directory
@@ -291,7 +292,8 @@ class Trainer:
 
     def batches(self, start: int) -> Iterator[Batch]:
         """This process's batches from step ``start`` on, one per forward pass."""
-        return iter(self.evaluator.reader(self.splits.train, Passes(self.order, start, self.steps)))
+        passes = chain.from_iterable(map(self.order.passes, range(start, self.steps)))
+        return iter(self.evaluator.reader(self.splits.train, passes))
 
     def is_interrupted(self, is_requested: bool, step: int) -> bool:
         """Whether any process was interrupted. Several processes check only at logging steps, which they share."""
