@@ -100,7 +100,7 @@ class Original:
         if self.recipe.data.task == "sentence-embedding":
             splits = self._add_targets(accelerator)
         task = make_task(self.recipe, splits)
-        return Evaluator(self.recipe, splits, task, accelerator, is_sharded=False, skipped_names=set())
+        return Evaluator(self.recipe, splits, task, accelerator, skipped_names=set())
 
     def _add_targets(self, accelerator: Any) -> Splits:
         """The splits with the teacher's embeddings, which reads its own tokens."""

@@ -39,11 +39,10 @@ class Evaluator:
         splits: Splits,
         task: Task,
         accelerator: Accelerator,
-        is_sharded: bool,
         skipped_names: set[str],
     ) -> None:
         self.recipe, self.splits, self.task, self.accelerator = recipe, splits, task, accelerator
-        self.is_sharded, self.skipped_names, self.first = is_sharded, skipped_names, first_sample(splits)
+        self.skipped_names, self.first = skipped_names, first_sample(splits)
         self.validation: Reader | None = None  # kept between evaluations, with its workers
         self.tally: Tally | None = None  # of the last evaluation
 
@@ -77,7 +76,7 @@ class Evaluator:
 
         # a process without a last batch runs one all the same: the others need its rows of a sharded model
         most_batches = -(-number // size)
-        if self.is_sharded and len(keys) < most_batches:
+        if sharding.is_sharded(model) and len(keys) < most_batches:
             with self.accelerator.autocast():
                 self.task.tally_batch(model, *self.to_device(self.first))
         sharding.reshard(in_mode(model, True))

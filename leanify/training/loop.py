@@ -114,9 +114,7 @@ class Trainer:
         self.task = build_task(recipe, self.splits, self.unwrapped_model, taught, self.accelerator)
 
         # the evaluator; the wrapped model, averaged weights, and everything that a checkpoint holds
-        self.evaluator = Evaluator(
-            recipe, self.splits, self.task, self.accelerator, self.is_sharded, self.skipped_names
-        )
+        self.evaluator = Evaluator(recipe, self.splits, self.task, self.accelerator, self.skipped_names)
         self.state, self.model, self.ema = build_optimizer(
             recipe, self.unwrapped_model, names, self.task, self.accelerator, self.evaluator.sample_loss
         )

@@ -59,9 +59,8 @@ class Text:
 
     @property
     def _files(self) -> list[Path]:
-        """The files of the text; [] on the hub."""
-        if not isinstance(self.place, Path):
-            return []
+        """The files of a text that is not on the hub."""
+        assert isinstance(self.place, Path)
         if hub.is_saved(self.place):
             return sorted(self.place.glob("*.arrow"))
         return all_texts(self.place) if self.place.is_dir() else find_shards(self.place)
