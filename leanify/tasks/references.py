@@ -48,64 +48,45 @@ class Linear:
     def __init__(self, classes: int = 0) -> None:
         self.classes = classes
         self.name = "linear regression"
-        self.scaler: Any = None
 
     def fit(self, batches: Sequence[Batch]) -> None:
+        from scipy.sparse import vstack
         from sklearn.exceptions import ConvergenceWarning
+        from sklearn.feature_extraction.text import TfidfTransformer
         from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
 
-        # the name tells the features: small pictures or counts of words
-        first = batches[0][0]
-        pictures = isinstance(first, Tensor)
-        kind = "logistic regression" if self.classes else "ridge regression"
-        self.name = f"{kind} on words (TF-IDF)"
+        # features (samples, D), which also fit their scaler: small pictures, or counts of words
+        kind, first = "logistic regression" if self.classes else "ridge regression", batches[0][0]
         if isinstance(first, Tensor):
             self.name = f"{kind} on {' × '.join(map(str, picture_sides(first)))} pixels"
-
-        # features (samples, D) of the training set, which also fit the scaler
-        features = self._scale([inputs for inputs, _ in batches], pictures)
-        targets = torch.cat([targets for _, targets in batches]).numpy()
-        # a linear model: classes by their number, or one number a sample
-        if self.classes:
-            self.model: Any = LogisticRegression(C=0.1 if pictures else 10.0, max_iter=200)
-            targets = targets % self.classes
+            features: Any = np.concatenate([self._features(inputs) for inputs, _ in batches])
+            scaler, C = StandardScaler(), 0.1
         else:
-            self.model = Ridge()
+            self.name = f"{kind} on words (TF-IDF)"
+            texts = [inputs for inputs, _ in batches if isinstance(inputs, dict)]
+            self.vocabulary_size = 1 + max(int(inputs["input_ids"].max()) for inputs in texts)
+            features = vstack([self._features(inputs) for inputs in texts])
+            scaler, C = TfidfTransformer(sublinear_tf=True), 10.0
+        # a linear model: classes by their number, or one number a sample
+        targets = torch.cat([targets for _, targets in batches]).numpy()
+        linear = Ridge()
+        if self.classes:
+            linear, targets = LogisticRegression(C=C, max_iter=200), targets % self.classes
+        self.model: Any = make_pipeline(scaler, linear)
         with warnings.catch_warnings():  # one that stops before its optimum is a reference all the same
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.model.fit(features, targets)
 
-    def _scale(self, inputs: Sequence[Inputs], pictures: bool) -> Any:
-        """Features of all samples, standardised or weighted by the statistics of the training set."""
-        # pictures (B, C, H, W) become their mean in a few cells, flattened
-        if pictures:
-            small = []
-            for batch in inputs:
-                assert isinstance(batch, Tensor)
-                small.append(F.adaptive_avg_pool2d(batch.float(), picture_sides(batch)).flatten(1).numpy())
-            table: Any = np.concatenate(small)
-
-        # texts become counts (samples, vocabulary), sparse
-        else:
-            from scipy.sparse import vstack
-
-            texts = [batch for batch in inputs if isinstance(batch, dict)]
-            if self.scaler is None:
-                self.vocabulary_size = 1 + max(int(batch["input_ids"].max()) for batch in texts)
-            table = vstack([count_words(batch, self.vocabulary_size) for batch in texts])
-
-        # the first call is training: its means and document frequencies hold for validation, too
-        if self.scaler is None:
-            from sklearn.feature_extraction.text import TfidfTransformer
-            from sklearn.preprocessing import StandardScaler
-
-            scaler = StandardScaler() if pictures else TfidfTransformer(sublinear_tf=True)
-            self.scaler = scaler.fit(table)
-        return self.scaler.transform(table)
+    def _features(self, batch: Inputs) -> Any:
+        """The mean of pictures (B, C, H, W) in a few cells, flattened; or counts of words (B, vocabulary), sparse."""
+        if isinstance(batch, Tensor):
+            return F.adaptive_avg_pool2d(batch.float(), picture_sides(batch)).flatten(1).numpy()
+        return count_words(batch, self.vocabulary_size)
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
-        batch: Inputs = args[0] if args else inputs
-        features = self._scale([batch], isinstance(batch, Tensor))
+        features = self._features(args[0] if args else inputs)
         if not self.classes:
             return torch.from_numpy(self.model.predict(features).astype(np.float32))[:, None]
         logits = np.full((features.shape[0], self.classes), NEVER, np.float32)
