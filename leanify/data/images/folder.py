@@ -153,11 +153,6 @@ def read(data: DataSection) -> tuple[list[Any], list[str], str]:
 def read_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
     """Readers for training, validation and test folders; ``data.holdout`` takes validation from training."""
     # the folder of each split
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
-            "(.csv, .tsv, .jsonl, .parquet) of images and labels"
-        )
     is_unsplit = data.holdout and find_split_folder(folder, data.train) is None
     train = folder if is_unsplit else split_folder(folder, data.train)
     places = [train, train if data.holdout else split_folder(folder, data.validation)]
