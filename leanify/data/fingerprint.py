@@ -72,7 +72,7 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
 
 
 def _are_folders(folders: Any) -> bool:
-    """Whether folders read from a file have the structure that `taken` gives them."""
+    """Whether folders read from a file have the structure that `take_fingerprint` gives them."""
     if not isinstance(folders, Mapping):
         return False
     return all(isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values())

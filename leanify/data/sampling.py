@@ -132,7 +132,7 @@ class Order:
 
     @cached_property
     def _grouped(self) -> dict[str, Any]:
-        """Cache of `whole` for the last epoch sorted by length."""
+        """Cache of `epoch_order` for the last epoch sorted by length."""
         return {}
 
     def passes(self, step: int) -> list[list[Key]]:
