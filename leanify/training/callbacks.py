@@ -31,17 +31,10 @@ class Callback:
 class ProgressBar(Callback):
     """A bar while a run is trained from Python, on a terminal or in a notebook; silent elsewhere."""
 
-    def __init__(self) -> None:
-        self.stack = ExitStack()
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack  # which removes the bar
 
     def on_train_begin(self, summary: str, first_step: int, last_step: int, metric: str, sign: int) -> None:
-        self.stack.close()
         self.advance_to = self.stack.enter_context(progress(summary, last_step))
         self.advance_to(first_step)
 

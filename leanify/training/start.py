@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def train(
     ``resume`` continues a run from its newest intact checkpoint. A recipe given with it must equal the run's own,
     and the data must be unchanged unless ``accept_changed_data``.
     """
-    progress = nullcontext(callback) if callback is not None else ProgressBar()
-    with progress as listener:
+    with ExitStack() as stack:
+        listener = ProgressBar(stack) if callback is None else callback
         # resume: the recipe, the tokenizer and the data are the run's own
         if resume is not None:
             run = RunDirectory.open(resume)
