@@ -85,23 +85,19 @@ def make_recipe(source: str, path: str | None, has_teacher: bool, columns: Named
     what the user names of a table. Raises RecipeError, and SourceError for an unknown SOURCE.
     """
     if source in OWN_RECIPES and path is not None:
-        data = _recognise_data(source, path, columns)
-        return recipes.load(source) if data.kind is None else data_recipe(data, path)
+        if source == "own-text":  # texts alone
+            columns = replace(columns, task=columns.task or "causal-lm")
+        data = recognition.recognise(path, columns)
+        if data.kind is None:
+            return recipes.load(source)
+        if source != f"own-{data.kind}" and columns.task in (None, "causal-lm"):
+            line = f"leanify train own-{data.kind} --set data.path={quote(path)}"
+            raise RecipeError(f"{source} does not take {path}, which is {data.description}: {line}")
+        return data_recipe(data, path)
     own_data = recognition.find_own_data(source, columns)
     if own_data is not None:
         return data_recipe(own_data, source)
     return model_recipe(source, path, has_teacher, columns)
-
-
-def _recognise_data(name: str, path: str, columns: NamedColumns) -> OwnData:
-    """The data at a path for a recipe of own data. Raises RecipeError for another kind."""
-    if name == "own-text":  # texts alone
-        columns = replace(columns, task=columns.task or "causal-lm")
-    data = recognition.recognise(path, columns)
-    if data.kind is not None and name != f"own-{data.kind}" and columns.task in (None, "causal-lm"):
-        line = f"leanify train own-{data.kind} --set data.path={quote(path)}"
-        raise RecipeError(f"{name} does not take {path}, which is {data.description}: {line}")
-    return data
 
 
 def is_data(source: str) -> bool:
