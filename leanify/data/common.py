@@ -49,10 +49,9 @@ def choose_indices(dataset: Any, samples: int, how: str) -> np.ndarray:
 def apportion(counts: np.ndarray, samples: int) -> np.ndarray:
     """Apportion ``samples`` to classes in proportion to ``counts``, by the largest-remainder method."""
     exact = counts * (samples / counts.sum())
-    counts_rounded_down = np.floor(exact).astype(int)
-    largest_remainders = np.argsort(counts_rounded_down - exact, kind="stable")[: samples - counts_rounded_down.sum()]
-    counts_rounded_down[largest_remainders] += 1
-    shares: np.ndarray = counts_rounded_down
+    shares: np.ndarray = np.floor(exact).astype(int)
+    largest_remainders = np.argsort(shares - exact, kind="stable")[: samples - shares.sum()]
+    shares[largest_remainders] += 1
     return shares
 
 

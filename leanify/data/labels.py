@@ -63,9 +63,8 @@ class LabelMatch:
 def match_labels(labels: Sequence[str], outputs: Sequence[str]) -> LabelMatch:
     """The labels of a data set in the order of ``outputs``, a model's names; sorted where those say nothing."""
     labels = list(labels)
-    unnamed_match = LabelMatch(tuple(labels), "unnamed", tuple(outputs))
     if not outputs or not labels:
-        return unnamed_match
+        return LabelMatch(tuple(labels), "unnamed", tuple(outputs))
     is_default = all(DEFAULT_NAME.fullmatch(name.strip().lower()) for name in outputs)
     places = None if is_default else _find_places(labels, outputs)
     if places is not None:

@@ -52,9 +52,7 @@ class Evaluator:
         from accelerate.utils import gather_object
 
         # this process's share of the samples: each in one process and once
-        samples, limit = split, None
-        if samples is None:
-            samples, limit = self.splits.validation, self.recipe.run.eval_batches
+        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         size = self.recipe.schedule.batch_size
         number = min(len(samples), size * (limit or len(samples)))
         keys = evaluation_batches(

@@ -87,14 +87,12 @@ def choose_decoder(
 
     ``files`` gives (file object, class) by index. ``background`` and ``pixel_range`` are those that the user names.
     """
-    # a sample of the pictures, spread over all of them
-    places = spread_places(len(files), MAX_LOOKED_AT)
-    # how many each background would hide, and the range of 16-bit pixels
+    # how many pictures of a sample each background would hide, and the range of 16-bit pixels
     hidden = {"white": 0, "black": 0}  # pictures that the background would make flat
     transparent = 0
     extremes: list[tuple[float, float]] = []
-    for place in places:
-        for colour, contrast in _transparent_contrasts(files, int(place), extremes).items():
+    for place in spread_places(len(files), MAX_LOOKED_AT):
+        for colour, contrast in _transparent_contrasts(files, place, extremes).items():
             hidden[colour] += contrast < MIN_CONTRAST
             transparent += colour == "white"
 

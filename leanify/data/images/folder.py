@@ -143,11 +143,9 @@ def read(data: DataSection) -> tuple[list[Any], list[str], str]:
     if hub.names_hub_data(data):
         return read_hub(data)
     place = data_path(data)
-    return (
-        image_tables.readers(data, place)
-        if image_tables.is_image_table(place, data.train)
-        else read_folder(data, place)
-    )
+    if image_tables.is_image_table(place, data.train):
+        return image_tables.readers(data, place)
+    return read_folder(data, place)
 
 
 def read_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
