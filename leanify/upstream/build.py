@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -40,6 +40,11 @@ NO_DIFFUSERS = (
 LABELS = ("num_labels", "id2label")
 MOST_LABELS = 50_000  # classes; ImageNet-21k has 21,843
 MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modules have fewer
+SHARE = 8  # a model that fits into 1 / SHARE of the free memory is built without being weighed first
+
+
+class _Heavy(LeanifyError):
+    """The model being built has passed the limit."""
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
@@ -50,9 +55,29 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     """
     if user_modules.is_user_module(origin):
         return user_modules.build(origin, device)
-    if device == "meta":
+    free = None if device == "meta" else machine.free_memory()
+    if free is None:
         return _build(origin, device)
-    return build_if_it_fits(origin, lambda: _build(origin, device), lambda: _build(origin, "meta"))
+
+    # stop at the first parameter beyond an eighth of the free memory
+    budget_bytes = free // SHARE
+
+    def weigh(_module: nn.Module, _name: str, parameter: nn.Parameter) -> None:
+        nonlocal budget_bytes
+        budget_bytes -= parameter.nbytes
+        if budget_bytes < 0:
+            raise _Heavy
+
+    rng_state = torch.get_rng_state()
+    try:
+        with register_module_parameter_registration_hook(weigh):
+            return _build(origin, device)
+    except _Heavy:  # on meta it is weighed in a part of a second, which a small model is spared
+        check_memory(origin, sum(parameter.nbytes for parameter in _build(origin, "meta").parameters()), free)
+
+    # it fits: built again from the same random numbers
+    torch.set_rng_state(rng_state)
+    return _build(origin, device)
 
 
 def _build(origin: Origin, device: str) -> nn.Module:
@@ -206,69 +231,20 @@ def build_shell(origin: Origin) -> nn.Module:
     """
     if user_modules.is_user_module(origin):
         return build_model(origin)
+
+    def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> Any:
+        if parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
     try:
-        with parameters_on_meta():
+        with register_module_parameter_registration_hook(to_meta):
             model = _build(origin, "cpu")
     except SourceError:
         return build_model(origin)
     if any(buffer.is_meta for buffer in model.buffers()):
         return build_model(origin)
     return model
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Inside this context, modules are built with parameters on meta and real buffers."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None and not param.is_meta:
-            self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-SHARE = 8  # a model that fits into 1 / SHARE of the free memory is built without being weighed first
-
-
-class _Heavy(LeanifyError):
-    """The model being built has passed the limit."""
-
-
-def build_if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[], nn.Module]) -> nn.Module:
-    """Return ``build()``. Raises SourceError if its parameters take more than the free memory.
-
-    ``weigh`` builds the same model on meta. That costs a part of a second, so it is done only for a model
-    that turns out to be large: then building starts again, from the same random numbers.
-    """
-    # stop building at the first parameter beyond an eighth of the free memory
-    free = machine.free_memory()
-    if free is None:
-        return build()
-    budget_bytes = free // SHARE
-
-    def weigh_one(_module: nn.Module, _name: str, parameter: Any) -> None:
-        nonlocal budget_bytes
-        if parameter is not None:
-            budget_bytes -= parameter.nbytes
-        if budget_bytes < 0:
-            raise _Heavy
-
-    rng_state = torch.get_rng_state()
-    try:
-        with register_module_parameter_registration_hook(weigh_one):
-            return build()
-    except _Heavy:
-        check_memory(what, sum(parameter.nbytes for parameter in weigh().parameters()), free)
-
-    # it fits
-    torch.set_rng_state(rng_state)
-    return build()
 
 
 def check_memory(what: object, size: int, free: int | None = None) -> None:
