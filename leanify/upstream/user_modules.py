@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -163,10 +163,7 @@ def load_function(origin: Origin, what: str) -> Any:
 
 def takes_argument(origin: Origin, name: str) -> bool:
     """Whether the code that builds a model takes an argument of this name."""
-    if origin.library != LIBRARY:
-        return False
-    parameters = inspect.signature(load_function(origin, MODEL)).parameters
-    return name in parameters
+    return origin.library == LIBRARY and name in inspect.signature(load_function(origin, MODEL)).parameters
 
 
 def _import_code(place: str) -> Any:
@@ -250,17 +247,9 @@ def copy_to_meta(model: nn.Module) -> nn.Module:
     return meta_model
 
 
-def plain_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """(attributes, name, tensor) of every tensor that is neither a parameter nor a buffer."""
-    for module in model.modules():
-        attributes: Mapping[str, Any] = vars(module)
-        for name, value in list(attributes.items()):
-            if isinstance(value, Tensor):
-                yield vars(module), name, value
-
-
 def empty_attributes(model: nn.Module, device: str | torch.device) -> None:
-    """Replace plain tensors on meta by zeros, in place."""
-    for attributes, name, value in plain_tensors(model):
-        if value.is_meta:
-            attributes[name] = torch.zeros_like(value, device=device)
+    """Replace tensors on meta that are neither parameters nor buffers by zeros, in place."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and value.is_meta:
+                vars(module)[name] = torch.zeros_like(value, device=device)
