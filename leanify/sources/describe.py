@@ -18,7 +18,7 @@ from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import describe_misfits, tensor_shapes
 from leanify.upstream import user_modules
 from leanify.upstream.lean_config import KEY
-from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, plain_keys
+from leanify.upstream.origin import Origin, get_origin, is_hf, live_options, live_origin
 from leanify.upstream.spelling import respell
 
 CACHE_SIZE = 4
@@ -67,7 +67,7 @@ def _origin(model: Any) -> Origin:
             "create it with leanify.load, timm.create_model or transformers"
         )
     if origin.library == "hf":
-        return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
+        return live_origin(model)
     if origin.library != "timm":
         return origin
     # options that changed on the live module since it was built, such as its number of classes

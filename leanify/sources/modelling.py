@@ -23,7 +23,7 @@ from leanify.lens.resize import get_fields
 from leanify.sources.overrides import class_name
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import buildable, drop
-from leanify.upstream.origin import Origin, plain_keys
+from leanify.upstream.origin import live_origin
 
 FILE = "modeling_lean.py"
 PLAIN = (bool, int, float, str, tuple)
@@ -113,8 +113,7 @@ def get_config(model: Any) -> Any:
     plain = buildable(model.config)
     drop(plain)
     cls = type(model).__name__
-    built = build_model(Origin("hf", plain.model_type, plain_keys(plain), cls), "meta")
-    plain.lean = _differences(built, model)
+    plain.lean = _differences(build_model(live_origin(model), "meta"), model)
     plain.architectures = [f"Lean{cls}"]
     autos = []  # the auto classes that lead to the model's
     for auto in AUTO:

@@ -94,11 +94,16 @@ def get_origin(model: Any) -> Origin | None:
     if record.is_stamped:
         return record.origin
     if is_hf(model):
-        return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
+        return live_origin(model)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     if architecture:
         return Origin("timm", architecture, _timm_options(model))
     return None
+
+
+def live_origin(model: Any) -> Origin:
+    """How transformers builds a live model of its own, by the configuration that the model has now."""
+    return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
 
 
 def plain_keys(config: PretrainedConfig) -> dict[str, Any]:
@@ -115,11 +120,8 @@ def live_options(model: nn.Module) -> dict[str, Any]:
 
 
 def _timm_options(model: nn.Module) -> dict[str, Any]:
-    try:
-        from timm.models._input import get_model_args
-    except ImportError:  # timm before 1.0.31 does not record its arguments
-        sizes = {"num_classes": getattr(model, "num_classes", None), "in_chans": getattr(model, "in_chans", None)}
-        return {key: value for key, value in sizes.items() if value is not None}
+    from timm.models._input import get_model_args
+
     options: dict[str, Any] = get_model_args(model)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 

@@ -15,7 +15,7 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.sources.side_files import side_file_folder
 from leanify.upstream.build import build_model
 from leanify.upstream.on_disk import deep_copy, place
-from leanify.upstream.origin import Origin, is_hf, is_stamped, plain_keys, set_origin
+from leanify.upstream.origin import is_hf, is_stamped, live_origin, set_origin
 from leanify.vocabulary.closure import KeptTokens
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.token_ids import cut_configurations
@@ -42,7 +42,7 @@ def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
     cut_configurations(result, tokens)
     if tokens.is_all:
         return result
-    before, after = _build(model), _build(result)
+    before, after = (build_model(live_origin(one), "meta") for one in (model, result))
 
     # the rows of each table, a tied one once
     new_shapes = {name: tensor.shape for name, tensor in _tensors(after)}
@@ -58,7 +58,7 @@ def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
             setattr(result.get_submodule(path), leaf, cut[id(tensor)])
     _renumber_modules(result, before, after)
     if is_stamped(model):
-        set_origin(result, _origin(result))
+        set_origin(result, live_origin(result))
     return result
 
 
@@ -91,11 +91,3 @@ def _renumber_modules(model: nn.Module, before: nn.Module, after: nn.Module) -> 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-
-
-def _build(model: Any) -> nn.Module:
-    return build_model(_origin(model), "meta")
-
-
-def _origin(model: Any) -> Origin:
-    return Origin("hf", model.config.model_type, plain_keys(model.config), type(model).__name__)
