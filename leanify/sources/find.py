@@ -178,8 +178,7 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
         card = lean_directory.read_card(path)
         best = run_directory.RunDirectory.open(path).best()
         folder = path if best is None else best.path
-        weights_file = folder / checkpoints.WEIGHTS
-        return _attach_files(ModelSource(card.origin, card.architecture, weights_file, card.tied), path)
+        return _attach_files(replace(card, weights=folder / checkpoints.WEIGHTS), path)
     check_regular(path)
     if (path / places.ADAPTER).exists():  # transformers would give its keys to PEFT, even with complete weights there
         raise _adapter_error(path)
@@ -194,8 +193,7 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
         return model_source if cls is not None or where is None else heads.match_stored_head(model_source, path, where)
     # a lean folder of a library without a configuration: leanify's own card
     if card_here is not None:
-        weights_file = weights.find_weights(path)
-        return _attach_files(ModelSource(card_here.origin, card_here.architecture, weights_file, card_here.tied), path)
+        return _attach_files(replace(card_here, weights=weights.find_weights(path)), path)
     # no model, so the message names what lies below
     models = [str(place.relative_to(path)) for place in places.models_inside(path)]
     if models:

@@ -17,7 +17,6 @@ Writing is atomic (`new_directory`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -192,17 +191,11 @@ def untie_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 ORIGIN_KINDS = {"library": str, "name": str, "options": dict, "cls": str, "pictures": dict}  # in leanify.json
 
 
-@dataclass(frozen=True)
-class Card:
-    """The contents of leanify.json: how upstream builds the source, and the lean shape to give it."""
+def read_card(directory: Path) -> ModelSource:
+    """The model of a lean directory's or a run's card, without its weights.
 
-    origin: Origin
-    architecture: Architecture
-    tied: dict[str, str]
-
-
-def read_card(directory: Path) -> Card:
-    """Read the card of a lean directory or a run. Raises DirectoryError if damaged or of a newer format."""
+    Raises DirectoryError for a card that is damaged or of a newer format.
+    """
     file = directory / CARD
     card = read_json(file, DirectoryError)
     try:
@@ -211,6 +204,6 @@ def read_card(directory: Path) -> Card:
         for name, kind in ORIGIN_KINDS.items():
             if not isinstance(getattr(origin, name), kind):
                 raise TypeError(f"origin must have {name} as {'an object' if kind is dict else 'a string'}")
-        return Card(origin, Architecture.from_json(card["architecture"]), dict(card.get("tied") or {}))
+        return ModelSource(origin, Architecture.from_json(card["architecture"]), tied=dict(card.get("tied") or {}))
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise DirectoryError(f"{file} is damaged: {error}") from error
