@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.core.errors import DataError
-from leanify.core.files.reading import open_file, preview, walk_folders
+from leanify.core.files.reading import is_file, open_file, preview, walk_folders
 from leanify.layouts.columns import IMAGES, TABLES
 from leanify.layouts.split_names import are_parts, are_split_names, choose_split, is_split, parse_split
 
@@ -94,17 +94,9 @@ class ImageFiles:
         return path if absolute else os.path.relpath(path, self.root)
 
 
-def _is_file(path: Path) -> bool:
-    """Whether a cell names a file: a text of many words is a name that the file system refuses."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def file_size(path: Path) -> int:
     """The bytes of a file, −1 for anything else."""
-    return path.stat().st_size if _is_file(path) else -1
+    return path.stat().st_size if is_file(path) else -1
 
 
 def find_images(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
@@ -169,10 +161,10 @@ class PictureFolder:
             cell = str(cell)
         if isinstance(cell, str) and "\0" not in cell:
             path = self.place / Path(f"{cell}{self.ending}").expanduser()
-            if "\\" in cell and not _is_file(path):  # as Windows writes it
+            if "\\" in cell and not is_file(path):  # as Windows writes it
                 path = self.place / cell.replace("\\", "/")
             inner = (part / path.relative_to(self.place) for part in self.parts)
-            path = path if not self.parts or _is_file(path) else next(filter(_is_file, inner), path)
+            path = path if not self.parts or is_file(path) else next(filter(is_file, inner), path)
             return path if cell else None
         is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
         return cell if is_stored or (isinstance(cell, bytes) and cell) else None
@@ -180,7 +172,7 @@ class PictureFolder:
     def count(self, cells: Sequence[Any]) -> int:
         """How many cells are files here."""
         pictures = (self.parse(cell) for cell in cells)
-        return sum(isinstance(picture, Path) and _is_file(picture) for picture in pictures)
+        return sum(isinstance(picture, Path) and is_file(picture) for picture in pictures)
 
 
 def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | None:
@@ -233,7 +225,7 @@ def describe_unread(others: Counter[str]) -> str:
 
 def describe_missing(file: Path, pictures: Sequence[Any]) -> tuple[int, str]:
     """The number of images that a table names and that do not exist, and a sentence about the first."""
-    missing = [picture for picture in pictures if isinstance(picture, Path) and not _is_file(picture)]
+    missing = [picture for picture in pictures if isinstance(picture, Path) and not is_file(picture)]
     if not missing:
         return 0, ""
     images = islice(find_images(file.parent), MAX_SEARCHED)
