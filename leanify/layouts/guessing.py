@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from leanify.layouts.columns import IMAGES, LABELS, PICTURES, TEXTS, are_scores, match_column, parse_number, spelling
-from leanify.layouts.split_names import are_split_names
+from leanify.layouts.split_names import are_split_names, name_words
 
 USUAL_NAMES = {*LABELS, *PICTURES, *chain(*TEXTS)}
 INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
@@ -47,7 +47,8 @@ def guess_label(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
     candidates = label_candidates(rows, texts)
     if len(candidates) < 2:
         return next(iter(candidates), None)
-    label_names = [name for name in candidates if _words(name) & LABEL_WORDS and not _words(name) & BESIDE_LABELS]
+    words = {name: {*name_words(name)} for name in candidates}
+    label_names = [name for name in candidates if words[name] & LABEL_WORDS and not words[name] & BESIDE_LABELS]
     if len(label_names) == 1:
         return label_names[0]
     if all(name.startswith("column ") for name in candidates):
@@ -148,11 +149,6 @@ def several_labels(labels: Sequence[str]) -> str | None:
             if len(parts) > 1 and all(times[part] > 1 for part in parts):
                 return label
     return None
-
-
-def _words(name: str) -> set[str]:
-    """The words in a column's name, in lower case."""
-    return set(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

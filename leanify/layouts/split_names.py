@@ -36,20 +36,21 @@ def parse_split(name: str) -> tuple[str, tuple[str, ...]] | None:
 
     training_set → training, (); in_domain_dev → dev, (in, domain)
     """
-    words = _words(name)
+    words = name_words(name)
     splits = [word for word in words if word in ALL_WORDS]
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in FILLERS and word != splits[0])
 
 
-def _words(name: str) -> list[str]:
+def name_words(name: str) -> list[str]:
+    """The words in a name, in lower case; a capital letter begins one."""
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
 def has_filler(name: str) -> bool:
     """Whether a word of a name says no more than data (simpsons_dataset, images)."""
-    return not FILLERS.isdisjoint(_words(name))
+    return not FILLERS.isdisjoint(name_words(name))
 
 
 def is_split(name: str) -> bool:
@@ -64,7 +65,7 @@ def are_split_names(names: Iterable[str]) -> bool:
     parses = [parse_split(name) for name in names]
     others = {parse[1] for parse in parses if parse is not None}
     words = {parse[0] for parse in parses if parse is not None}
-    if None in parses and words and {*chain(*map(_words, names))} <= FILLERS | ALL_WORDS:  # data_256 beside val_256
+    if None in parses and words and {*chain(*map(name_words, names))} <= FILLERS | ALL_WORDS:  # data_256 beside val_256
         return True
     if None in parses:  # words that are joined to others: dogstrain, dogstest
         return any(all(name.lower() in _similar_names(word, names) for name in names) for word in WORDS["train"])
