@@ -12,6 +12,7 @@ path                                    a lean directory, a run, an upstream dir
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -123,11 +124,11 @@ def find(
     file = _recipe_file(text)
     if file is not None:
         return _find_recipe(recipe.load(file), str(file), options, cls, pretrained)
-    # what lies on this disk
+    # what lies on this disk; a name may be too long for a path, which os.path takes
     path = Path(source).expanduser()
-    if _is(path, Path.is_dir):
+    if os.path.isdir(path):  # noqa: PTH112
         model_source = _find_directory(path, options, cls)
-    elif _is(path, Path.exists):
+    elif os.path.exists(path):  # noqa: PTH110
         model_source = _find_file(path, options, cls)
     # a path that does not exist
     elif text.startswith(("./", "/", "~", "../")) or path.suffix in (*CHECKPOINTS, ".json", ".toml"):
@@ -155,14 +156,6 @@ def absolute_source(source: str | Path) -> str:
     if not places.is_checkpoint(path) and find(source).weights is None:
         raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
     return str(path.absolute()) if path.exists() else str(source)
-
-
-def _is(path: Path, test: Any) -> bool:
-    """Apply a test to what may not be a path: False for a name that the file system rejects as too long."""
-    try:
-        return bool(test(path))
-    except (OSError, ValueError):
-        return False
 
 
 # -- paths -------------
@@ -306,7 +299,7 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
 
 def _recipe_file(text: str) -> Path | None:
     path = Path(text).expanduser()
-    if _is(path, Path.exists):
+    if os.path.exists(path):  # noqa: PTH110  as in `find`
         return path if path.suffix == ".toml" else None
     return recipe.find(text)
 

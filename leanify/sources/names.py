@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 import socket
 import sys
@@ -34,10 +35,7 @@ def check_names(texts: str | list[str] | None) -> str | list[str] | None:
 
 
 def _check_name(text: str) -> None:
-    try:
-        is_path = Path(text).expanduser().exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        is_path = False
+    is_path = os.path.exists(Path(text).expanduser())  # noqa: PTH110  False for one that is too long or has a NUL
     is_word = re.fullmatch(r"[A-Za-z][\w.-]*", text) is not None and not Path(text).suffix
     if is_path or not is_word or is_code(text) or recipe.find(text) is not None:
         return
