@@ -94,8 +94,6 @@ def leave_fast_path(model: nn.Module, attention: str) -> None:
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:
     """Update the layer counts that the parent module and its configuration loop over."""
     parent = model.get_submodule(name.rpartition(".")[0])
-    if not is_hf(model):
-        return
     for holder in (parent, getattr(parent, "config", None)):
         if holder is None or getattr(holder, "is_encoder_decoder", False):
             continue

@@ -39,18 +39,23 @@ def example_inputs(
 
     Raises UnsupportedModel for a module of unknown input without an example of it.
     """
-    # a user's example
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+
+    def move(x: Tensor) -> Tensor:
+        return x.to(device, kind) if x.is_floating_point() else x.to(device)
+
+    # a user's example, whose containers keep their type
     example = get_example(model)
     if example is not None:
         batch_inputs = example if batch is None else resize_batch(model, example, batch)
-        return Given({name: _move(value, device, model) for name, value in batch_inputs.items()})
+        return Given({name: tree_map_only(Tensor, move, value) for name, value in batch_inputs.items()})
 
     # random tensors
-    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     meta = str(device) == "meta"
     with torch.device("meta") if meta else nullcontext(), NothingToDraw(device):  # 10⁹ pixels cost nothing there
         inputs = _examples(model, batch or 1, tokens, device)
-    return {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
+    dtype = kind or torch.float32
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
 
 
 def knows_input(model: nn.Module) -> bool:
@@ -82,12 +87,6 @@ def takes_chosen(model: nn.Module) -> bool:
     """Whether a module predicts only masked tokens: its forward takes ``chosen``, positions of the flattened B · N."""
     forward = getattr(model, "forward", None)  # trivial references, such as bigram counts, have no forward
     return not is_hf(model) and forward is not None and "chosen" in inspect.signature(forward).parameters
-
-
-def _move(value: Any, device: str | torch.device, model: nn.Module) -> Any:
-    """Move an input to a device, floating-point tensors in the model's dtype; containers keep their type."""
-    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    return tree_map_only(Tensor, lambda x: x.to(device, kind) if x.is_floating_point() else x.to(device), value)
 
 
 def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ from torch import nn
 from leanify.core.architecture import Architecture
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
-from leanify.upstream.libraries import import_timm
 from leanify.upstream.origin import Origin
 
 WIDTH_NAME = re.compile(r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|emb_dim|width|(^|_)dims?$|channels?$")
@@ -86,10 +85,10 @@ def respell_width(origin: Origin, old: Architecture, new: Architecture) -> Itera
     for sizes in _size_maps(old, new):
         for is_loose in (False, True):
             if origin.library == "hf":
-                config = _change_config(arguments, sizes, is_loose)
-                change = {name: value for name, value in config.items() if value != arguments[name]}
+                resized = _change_config(arguments, sizes, is_loose)
             else:
-                change = _changed_arguments(arguments, sizes, is_loose)
+                resized = {name: _resize(name, value, sizes, is_loose) for name, value in arguments.items()}
+            change = {name: value for name, value in resized.items() if value != arguments[name]}
             if change and change not in changes:
                 changes.append(change)
     for change in changes:
@@ -134,16 +133,6 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
         yield Sizes(widths, heads, kv, stage_widths, stage_heads)
 
 
-def _changed_arguments(arguments: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> dict[str, Any]:
-    """The arguments of a timm constructor that change, with their new values."""
-    new_values = {}
-    for name, value in arguments.items():
-        new_value = _resize(name, value, sizes, is_loose)
-        if new_value != value:
-            new_values[name] = new_value
-    return new_values
-
-
 def _change_config(config: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> dict[str, Any]:
     """A transformers configuration with the new sizes, including the configurations of its parts."""
     new_config = {}
@@ -185,11 +174,9 @@ def constructor_arguments(origin: Origin) -> dict[str, Any]:
 
     timm's entry points hold them in their code, so one is called with a builder that records them and builds nothing.
     """
-    import_timm()
     from timm.models import model_entrypoint
 
     calls: list[tuple[type, dict[str, Any]]] = []
-
     name = origin.name.partition(".")[0]
 
     def record(builder: Callable[..., Any], cls: type, variant: str, *args: Any, **arguments: Any) -> Any:
