@@ -370,9 +370,7 @@ def _same_folders(classes: Iterable[Path]) -> list[str]:
     shared_names: list[str] | None = None
     for place in classes:
         names = [folder.name for folder in class_folders(place)]
-        if len(names) < 2 or shared_names not in (None, names):
-            return []
-        if has_picture(place):
+        if len(names) < 2 or shared_names not in (None, names) or has_picture(place):
             return []
         shared_names = names
     return shared_names or []

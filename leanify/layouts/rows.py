@@ -178,14 +178,12 @@ def _rows_of_object(content: dict[str, Any]) -> list[Any]:
         if all(value.keys() == keys for value in values):
             return [{name: content[name][key] for name in content} for key in keys]
     # a list of cells a column
-    lists = [value for value in values if isinstance(value, list) and not any(map(_is_nested, value))]
+    lists = [
+        value for value in values if isinstance(value, list) and not any(isinstance(x, (list, dict)) for x in value)
+    ]
     if len(lists) == len(values) > 1 and len(set(map(len, lists))) == 1 < len(lists[0]):
         return [dict(zip(content, cells, strict=True)) for cells in zip(*lists, strict=True)]
     return [content]
-
-
-def _is_nested(cell: Any) -> bool:
-    return isinstance(cell, (list, dict))
 
 
 def _only_objects(path: Path, values: Iterable[tuple[str, Any]], faults: Faults) -> Iterator[tuple[str, Row]]:

@@ -42,20 +42,16 @@ PAIRS = (  # the same of answers, summaries and translations, unless a column ha
 
 @dataclass(frozen=True)
 class _Table:
-    """The first rows of a table, further ones with short cells alone, and the user's words about it.
+    """The first rows of a table, all that were read, and the user's words about it.
 
     In a table in the order of its classes, the first rows are of one class.
     """
 
     file: Path
     rows: Sequence[Row]
-    further_rows: Sequence[Row]
+    all_rows: Sequence[Row]  # the first ones, and further ones with short cells alone
     selection: NamedColumns
     place: Path  # the path that the user named
-
-    @cached_property
-    def all_rows(self) -> list[Row]:
-        return [*self.rows, *self.further_rows]
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -112,7 +108,7 @@ def describe_table(file: Path, validation: Path | None, selection: NamedColumns,
     if not rows:
         fault = f"no row of {file} can be read, the first: {faults.names[0]}" if faults.names else f"{file} has no rows"
         return nothing(fault)
-    data = _describe_rows(_Table(file, rows, further_rows, selection, place), validation)
+    data = _describe_rows(_Table(file, rows, [*rows, *further_rows], selection, place), validation)
     if data.kind is None or not faults.names:
         return data
     faults_note = f"; {count_noun(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
@@ -211,13 +207,10 @@ def _describe_text_rows(table: _Table, label: str | None, validation: Path | Non
     # texts without a label, unless another column has labels
     few_values = list(guessing.label_candidates(table.all_rows, texts)) if texts else []
     fault = None if few_values or selection.texts else _describe_unlabelled(file, rows[0], PAIRS)
-    if fault is None and not selection.texts and any(map(_are_objects, rows[0].values())):
+    has_objects = any(isinstance(cell, list) and cell and isinstance(cell[0], dict) for cell in rows[0].values())
+    if fault is None and not selection.texts and has_objects:
         fault = _describe_unclear(file, rows, few_values, place)
     return _describe_plain_rows(table, few_values, validation) if fault is None else nothing(fault, file)
-
-
-def _are_objects(cell: object) -> bool:
-    return isinstance(cell, list) and bool(cell) and isinstance(cell[0], dict)
 
 
 def _describe_plain_rows(table: _Table, labels: Sequence[str], validation: Path | None) -> OwnData:
