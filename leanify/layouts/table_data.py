@@ -57,11 +57,9 @@ class _Table:
     def texts(self) -> tuple[str, ...]:
         """The columns of texts by their names."""
         first, asked = self.rows[0], self.selection.texts
-        return self.selection.text_columns([name for name in first if name in asked or _is_text(first[name])])
-
-
-def _is_text(cell: object) -> bool:
-    return isinstance(cell, (str, type(None)))
+        return self.selection.text_columns(
+            [name for name in first if name in asked or isinstance(first[name], str | None)]
+        )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def list_texts(folder: Path) -> list[Path]:
 def class_texts(folder: Path) -> dict[str, list[Path]]:
     """The texts of each class of a folder, by its name; {} unless there are two classes or more."""
     texts = {place.name: list_texts(place) for place in class_folders(folder)}
-    classes = {name: files for name, files in texts.items() if len(files) >= FEW and not _is_unlabelled(name)}
+    classes = {name: files for name, files in texts.items() if len(files) >= FEW and name.lower() not in WITHOUT_LABELS}
     are_classes = len(classes) > 1 and not are_split_names(classes) and not are_parts([*classes])
     return classes if are_classes else {}
 
@@ -65,12 +65,8 @@ def all_texts(folder: Path) -> list[Path]:
 
 def describe_unlabelled(folder: Path) -> str:
     """A sentence about the folders whose texts have no label; "" without."""
-    names = [place.name for place in class_folders(folder) if _is_unlabelled(place.name)]
+    names = [place.name for place in class_folders(folder) if place.name.lower() in WITHOUT_LABELS]
     return f"; {preview(names)} has no labels and is left out" if names else ""
-
-
-def _is_unlabelled(name: str) -> bool:
-    return name.lower() in WITHOUT_LABELS
 
 
 def read_class_texts(folder: Path, faults: Faults) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,6 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def config_on_hub(name: str) -> dict[str, Any]:
     """Return the configuration of a transformers model on the hub. Raises SourceError if there is none."""
     library = import_transformers()
-    # the message below reports a failure once
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # the message below reports its retries
     try:
         repository, revision = split_revision(name)

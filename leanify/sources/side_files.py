@@ -108,10 +108,7 @@ def _takes_text(model: Any) -> bool:
 
 
 def check_vocabulary(model: Any, folder: Path) -> None:
-    """Refuse a folder's tokenizer with ids beyond the embedding's rows: it would fail at the first such token.
-
-    Raises SourceError.
-    """
+    """Raise SourceError for a tokenizer with ids beyond the embedding's rows, which would fail at the first of them."""
     # only vocabularies that transformers would use with these weights
     file = folder / "tokenizer.json"
     if not file.is_file() or not _takes_text(model):

@@ -305,10 +305,7 @@ def _check_own_code(model: nn.Module, info: dict[str, Any], weights: Path | str,
 
 def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str) -> None:
     """Raise SourceError for tensors of another shape, except in a head with another number of classes."""
-    odd = []
-    for name, file_shape, model_shape in info["mismatched_keys"]:
-        odd.append((str(name), tuple(file_shape), tuple(model_shape)))
-    odd.sort()
+    odd = sorted((str(name), tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"])
     config = _read_config(Path(weights))
     labels = config.get("id2label") if isinstance(config, dict) else None  # transformers' default is two
     if config is not None and len(labels or (0, 1)) != model.config.num_labels and model.base_model is not model:

@@ -71,8 +71,5 @@ def longest_context(model: Any) -> int | None:
     """The number of tokens for which a configuration has positions; None if unlimited."""
     config = model.config.get_text_config(decoder=True) if is_hf(model) else None
     names = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx")
-    for name in names:
-        positions = getattr(config, name, None)
-        if isinstance(positions, int):
-            return positions
-    return None
+    positions = (getattr(config, name, None) for name in names)
+    return next((number for number in positions if isinstance(number, int)), None)

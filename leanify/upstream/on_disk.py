@@ -45,26 +45,24 @@ def is_on_disk() -> bool:
 
 
 def place(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the tensor in a type, by default its own; inside `on_disk`, a large one is copied to a file."""
+    """Return the tensor in a type, by default its own; inside `on_disk`, a large one is copied to a file.
+
+    Raises DirectoryError for a full disk.
+    """
     dtype = dtype or tensor.dtype
     if not _folders or tensor.numel() <= SMALL or tensor.device.type != "cpu":
         return tensor.to(dtype)
     with tempfile.NamedTemporaryFile(dir=_folders[-1]) as file:
-        _reserve(file.fileno(), tensor.numel() * dtype.itemsize)
+        size = tensor.numel() * dtype.itemsize
+        try:  # to reserve it: a mapping that the disk cannot hold would end the process
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise DirectoryError(
+                f"the weights do not fit on the disk of {_folders[-1]}, {format_bytes(size)} more: {error.strerror}"
+            ) from error
         flat = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype).view(tensor.shape)
     return flat.copy_(tensor)
-
-
-def _reserve(file: int, size: int) -> None:
-    """Reserve the bytes of a file: a mapping that the disk cannot hold would end the process. Raises DirectoryError."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError as error:
-        raise DirectoryError(
-            f"the weights do not fit on the disk of {_folders[-1]}, {format_bytes(size)} more: {error.strerror}"
-        ) from error
 
 
 def place_output(output: Any) -> Any:

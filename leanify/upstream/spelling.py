@@ -32,9 +32,7 @@ def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin
     """Origins that might build ``new`` from upstream's options alone, best first; the caller builds to verify."""
     if origin.library == "hf":
         config = copy.deepcopy(origin.options)
-        for key, value in hf_config_keys(config, old, new).items():
-            config[key] = value
-        return [Origin("hf", origin.name, config, origin.cls)]
+        return [Origin("hf", origin.name, config | hf_config_keys(config, old, new), origin.cls)]
     make_options = _timm_options if origin.library == "timm" else _own_model_options
     return [replace(origin, options={**origin.options, **keys}) for keys in make_options(old, new)]
 

@@ -56,7 +56,15 @@ def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
                 cut[id(tensor)] = _cut_tensor(name, tensor, axes, shape, tokens)
             path, _, leaf = name.rpartition(".")
             setattr(result.get_submodule(path), leaf, cut[id(tensor)])
-    _renumber_modules(result, before, after)
+
+    # the numbers in modules that upstream sets otherwise with the smaller vocabulary
+    modules = dict(result.named_modules(remove_duplicate=False))
+    built = dict(before.named_modules(remove_duplicate=False))
+    for path, new in after.named_modules(remove_duplicate=False):
+        for key, value in vars(new).items():
+            old = vars(built[path]).get(key)
+            if path in modules and type(value) in (int, list) and old != value:
+                setattr(modules[path], key, value)
     if is_stamped(model):
         set_origin(result, live_origin(result))
     return result
@@ -76,17 +84,6 @@ def _cut_tensor(name: str, tensor: Tensor, axes: list[int], built: torch.Size, t
     rows = torch.tensor(tokens.rows(tensor.shape[axes[0]]), device=tensor.device)
     new = place(tensor.detach().index_select(axes[0], rows))
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-
-
-def _renumber_modules(model: nn.Module, before: nn.Module, after: nn.Module) -> None:
-    """Set the numbers in modules that upstream sets otherwise with the smaller vocabulary."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    built = dict(before.named_modules(remove_duplicate=False))
-    for path, new in after.named_modules(remove_duplicate=False):
-        for key, value in vars(new).items():
-            old = vars(built[path]).get(key)
-            if path in modules and type(value) in (int, list) and old != value:
-                setattr(modules[path], key, value)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -138,10 +138,6 @@ def _cut_words(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None
     writing.write(path, "".join(f"{words[number]}\n" for number in sorted(words)))
 
 
-def _cut_vocabulary(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
-    _write_json(path, state["model"]["vocab"])
-
-
 def _cut_merges(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
     head = next(iter(read_lines(path, DataError)), "")
     lines = [head.rstrip("\n")] if head.startswith("#version") else []
@@ -153,6 +149,6 @@ CUTTERS: Mapping[str, Callable[[Path, Mapping[str, Any], KeptTokens], None]] = {
     "tokenizer_config.json": _cut_config,
     "added_tokens.json": _cut_added,
     "vocab.txt": _cut_words,
-    "vocab.json": _cut_vocabulary,
+    "vocab.json": lambda path, state, tokens: _write_json(path, state["model"]["vocab"]),
     "merges.txt": _cut_merges,
 }
