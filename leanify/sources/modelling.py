@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -182,18 +183,16 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
 
 def _changed_attributes(old: Any, new: Any, model: Any) -> dict[str, Any]:
     """Return the plain attributes in which two modules differ, including attributes of a separate configuration."""
-    attributes: dict[str, Any] = {}
-    for name, value in vars(new).items():
-        is_plain = isinstance(value, PLAIN) and not name.startswith("_") and name != "training"
-        if is_plain and name in vars(old) and vars(old)[name] != value:
-            attributes[name] = value
+    attributes = _changed_values(vars(old), vars(new))
+    attributes.pop("training", None)
     new_config, old_config = getattr(new, "config", None), getattr(old, "config", None)
     if new_config is not None and new is not model and new_config is not model.config and old_config is not None:
-        words, old_words = {}, get_fields(old_config)  # Idefics keeps a rate of dropout by that name
-        for name, value in get_fields(new_config).items():
-            is_plain = isinstance(value, PLAIN) and not name.startswith("_")
-            if is_plain and old_words.get(name, value) != value:
-                words[name] = value
+        words = _changed_values(get_fields(old_config), get_fields(new_config))  # Idefics' config is a rate of dropout
         if words:
             attributes["config"] = copy.deepcopy(words)
     return attributes
+
+
+def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in new.items() if isinstance(value, PLAIN) and not name.startswith("_")}
+    return {name: value for name, value in values.items() if name in old and old[name] != value}

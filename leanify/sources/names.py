@@ -30,24 +30,19 @@ KINDS = "timm model, transformers model type, recipe, hub id or path"
 def check_names(texts: str | list[str] | None) -> str | list[str] | None:
     """Return a command's SOURCE. Raises SourceError for a name that can only be a mistake."""
     for text in [texts] if isinstance(texts, str) else texts or []:
-        _check_name(text)
+        is_path = os.path.exists(Path(text).expanduser())  # noqa: PTH110  False for one that is too long or has a NUL
+        is_word = re.fullmatch(r"[A-Za-z][\w.-]*", text) is not None and not Path(text).suffix
+        if is_path or not is_word or is_code(text) or recipe.find(text) is not None:
+            continue
+        bare = text.partition(".")[0]
+        if text in HUB or bare.replace("-", "_") in {name.replace("-", "_") for name in model_types()}:
+            continue
+        try:
+            complete_name(text, text)
+        except SourceError:
+            if "_" in text or f"{bare}_" in " ".join(timm_names()) or not hub_answers():
+                raise  # else the hub may know it
     return texts
-
-
-def _check_name(text: str) -> None:
-    is_path = os.path.exists(Path(text).expanduser())  # noqa: PTH110  False for one that is too long or has a NUL
-    is_word = re.fullmatch(r"[A-Za-z][\w.-]*", text) is not None and not Path(text).suffix
-    if is_path or not is_word or is_code(text) or recipe.find(text) is not None:
-        return
-    bare = text.partition(".")[0]
-    if text in HUB or bare.replace("-", "_") in {name.replace("-", "_") for name in model_types()}:
-        return
-    try:
-        complete_name(text, text)
-    except SourceError as error:
-        if "_" in text or f"{bare}_" in " ".join(timm_names()) or not hub_answers():
-            raise
-        del error  # the hub may know it
 
 
 def complete_name(source: str, name: str) -> str:
