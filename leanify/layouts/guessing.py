@@ -155,8 +155,7 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a table's first line is a sample, not names: it has one of a column's labels, a fraction, a picture's
     name, or an integer twice.
 
-    Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a
-    header.
+    Names that describe a column, and 0, 1, …, as pandas writes for columns without a name, are a header.
     """
     if any(spelling(name) in USUAL_NAMES for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False

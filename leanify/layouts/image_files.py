@@ -1,7 +1,4 @@
-"""Images in folders of classes: which files and folders count. What looks at data and what reads it ask here.
-
-Does not import torch.
-"""
+"""Images in folders of classes: which files and folders count. Does not import torch."""
 
 from __future__ import annotations
 
@@ -61,8 +58,7 @@ def is_tool_folder(name: str) -> bool:
 class ImageFiles:
     """The images of FOLDER/CLASS/…, with the interface of a timm reader: index → (open file, class).
 
-    timm's own reader takes the innermost folder's name, and so loses what lies deeper or gives it another
-    class.
+    timm's own reader takes the innermost folder's name, and so loses what lies deeper or gives it another class.
     """
 
     def __init__(self, root: Path, classes: Mapping[str, int]) -> None:

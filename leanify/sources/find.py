@@ -26,7 +26,7 @@ from leanify.core import machine, recipe
 from leanify.core import path_kinds as places
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, SourceError
-from leanify.core.files.reading import check_regular, read_json
+from leanify.core.files.reading import check_regular, preview, read_json
 from leanify.core.recipe_code import is_code
 from leanify.reshaping import surgery
 from leanify.runs import checkpoints, run_directory
@@ -35,7 +35,7 @@ from leanify.sources.names import HUB, complete_name, hub_answers, is_model_type
 from leanify.sources.overrides import hf_origin, override_source, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, preview, read_tensors
+from leanify.sources.tensors import read_tensors
 from leanify.upstream import hooks, user_modules
 from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
@@ -131,7 +131,7 @@ def find(
     elif os.path.exists(path):  # noqa: PTH110
         model_source = _find_file(path, options, cls)
     # a path that does not exist
-    elif text.startswith(("./", "/", "~", "../")) or path.suffix in (*CHECKPOINTS, ".json", ".toml"):
+    elif text.startswith(("./", "/", "~", "../")) or path.suffix in (*places.WEIGHTS, ".json", ".toml"):
         raise SourceError(f"{text[:200]} does not exist")
     else:
         model_source = _find_name(text, pretrained)
@@ -280,7 +280,9 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
         for pattern, remedy in weights.UNREAD.items():
             if path.match(pattern):
                 raise SourceError(f"{path} has weights in a form that is not read: {remedy}")
-        raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
+        raise SourceError(
+            f"{path} is not a model; name a directory, a config.json or a {', '.join(places.WEIGHTS)} file"
+        )
     directory = path.absolute().parent
     if (directory / places.ADAPTER).exists():
         raise _adapter_error(path)

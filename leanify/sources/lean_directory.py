@@ -29,7 +29,6 @@ from leanify.core.architecture import Architecture
 from leanify.core.errors import DirectoryError, ShapeError
 from leanify.core.files import writing
 from leanify.core.files.reading import checksum, read_json
-from leanify.core.files.writing import new_directory
 from leanify.core.path_kinds import CARD, FORMAT, check_format
 from leanify.reshaping import surgery
 from leanify.sources import modelling, side_files, timm_hooks
@@ -69,7 +68,7 @@ def save(
     description = describe(model, architecture)
     if description.origin.library == user_modules.LIBRARY:
         check_rebuilt(model, description)
-    with new_directory(directory, force) as folder:
+    with writing.new_directory(directory, force) as folder:
         # weights, configuration and the checkpoint's other files (tokenizer, processor)
         tied = _write(model, description, folder)
         if description.origin.library == "hf":
@@ -192,10 +191,7 @@ ORIGIN_KINDS = {"library": str, "name": str, "options": dict, "cls": str, "pictu
 
 
 def read_card(directory: Path) -> ModelSource:
-    """The model of a lean directory's or a run's card, without its weights.
-
-    Raises DirectoryError for a card that is damaged or of a newer format.
-    """
+    """Read the model of a lean directory's or a run's card. Raises DirectoryError if damaged or of a newer format."""
     file = directory / CARD
     card = read_json(file, DirectoryError)
     try:

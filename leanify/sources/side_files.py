@@ -16,8 +16,8 @@ from typing import Any
 from leanify.core.errors import SourceError
 from leanify.core.files import writing
 from leanify.core.files.reading import open_file, read_json, read_object, resolve_inside
+from leanify.core.path_kinds import WEIGHTS
 from leanify.sources import hub
-from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import text_config
 
@@ -42,7 +42,7 @@ def copy_side_files(model: Any, folder: Path) -> None:
     if source is not None:
         # the checkpoint's other files, by name; links that leave the folder are refused
         for path in sorted(source.iterdir()):
-            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
+            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in WEIGHTS:
                 _copy(path, folder / path.name, _home(source), copies)
         # folders of sentence-transformers' modules, such as 1_Pooling
         if (folder / "modules.json").is_file():

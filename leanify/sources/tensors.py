@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
 from leanify.core.files import tensor_files
-from leanify.core.files.reading import checksum, read_object
-from leanify.core.files.reading import preview as preview
+from leanify.core.files.reading import checksum, preview, read_object
 from leanify.core.files.unpickling import load_pickle
-from leanify.core.path_kinds import WEIGHTS, is_safetensors
+from leanify.core.path_kinds import is_safetensors
 from leanify.lens.located import model_name
 from leanify.upstream.origin import is_hf
 
@@ -27,7 +26,6 @@ STATE_KEYS = (  # under which trainers keep a state dict
 TIMM_AVERAGES = ("state_dict_ema", "model_ema")  # averaged weights, which timm's own loader takes first
 AVERAGES = (*TIMM_AVERAGES, "ema_state_dict", "ema", "params_ema")
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch's own, at any place in a name
-CHECKPOINTS = WEIGHTS
 # The files that upstream's loaders look for in a directory, in order; an index names the shards.
 UPSTREAM = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SAMPLE_NAMES = 8  # of a model, by which prefixes are looked for
@@ -148,10 +146,7 @@ def _class_hint(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
 
 
 def describe_misfits(model_shapes: Shapes, file_shapes: Shapes) -> str:
-    """Describe why tensors do not fit a model, as missing, unknown and of another shape; ``""`` if they fit.
-
-    Names the first three of each kind.
-    """
+    """Describe why tensors do not fit a model, as missing, unknown and of another shape; ``""`` if they fit."""
     missing = [name for name in model_shapes if name not in file_shapes]
     surplus = [name for name in file_shapes if name not in model_shapes]
     odd = []

@@ -11,26 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
-from leanify.core.files.reading import is_file, read_json
+from leanify.core.files.reading import is_file, preview, read_json
 from leanify.core.files.tensor_files import check_header, open_tensors
-from leanify.core.path_kinds import is_checkpoint
+from leanify.core.path_kinds import WEIGHTS, is_checkpoint
 from leanify.reshaping import surgery
 from leanify.sources import hub
 from leanify.sources.describe import find_expression
 from leanify.sources.names import hub_answers
 from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
-from leanify.sources.tensors import (
-    CHECKPOINTS,
-    UNQUANTISED,
-    UPSTREAM,
-    check_sum,
-    fit_names,
-    load_into,
-    preview,
-    read_tensors,
-    weight_map,
-)
+from leanify.sources.tensors import UNQUANTISED, UPSTREAM, check_sum, fit_names, load_into, read_tensors, weight_map
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import import_timm, import_transformers
@@ -223,7 +213,7 @@ def _check_files(directory: Path) -> None:
         if shards is None or not all(isinstance(shard, str) for shard in shards.values()):
             raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensor names to files")
         for shard in shards.values():  # a link is followed: the hub's cache consists of links
-            if Path(shard).name != shard or Path(shard).suffix not in CHECKPOINTS or not is_file(directory / shard):
+            if Path(shard).name != shard or Path(shard).suffix not in WEIGHTS or not is_file(directory / shard):
                 raise SourceError(f"{directory / name} names {shard[:80]!r}, which is not a file of weights beside it")
         files = [directory / shard for shard in sorted(set(shards.values()))]
     # checksums of safetensors, and no pickle that would run code
