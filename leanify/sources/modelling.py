@@ -125,8 +125,8 @@ def get_config(model: Any) -> Any:
     return plain
 
 
-def write_code(model: Any, folder: Path) -> bool:
-    """Write the modelling file into a lean directory, and name it in config.json; False if that is impossible.
+def write_code(model: Any, folder: Path) -> None:
+    """Write the modelling file into a lean directory, and name it in config.json, for models that have one.
 
     ``trust_remote_code=True`` then opens the directory without leanify. Without it, the type of config.json is unknown
     to transformers, which refuses it as before.
@@ -134,13 +134,12 @@ def write_code(model: Any, folder: Path) -> bool:
     try:
         config = get_config(model)
     except UnsupportedModel:
-        return False
+        return
     module = FILE.removesuffix(".py")
     keys = read_json(folder / "config.json")
     keys |= {"lean": config.lean, "auto_map": {"AutoConfig": f"{module}.LeanConfig", **config.auto_map}}
     writing.write(folder / "config.json", json.dumps(keys, indent=2, sort_keys=True) + "\n")
     writing.write(folder / FILE, code_text(model))
-    return True
 
 
 def code_text(model: Any) -> str:

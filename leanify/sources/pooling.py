@@ -62,16 +62,9 @@ class Dense:
 Pooling = tuple["str | Dense", ...]  # modes, whose vectors are concatenated, and layers behind them
 
 
-def has_modules(folder: Path) -> bool:
-    """Whether a folder is in sentence-transformers' layout."""
-    return (folder / MODULES).is_file()
-
-
 def is_encoder(folder: Path) -> bool:
     """Whether the first of sentence-transformers' modules is a model without a head (SPLADE's has one)."""
-    if not has_modules(folder):
-        return False
-    modules = read_json(folder / MODULES)
+    modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
     first = modules[0] if isinstance(modules, list) and modules else {}
     return isinstance(first, dict) and str(first.get("type", "")).rpartition(".")[2] == "Transformer"
 
@@ -82,7 +75,7 @@ def read_pooling(folder: Path) -> Pooling:
     Raises SourceError for a damaged file, an unknown mode or an unknown module.
     """
     # a folder of transformers alone has no pooling: the mean is sentence-transformers' default
-    if not has_modules(folder):
+    if not (folder / MODULES).is_file():
         return ("mean",)
     modules = read_json(folder / MODULES)
     entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []

@@ -94,8 +94,8 @@ def required_tokens(vocabulary: Vocabulary, model_ids: Collection[int] = ()) -> 
         ids_to_keep |= {number for number in (vocabulary.model.get("unk_id"),) if number is not None}
         ids_to_keep |= {number for number, score in vocabulary.scores.items() if score >= 0}
         ids_to_keep.add(min(vocabulary.scores, key=lambda number: vocabulary.scores[number]))
-    # what spells every other token
-    if vocabulary.has_byte_fallback:
+    # what spells every other token: bytes, <0x00> to <0xFF>, or single characters
+    if vocabulary.model.get("byte_fallback"):
         return ids_to_keep | {number for word, number in ids.items() if BYTE.fullmatch(word)}
     for word, number in ids.items():
         symbols = spell(vocabulary, word)

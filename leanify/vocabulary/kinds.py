@@ -41,11 +41,6 @@ class Vocabulary:
         """WordPiece, BPE or Unigram."""
         return str(self.model["type"])
 
-    @property
-    def has_byte_fallback(self) -> bool:
-        """Whether a character without a token is spelled by its bytes, ``<0x00>`` to ``<0xFF>``."""
-        return bool(self.model.get("byte_fallback"))
-
     @cached_property
     def ids(self) -> dict[str, int]:
         """The ids of the tokens that texts are split into, without tokens that are only added."""
