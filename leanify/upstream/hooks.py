@@ -38,7 +38,7 @@ class Change:
 CHANGES = (
     Change(
         "timm.models.vision_transformer",
-        "upstream.timm_head_dims.register_head_dims",
+        "upstream.spelling.register_head_dims",
         "entries in timm's ATTN_LAYERS: attentions of any head_dim, which VisionTransformer does not pass on",
     ),
     Change(

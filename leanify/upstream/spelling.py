@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from leanify.core.architecture import Architecture, Stage, primary_layer
 from leanify.upstream.origin import Origin, text_config
-from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PretrainedConfig
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
@@ -26,6 +27,8 @@ LAYER_LISTS = (  # a value for each layer
 )  # fmt: skip
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
+HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the name under which timm finds an attention with this head_dim
+HEAD_DIMS = range(1, 257)
 
 
 def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin]:
@@ -63,6 +66,27 @@ def _timm_options(old: Architecture, new: Architecture) -> Iterator[dict[str, An
         if int(layer.width * ratio) != hidden:
             ratio = (hidden + 0.5) / layer.width
         yield {**keys, "mlp_ratio": ratio}
+
+
+def register_head_dims(vision_transformer: Any) -> None:
+    """Make timm's vision_transformer accept attentions of any head_dim by name; called when its module is imported.
+
+    timm's Attention has ``attn_head_dim``, but VisionTransformer does not pass it on. A name in
+    ``attn_layer`` is saved in ``model_args`` and resolved here by ``create_model("local-dir:…")``.
+    """
+    attention = vision_transformer.Attention
+    layers = getattr(vision_transformer, "ATTN_LAYERS", None)
+    if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:
+        return  # this timm cannot express it, but leanify.load still can
+    for head_dim in HEAD_DIMS:
+        layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _make_attention_class(attention, head_dim))
+
+
+def _make_attention_class(attention: type[nn.Module], head_dim: int) -> type[nn.Module]:
+    def __init__(self: nn.Module, dim: int, num_heads: int = 8, **options: Any) -> None:
+        attention.__init__(self, dim, num_heads=num_heads, attn_head_dim=head_dim, **options)
+
+    return type(attention.__name__, (attention,), {"__init__": __init__, "freed": True})
 
 
 def _own_model_options(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
