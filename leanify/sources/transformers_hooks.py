@@ -17,6 +17,8 @@ many places (PEFT's target modules, weight conversions, tokenizers), and there a
 from __future__ import annotations
 
 import functools
+import json
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -49,8 +51,6 @@ def convert_configurations(module: ModuleType) -> None:
         if stored_shape(self) is None:
             write(self, json_file_path, use_diff)
             return
-        import json
-
         from leanify.core.files import writing
 
         # on disk: a configuration that upstream can build, and the lean shape under a key of ours
@@ -161,8 +161,6 @@ def align_stages(shape: Any, model_shape: Any) -> Any:
 
 def sync_config(model: Any) -> None:
     """Update the lean shape in a configuration from the tensors; remove it if upstream's keys suffice."""
-    from contextlib import suppress
-
     from leanify.core.errors import LeanifyError
     from leanify.sources.describe import describe
 

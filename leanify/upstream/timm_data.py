@@ -64,11 +64,10 @@ def check_pretrained_cfg(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_sound(key: str, value: Any) -> bool:
+    numbers = value if isinstance(value, list | tuple) else []
     if key in SIZES:
-        sides = value if isinstance(value, list | tuple) else []
-        return len(sides) == 3 and all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
+        return len(numbers) == 3 and all(type(side) is int and 0 < side <= MAX_SIDE for side in numbers)
     if key in STATISTICS:
-        numbers = value if isinstance(value, list | tuple) else []
         return len(numbers) > 0 and all(isinstance(number, int | float) for number in numbers)
     if key in SHARES:
         return isinstance(value, int | float) and 0 < value <= 4

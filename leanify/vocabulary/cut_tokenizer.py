@@ -94,11 +94,7 @@ def _check_ids(text: str, vocabulary: Vocabulary, tokens: KeptTokens) -> None:
     """Raise DataError if the tokenizers library numbers the tokens of the cut file otherwise."""
     from tokenizers import Tokenizer
 
-    def read() -> dict[str, int]:
-        numbers: dict[str, int] = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
-        return numbers
-
-    numbers = bounds.call(read, "the cut tokenizer")
+    numbers = bounds.call(lambda: Tokenizer.from_str(text).get_vocab(with_added_tokens=True), "the cut tokenizer")
     for old, new in tokens.new_ids.items():
         word = vocabulary.tokens[old]
         if numbers.get(word) != new:
