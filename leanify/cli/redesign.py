@@ -1,31 +1,88 @@
-"""``leanify redesign``"""
+"""``leanify redesign``; its options are the library's `Options`, and those about weights and output."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
-from leanify.cli import redesign_options as option
+import typer
+
 from leanify.cli.formats import output_kind, show
+from leanify.cli.options import check_source, complete_source, output_option, pin
 from leanify.core.errors import LeanifyError
+from leanify.search.options import BUDGETS, PINS, Options, flag_name, flags
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
 DEFAULT = "vit_base"
+WEIGHTS = "Weights"  # a panel of the help
+
+# the types of options on the command line if they differ from Python: budgets, pins and the width are parsed later
+TYPER_TYPES: dict[str, Any] = {
+    **dict.fromkeys((*BUDGETS, *PINS, "width"), str | None),
+    "target_params": list[str] | None,
+    "overrides": list[str] | None,
+}
 
 
-@option.add_options
+def add_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Options` to a command that takes ``**typed``, after its first parameter."""
+    # a keyword parameter for each field of Options
+    hints = get_type_hints(Options, include_extras=True)
+    defaults = {option.name: option.default for option in fields(Options)}
+    options = []
+    for name, flag in flags().items():
+        info = typer.Option(flag_name(name), metavar=flag.metavar, help=flag.help, rich_help_panel=flag.panel)
+        annotation: Any = Annotated[TYPER_TYPES.get(name, get_args(hints[name])[0]), info]
+        default = None if name in TYPER_TYPES else defaults[name]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+
+    # they replace **typed in the signature
+    signature = inspect.signature(command, eval_str=True)
+    parameters = signature.parameters.values()
+    first, *others = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[first, *options, *others])  # type: ignore[attr-defined]
+    return command
+
+
+@add_options
 def redesign(
-    sources: option.Sources = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE…",
+            help="timm or transformers names, hub ids, directories, config.json (default: vit_base at half)",
+            autocompletion=complete_source,
+            callback=check_source,
+        ),
+    ] = None,
     *,
-    weights: option.Weights = None,
-    pretrained: option.Pretrained = False,
-    output: option.Output = None,
-    choose: option.Choose = None,
-    control: option.Control = False,
-    format: option.Format = None,
-    json: option.Json = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones", rich_help_panel=WEIGHTS),
+    ] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="carry over upstream's own weights", rich_help_panel=WEIGHTS)
+    ] = False,
+    output: Annotated[
+        Path | None, output_option("--output", "-o", metavar="DIR", help="write a lean directory")
+    ] = None,
+    choose: Annotated[
+        str | None,
+        output_option(
+            metavar="NAME|N",
+            help="with -o: lean, plain, narrow, balanced, control, or the Nth candidate (default: the first row)",
+        ),
+    ] = None,
+    control: Annotated[bool, output_option("--control", help="with -o: write DIR/lean and DIR/control")] = False,
+    format: Annotated[str | None, typer.Option(metavar="table|json|csv|markdown", hidden=True)] = None,
+    json: Annotated[
+        bool,
+        output_option("--json", help="print one JSON object and nothing else; --format csv|markdown prints rows"),
+    ] = False,
     **typed: Any,
 ) -> None:
     """Plan a smaller model under a budget: baseline, lean, control, narrow, balanced and plain side by side.
@@ -49,7 +106,7 @@ def redesign(
         else:
             names.append(argument)
     names = names or [DEFAULT]
-    options = option.parse_options(typed)
+    options = parse_options(typed)
     requests = [replace(options, target_params=budget) for budget in budgets] or [options]
 
     # refuse contradictions before anything slow
@@ -76,3 +133,15 @@ def redesign(
     if kind != "table":
         for view in views:
             plans.print_warnings(view.plan)
+
+
+def parse_options(typed_values: Mapping[str, Any]) -> Options:
+    """Parse typed values, except the budget on parameters. Raises the errors of `Options`."""
+    from leanify.sources.overrides import parse_overrides
+
+    values = dict(typed_values)
+    values.pop("target_params")
+    for name in PINS:
+        values[name] = pin(flag_name(name), values[name])
+    values["overrides"] = parse_overrides(values["overrides"] or [])
+    return Options(**values)
