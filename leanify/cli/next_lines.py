@@ -70,10 +70,9 @@ def typed_without(*flags: str) -> str:
     return join(["leanify", *(word for word in sys.argv[1:] if word not in (*flags, "--quiet", "--no-color"))])
 
 
-def write_lines(arguments: Sequence[str], choice: str | None) -> list[str]:
-    """Return the typed command with a new folder, and the design to write if one must be named; an empty list if it was
-    called from Python.
-    """
+def write_lines(choice: str | None) -> list[str]:
+    """The typed command with a new folder, and the design to write if one must be named; nothing from Python."""
+    arguments = sys.argv[1:]
     if arguments[:1] != ["redesign"] or "--" in arguments:
         return []
     chosen = [] if choice is None else ["--choose", choice]

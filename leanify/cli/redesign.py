@@ -120,19 +120,19 @@ def redesign(
     from leanify.core.terminal import progress
 
     with progress("loading PyTorch", None):
-        from leanify.cli import planned, plans
+        from leanify.cli import plans
 
     # plan, write and show
-    writing = planned.WriteOptions(weights, pretrained, output, control, choose)
-    views = list(planned.plan_all(names, requests, writing, typed["overrides"] or ()))
-    output_json = views[0].to_json() if len(views) == 1 else {"plans": [view.to_json() for view in views]}
+    writing = plans.WriteOptions(weights, pretrained, output, control, choose)
+    results = list(plans.plan_all(names, requests, writing, typed["overrides"] or ()))
+    documents = [plan.to_json() for plan, _ in results]
     rows: list[dict[str, Any]] = []
-    for view in views:
-        rows += view.readable_rows() if kind == "markdown" else view.rows()
-    show(kind, output_json, rows, lambda: planned.render(views))
+    for plan, _ in results:
+        rows += plans.rows(plan, for_readers=kind == "markdown")
+    show(kind, documents[0] if designs == 1 else {"plans": documents}, rows, lambda: plans.render(results))
     if kind != "table":
-        for view in views:
-            plans.print_warnings(view.plan)
+        for plan, _ in results:
+            plans.print_warnings(plan)
 
 
 def parse_options(typed_values: Mapping[str, Any]) -> Options:
