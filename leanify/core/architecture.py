@@ -61,11 +61,7 @@ class Layer:
                 f"{heads} heads do not form whole key/value groups: this layer has {self.heads} heads on "
                 f"{self.kv_heads} key/value heads, so heads must be a multiple of {self.group}"
             )
-        kv_heads = heads // self.group
-        if self.kv_heads == self.heads:
-            kv_heads = heads
-        elif self.kv_heads == 1:
-            kv_heads = 1
+        kv_heads = 1 if self.kv_heads == 1 < self.heads else heads // self.group
         return replace(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim or self.head_dim)
 
 
@@ -175,16 +171,16 @@ class Stage:
                 f"stage {self.name!r} would send a token to {active_count} of {expert_count} experts; at most all of "
                 "them can be active (--mlp active=N)"
             )
+
         # every mixture of the stage changes alike
-        blocks = []
-        for block in self.blocks:
-            layers: list[Layer] = []
-            for layer in block:
-                if layer.experts:
-                    layer = replace(layer, experts=expert_count, active=active_count)
-                layers.append(layer)
-            blocks.append(tuple(layers))
-        return replace(self, blocks=tuple(blocks))
+        def mix(layer: Layer) -> Layer:
+            return replace(layer, experts=expert_count, active=active_count) if layer.experts else layer
+
+        return self.map_layers(mix)
+
+    def map_layers(self, change: Callable[[Layer], Layer]) -> Stage:
+        """Return the stage with ``change`` applied to every layer."""
+        return replace(self, blocks=tuple(tuple(map(change, block)) for block in self.blocks))
 
     def _reshape_block(self, block: Block, targets: Mapping[str, int | None]) -> Block:
         primaries = widest(block)
@@ -243,11 +239,7 @@ class Architecture:
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Architecture:
         """Return the architecture with ``change`` applied to every layer."""
-        stages = []
-        for stage in self.stages:
-            blocks = [tuple(map(change, block)) for block in stage.blocks]
-            stages.append(replace(stage, blocks=tuple(blocks)))
-        return replace(self, stages=tuple(stages))
+        return replace(self, stages=tuple(stage.map_layers(change) for stage in self.stages))
 
     def grown(self, heads: int | Sequence[int] | None = None, factor: int | None = None) -> Architecture:
         """This architecture with more heads of the same head_dim: ``factor`` times as many, or ``heads``.
