@@ -13,6 +13,9 @@ import typer
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Explain, Format, Json, check_source
+from leanify.core.errors import LeanifyError
+from leanify.core.path_kinds import is_study
+from leanify.core.terminal import progress
 
 Words = list[str] | None
 
@@ -97,9 +100,6 @@ def compare(
       leanify compare digits --designs baseline,lean,control
     """
     kind = output_kind(format, json)
-    from leanify.core.errors import LeanifyError
-    from leanify.core.terminal import progress
-
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
@@ -109,7 +109,6 @@ def compare(
         from leanify.comparison.engines import check_engine, open_engine
         from leanify.comparison.folder import REPORT
         from leanify.comparison.rates import parse
-        from leanify.core.path_kinds import is_study
         from leanify.training import interrupts
 
     # the request; the built-in study runs two at a time

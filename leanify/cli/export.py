@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from leanify.cli.formats import print_json
 from leanify.cli.options import Source
+from leanify.core.terminal import console, progress
 
 
 def export(
@@ -28,9 +30,6 @@ def export(
     Example:
       leanify export lean --format onnx -o lean.onnx
     """
-    from leanify.cli.formats import print_json
-    from leanify.core.terminal import console, progress
-
     with progress(f"exporting {source}", None):
         from leanify.exporting.export import export as export_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
-from leanify.core.path_kinds import is_bare_checkpoint, unused_path
+from leanify.core.path_kinds import is_bare_checkpoint, is_run, unused_path
 from leanify.core.terminal import console
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ def _is_trained_here(plan: Plan) -> bool:
 def _has_data(source: str) -> bool:
     """Whether the source is a recipe or a run, which names its data."""
     from leanify.core import recipe
-    from leanify.core.path_kinds import is_run
 
     if is_run(source):
         return recipe.load(Path(source) / "recipe.toml").data is not None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from leanify.core.built_in_recipes import built_in_recipes, stems
 from leanify.core.errors import ShapeError
 
 
 def complete_source(incomplete: str) -> list[str]:
     """Shell completion of a SOURCE: the zoo's names, recipes and local paths. Does not import torch."""
-    from pathlib import Path
-
-    from leanify.core.built_in_recipes import built_in_recipes
     from leanify.lens.zoo import load_table
 
     names = [model["name"] for model in load_table()["models"]]
@@ -33,8 +32,6 @@ def check_source(value: str | list[str] | None) -> str | list[str] | None:
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Shell completion of a recipe's name."""
-    from leanify.core.built_in_recipes import built_in_recipes, stems
-
     return sorted(name for name in {*built_in_recipes(), *stems()} if name.startswith(incomplete))
 
 

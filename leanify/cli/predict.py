@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leanify.cli.formats import output_kind, show
 from leanify.cli.options import Format, Json
+from leanify.core.errors import DataError, DirectoryError
+from leanify.core.terminal import console, progress
 
 if TYPE_CHECKING:
     from leanify.training.predicting import Answer
@@ -34,11 +37,6 @@ def predict(
     Example:
       leanify predict RUN picture.png
     """
-    from shlex import quote
-
-    from leanify.core.errors import DataError, DirectoryError
-    from leanify.core.terminal import progress
-
     # the run and a file may have changed places
     kind = output_kind(format, json)
     if not Path(run).is_dir():
@@ -76,7 +74,6 @@ def predict(
 def _print(answers: list[Answer]) -> None:
     """Print one line per sample, without columns that are empty for all samples."""
     from leanify.cli.tables import GAP, shorten, table
-    from leanify.core.terminal import console
 
     # the columns that some sample fills, with their widths
     out = console()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import output_kind, show
+from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, check_source, complete_source
-from leanify.core.terminal import say
+from leanify.core.errors import LeanifyError
+from leanify.core.terminal import console, progress, say, track
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
 
 if TYPE_CHECKING:
@@ -65,8 +67,6 @@ def profile(
       leanify profile vit_base lean
       leanify profile lean --no-measure --max-params 43M
     """
-    from leanify.core.errors import LeanifyError
-    from leanify.core.terminal import progress, track
     from leanify.search.amounts import amount
 
     # the limits, refused before torch is imported
@@ -103,8 +103,6 @@ def profile(
 
 def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[dict[str, Any]]:
     """The source, limit and value of every cost above its limit. Raises LeanifyError for one that was not measured."""
-    from leanify.core.errors import LeanifyError
-
     excesses = []
     for model in profiles:
         costs = {"--max-params": model.params, "--max-macs": model.macs, "--max-latency": model.latency_s}
@@ -122,9 +120,7 @@ def _render(profiles: Sequence[Profile], explain: bool) -> None:
 
     With ``explain``, and if two counters differ, a line describes how MACs were counted.
     """
-    from leanify.cli.next_lines import print_next, typed_without
     from leanify.cli.tables import table
-    from leanify.core.terminal import console
     from leanify.profiling.profile_result import COUNTERS_AGREE
 
     out = console()

@@ -14,6 +14,7 @@ import typer
 from leanify.cli.formats import output_kind, show
 from leanify.cli.options import check_source, complete_source, output_option, pin
 from leanify.core.errors import LeanifyError
+from leanify.core.terminal import progress
 from leanify.search.options import BUDGETS, PINS, Options, flag_name, flags
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
@@ -116,8 +117,6 @@ def redesign(
             raise LeanifyError(f"{flag} is about what -o DIR writes; give -o")
     if output is not None and designs > 1:
         raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")
-
-    from leanify.core.terminal import progress
 
     with progress("loading PyTorch", None):
         from leanify.cli import plans

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanify.cli.formats import output_kind, show
+from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
+from leanify.core.errors import DirectoryError
+from leanify.core.path_kinds import is_study
+from leanify.core.terminal import console, progress
+from leanify.core.units import format_metric
 
 if TYPE_CHECKING:
     from leanify.comparison.overview import StudyOverview
@@ -31,15 +36,11 @@ def runs(
     Example:
       leanify runs
     """
-    from leanify.core.errors import DirectoryError
-    from leanify.core.terminal import progress
-
     kind = output_kind(format, as_json)
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
         from leanify.comparison.overview import find_studies
-        from leanify.core.path_kinds import is_study
         from leanify.training.overview import find_runs
 
         run_list, studies = list(find_runs(folder, is_study)), list(find_studies(folder))
@@ -52,10 +53,8 @@ def runs(
 
 
 def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOverview]) -> None:
-    from leanify.cli.next_lines import print_next
     from leanify.cli.screen import NARROW
     from leanify.cli.tables import fit, print_table, table
-    from leanify.core.terminal import console
 
     # the studies, then the runs
     out = console()
@@ -91,7 +90,6 @@ def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOvervie
 def _rows(run_list: list[RunOverview], width: int) -> list[tuple[str, ...]]:
     """A row for each run, with models' names shortened to the width that the other columns leave."""
     from leanify.cli.tables import GAP, shorten
-    from leanify.core.units import format_metric
 
     rows = []
     for run in run_list:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli.next_lines import print_next
+from leanify.core.path_kinds import path_kind
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import can_be_applied
 from leanify.core.terminal import bars, console, fold, progress
@@ -132,8 +134,6 @@ def print_facts(facts: Mapping[str, Any], command: str) -> None:
 
 def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = None) -> None:
     """Print the best, last and test evaluations, their meaning, the run's folder, and commands to type next."""
-    from shlex import quote
-
     from leanify.cli.tables import print_table, table
 
     # the evaluations, in the order of the table
@@ -193,9 +193,6 @@ def _study_recipe(recipe: str, run: RunDirectory) -> str | None:
     """What `leanify compare` takes to study the same model on the same data, as words to type; None for a lean
     directory, which is compared with its original instead.
     """
-    from shlex import quote
-
-    from leanify.core.path_kinds import path_kind
     from leanify.training.default_recipe import OWN_RECIPES, further_settings
 
     data = run.recipe.data

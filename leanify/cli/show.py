@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,9 @@ from leanify.cli.formats import show as show_as
 from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, complete_source
 from leanify.core.errors import LeanifyError
+from leanify.core.path_kinds import is_run, is_study
+from leanify.core.terminal import console, progress, say
+from leanify.core.units import format_count, format_metric
 
 if TYPE_CHECKING:
     from leanify.core.architecture import Architecture
@@ -38,7 +41,7 @@ class Page:
     rows: list[Facts]
     curves: Curves | None = None
     title: str = ""
-    after: Sequence[str] = field(default=())
+    after: Sequence[str] = ()
 
 
 def show(
@@ -58,8 +61,6 @@ def show(
     Example:
       leanify show RUN --plot curves.png
     """
-    from leanify.core.terminal import progress, say
-
     # read
     kind = output_kind(format, json)
     with progress(f"reading {what}", None):
@@ -83,7 +84,6 @@ def show(
 
 def _page(what: str, plot: Path | None) -> Page:
     from leanify.core import recipe as recipes
-    from leanify.core.path_kinds import is_run, is_study
 
     if is_run(what):
         return _run(what, plot)
@@ -101,7 +101,6 @@ def _page(what: str, plot: Path | None) -> Page:
 
 def _run(what: str, plot: Path | None) -> Page:
     from leanify.cli.screen import is_own
-    from leanify.core.units import format_count, format_metric
     from leanify.runs.run_directory import RunDirectory
     from leanify.training.curves import read_curves
     from leanify.training.overview import overview
@@ -174,8 +173,6 @@ def _about(recipe: Recipe) -> list[str]:
 
 
 def _model(what: str) -> Page:
-    from leanify.core.units import format_count
-
     source, architecture, params = _build(what)
     weights = None if source.weights is None else str(source.weights)
 
@@ -210,8 +207,6 @@ def _build(what: str) -> tuple[ModelSource, Architecture, int]:
 
 
 def _print(page: Page) -> None:
-    from leanify.core.terminal import console
-
     out = console()
     first, *others = page.lines
     out.print(first, style="bold", markup=False)

@@ -14,12 +14,19 @@ from leanify.cli.formats import Kind, output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, check_source, output_option
 from leanify.cli.threads import spare_busy_cores
+from leanify.core.errors import DirectoryError, LeanifyError
+from leanify.core.terminal import console, progress
+from leanify.core.units import (
+    format_count,
+    format_forecast,
+    format_metric_value,
+    format_seconds,
+    format_share,
+    macs_column,
+)
 
 Words = list[str] | None
-
-
 LONGEST = 20  # characters of a reference's name in the table
-
 
 purpose_option = partial(typer.Option, rich_help_panel="Purpose")
 budget_option = partial(typer.Option, rich_help_panel="Budget")
@@ -90,9 +97,6 @@ def shrink(
       leanify shrink runs/digits -o lean
     """
     kind = output_kind(format, json)
-    from leanify.core.errors import LeanifyError
-    from leanify.core.terminal import progress
-
     if report:
         return _show_report(Path(checkpoint), kind)
     spare_busy_cores()
@@ -132,7 +136,6 @@ def shrink(
 
 def _show_report(folder: Path, kind: Kind) -> None:
     """Print what `leanify shrink` reported of the model in this folder. Raises DirectoryError."""
-    from leanify.core.errors import DirectoryError, LeanifyError
     from leanify.core.files.reading import read_json
 
     file = folder / "report.json"
@@ -170,7 +173,6 @@ def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     """Print a table of the original, the candidates and the trivial model, and a sentence; for a rehearsal, prices."""
     from leanify.cli.tables import print_table, table
-    from leanify.core.terminal import console
 
     lines = _table_lines(report, rows)
     is_rehearsal = report.get("directory") is None
@@ -195,8 +197,6 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
 def _table_lines(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The cells of the original, the candidates and the trivial model, by the heads of their columns."""
-    from leanify.core.units import format_count, format_metric_value, format_share, macs_column
-
     name, original, reference = report.get("metric"), report["original"], report.get("reference")
     unit, macs = macs_column(original["macs"])
 
@@ -232,8 +232,6 @@ def _table_lines(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[
 
 def _latency(of: Mapping[str, Any]) -> str:
     """The middle half of the rounds: two ranges that overlap are not told apart."""
-    from leanify.core.units import format_seconds
-
     low, high = of.get("latency_range") or (None, None)
     if low is None:
         return format_seconds(of.get("latency_s"))
@@ -253,7 +251,6 @@ def _shape(of: Mapping[str, Any]) -> str:
 
 def result_sentence(report: Mapping[str, Any]) -> str:
     """The chosen candidate, its size, and its quality against the original and the trivial model."""
-    from leanify.core.units import format_count, format_forecast, format_metric_value, format_share
     from leanify.vocabulary.facts import describe_vocabulary
 
     if report.get("directory") is None:

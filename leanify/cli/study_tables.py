@@ -51,9 +51,7 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         out.print(conclusion)
     if page is not None:
         out.print(f"\npage  {page}", soft_wrap=True)
-        lines = list(_next_lines(study, page.parent, explain))
-        if lines:
-            print_next(*lines)
+        print_next(*_next_lines(study, page.parent, explain))
 
 
 def _next_lines(study: Study, folder: Path, explain: bool) -> Iterator[str]:

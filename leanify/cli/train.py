@@ -16,7 +16,8 @@ from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, check_source, complete_recipe
 from leanify.cli.threads import spare_busy_cores
-from leanify.core.errors import raised_by_all
+from leanify.core.errors import LeanifyError, raised_by_all
+from leanify.core.terminal import progress
 
 if TYPE_CHECKING:
     from leanify.core.recipe import Recipe
@@ -82,7 +83,6 @@ def train(
     chosen = recipe if recipe is not None or resume is not None else "digits"
     known_facts = _check(chosen, output, resume, settings or [], dry_run)
     from leanify.cli import screen
-    from leanify.core.terminal import progress
 
     if device is not None:
         _choose(device)
@@ -125,8 +125,6 @@ def train(
 
 def _choose(device: str) -> None:
     """Hide the other devices before torch is imported and looks for them. Raises LeanifyError."""
-    from leanify.core.errors import LeanifyError
-
     if (match := re.fullmatch(r"cpu|cuda(?::(\d+))?", device)) is None:
         raise LeanifyError(f"--device takes cpu, cuda or cuda:N, not {device!r}; several GPUs are used under torchrun")
     if device == "cpu":
@@ -151,7 +149,6 @@ def _check(
 ) -> str | Recipe | None:
     """The request to train, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
     from leanify.core import recipe as recipes
-    from leanify.core.errors import LeanifyError
 
     # options that contradict each other
     if resume is not None and (output is not None or dry_run):

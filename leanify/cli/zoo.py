@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
 
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from leanify.core.errors import SourceError
+from leanify.core.terminal import console
 
 _HOW = (
     "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
@@ -47,8 +49,6 @@ def zoo(
       leanify zoo swin
       leanify zoo --status refused
     """
-    from leanify.core.errors import SourceError
-
     kind = output_kind(format, as_json)
     if library not in (None, "timm", "hf"):
         raise SourceError(f"--library must be timm or hf, not {library!r}")
@@ -63,9 +63,6 @@ def _find_models(
     words: Sequence[str], library: str | None, status: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The table, and its models that have all words in their names. Raises SourceError if there are none."""
-    from difflib import get_close_matches
-
-    from leanify.core.errors import SourceError
     from leanify.lens.zoo import load_table
 
     table = load_table()
@@ -98,10 +95,6 @@ def _name(model: dict[str, Any]) -> str:
 
 def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool, explain: bool) -> None:
     """Print the models and their counts; on a terminal the counts of all models alone, and how to search them."""
-    from collections import Counter
-
-    from leanify.core.terminal import console
-
     out = console(width=120)
     if is_search or not out.is_terminal:
         print(_list_models(models, out.width if out.is_terminal else None, explain), end="\n\n")
