@@ -48,10 +48,7 @@ EVERYWHERE = (
 
 
 def app(*names: str, by_name: bool = False) -> typer.Typer:
-    """Build the app with these commands; a single one takes its arguments directly.
-
-    ``by_name`` lists the commands without importing them.
-    """
+    """Build the app with these commands, ``by_name`` without importing them; a single one takes arguments directly."""
     import typer
 
     from leanify.cli.help import PanelCommand

@@ -20,16 +20,11 @@ REMOVED_OPTIONS: dict[str, dict[str, str]] = {
         "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6"
     },
 }
-
-
 HUB_ID = re.compile(r"(?!timm/|hf/|diffusers/)[\w.-]+/[\w.-]+")
 
 
 def apply_revision(arguments: list[str]) -> list[str]:
-    """Return a command line with ``--revision REV`` spelt in its hub ids, ``org/name@REV``, so that all keep it.
-
-    Raises LeanifyError where no revision or no hub id stands.
-    """
+    """The command line with ``--revision REV`` spelt in its hub ids, ``org/name@REV``. Raises LeanifyError."""
     place = next(index for index, argument in enumerate(arguments) if argument.partition("=")[0] == "--revision")
     _, equals, revision = arguments[place].partition("=")
     rest = arguments[:place] + arguments[place + (1 if equals else 2) :]
@@ -49,10 +44,7 @@ def apply_revision(arguments: list[str]) -> list[str]:
 
 
 def usage_message(error: Any, command: Any, name: str) -> str:
-    """The parser's message; for an unknown option, with the replacement if there is one.
-
-    ``error`` is click's usage error, ``command`` the parsed command and ``name`` its name.
-    """
+    """The message of click's usage error; for an unknown option, with the replacement if there is one."""
     message: str = error.format_message()
     word = re.match(r"No such command (['\"])(.*?)\1\.", message)
     if not name and word and Path(word[2]).exists():

@@ -70,10 +70,7 @@ LARGEST = 10**9  # of a depth, of heads, of an MLP
 
 
 def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
-    """Parse ``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one number, one per stage, or one per tower.
-
-    Raises ShapeError.
-    """
+    """Parse ``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one, one per stage, one per tower. Raises ShapeError."""
     if text is None:
         return None
     parts = text.replace(" ", "").split(",")

@@ -27,7 +27,6 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "--max-latency": format_seconds,
 }
 
-
 measure_option = partial(typer.Option, rich_help_panel="Measurement")
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 
@@ -116,10 +115,7 @@ def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:
-    """Print one column per source and, with several, each number's ratio to the first.
-
-    With ``explain``, and if two counters differ, a line describes how MACs were counted.
-    """
+    """Print one column per source and, with several, each number's ratio to the first."""
     from leanify.cli.tables import table
     from leanify.profiling.profile_result import COUNTERS_AGREE
 

@@ -75,10 +75,7 @@ def list_recipes(kind: Kind = "table", words: Sequence[str] = ()) -> None:
 
 
 def search(words: Sequence[str]) -> list[Row]:
-    """The recipes that have all words in their name, purpose, source or data; the paper's rows have the word "paper".
-
-    Raises RecipeError if there are none.
-    """
+    """The recipes with all words in their name, purpose, source or data ("paper": its rows). Raises RecipeError."""
     # costs of a run, measured when the package was released
     costs = json.loads((home() / "costs.json").read_text(encoding="utf-8"))
     rows = []
@@ -170,10 +167,7 @@ def _print_keys(rows: list[Row]) -> None:
 
 
 def audit_rows() -> Iterator[Row]:
-    """Every recipe that is a row of a publication, with its printed count and the count of its model.
-
-    Models are built on meta, so an audit counts and allocates nothing.
-    """
+    """Every recipe that is a row of a publication, with its printed count and the count of its model on meta."""
     from leanify.profiling.counting import parameters
     from leanify.sources import find
 

@@ -64,17 +64,14 @@ def is_checkpoint(path: Path) -> bool:
     except (OSError, ValueError, LeanifyError):
         return False
     is_archive = start.startswith(b"PK\x03\x04") and start[30 : 30 + start[26]].endswith(b"/data.pkl")
-    return is_archive or _is_legacy(start) or is_safetensors(path, start)
+    # torch.save before 1.6 marks its pickles by a number
+    is_legacy = start[:1] == b"\x80" and b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start[:16]
+    return is_archive or is_legacy or is_safetensors(path, start)
 
 
 def is_bare_checkpoint(path: Path) -> bool:
     """Whether a file of weights has no configuration next to it that names their model."""
     return is_checkpoint(path) and not any((path.absolute().parent / name).is_file() for name in (CARD, CONFIG))
-
-
-def _is_legacy(start: bytes) -> bool:
-    """Whether a file begins with the number by which torch.save before 1.6 marks its pickles."""
-    return start[:1] == b"\x80" and b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start[:16]
 
 
 def is_safetensors(path: Path, start: bytes | None = None) -> bool:

@@ -153,17 +153,14 @@ def _lists_to_tuples(value: Any) -> Any:
 
 
 class KeyDescription(NamedTuple):
-    """One key of a section: TOML type, default as TOML (None if required or unset), and description.
-
-    ``section`` is the dataclass of a key that is a table with keys of its own.
-    """
+    """One key of a section."""
 
     name: str
-    type: str
-    default: str | None
+    type: str  # in words
+    default: str | None  # as TOML; None if required or unset
     required: bool
     about: str
-    section: Any
+    section: Any  # the dataclass of a key that is a table with keys of its own
 
 
 @cache

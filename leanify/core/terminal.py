@@ -81,10 +81,7 @@ def shorten(message: str) -> str:
 
 
 def fold(message: str, width: int | None = None) -> str:
-    """A message whose lines break between words at ``width``, by default that of a terminal on standard error.
-
-    A command stays whole, to be copied.
-    """
+    """A message folded between words at ``width``, by default the terminal's; a command stays whole, to be copied."""
     if width is None and not sys.stderr.isatty():
         return message
     lines, width = message.splitlines(), width or shutil.get_terminal_size().columns
