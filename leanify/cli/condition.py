@@ -19,10 +19,9 @@ from leanify.cli.options import (
     ModelClass,
     Override,
     Tokens,
-    check_source,
-    complete_source,
     output_option,
     source_option,
+    sources_argument,
 )
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console, progress, say
@@ -55,12 +54,7 @@ model_option = partial(typer.Option, rich_help_panel="Several")
 def condition(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SOURCE…",
-            help=f"models: names, directories, checkpoints; without one, {DEFAULT}",
-            autocompletion=complete_source,
-            callback=check_source,
-        ),
+        sources_argument(help=f"models: names, directories, checkpoints; without one, {DEFAULT}"),
     ] = None,
     data: Annotated[
         Path | None,

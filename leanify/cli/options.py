@@ -35,6 +35,7 @@ def complete_recipe(incomplete: str) -> list[str]:
     return sorted(name for name in {*built_in_recipes(), *stems()} if name.startswith(incomplete))
 
 
+sources_argument = partial(typer.Argument, metavar="SOURCE…", autocompletion=complete_source, callback=check_source)
 source_option = partial(typer.Option, rich_help_panel="Source")
 output_option = partial(typer.Option, rich_help_panel="Output")
 

@@ -105,29 +105,24 @@ def rows(plan: Plan, for_readers: bool) -> list[dict[str, Any]]:
 
 
 def render(results: Sequence[tuple[Plan, Sequence[str]]]) -> None:
-    """Print one plan after another: its tables, its warnings, and last the commands to type next."""
+    """Print each plan: its designs side by side, remarks, warnings, and last the commands to type next."""
+    out = console()
     for number, (plan, lines) in enumerate(results):
         if number:
             print()
-        render_plan(plan)
+        out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
+        out.print()
+        print_table(out, fit(_table(plan), out, ("inner", "GMACs", "MMACs")))
+        out.print()
+        out.print(_sentence(plan))
+        other_remarks = [remark for remark in plan.remarks if remark != plan.reason]
+        for line in (*other_remarks, *_timing(plan), *_serving(plan)):
+            out.print(line)
+        if plan.directory:
+            lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
+            out.print(f'written to {plan.directory}; leanify.load("{lean}") loads it')
         print_warnings(plan)
         print_next(*lines)
-
-
-def render_plan(plan: Plan) -> None:
-    """Print baseline, lean, control, narrow and alternatives side by side."""
-    out = console()
-    out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
-    out.print()
-    print_table(out, fit(_table(plan), out, ("inner", "GMACs", "MMACs")))
-    out.print()
-    out.print(_sentence(plan))
-    other_remarks = [remark for remark in plan.remarks if remark != plan.reason]
-    for line in (*other_remarks, *_timing(plan), *_serving(plan)):
-        out.print(line)
-    if plan.directory:
-        lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
-        out.print(f'written to {plan.directory}; leanify.load("{lean}") loads it')
 
 
 def _table(plan: Plan) -> Table:
@@ -209,17 +204,16 @@ def _parts(plan: Plan) -> list[tuple[int, str]]:
 
 def _shape(design: Design, stage: int) -> dict[str, str]:
     """The cells of one stage's sizes, by column."""
-    sizes = []
-    for name in ("depth", "width", "heads", "head_dim", "inner", "mlp", "experts", "active_experts"):
+
+    def size(name: str) -> Any:
         value = getattr(design, name)
-        sizes.append(value[stage] if isinstance(value, list) else value)
-    depth, width, heads, head_dim, inner, mlp, experts, active = sizes
+        return value[stage] if isinstance(value, list) else value
+
+    experts, active = size("experts"), size("active_experts")
     return {
-        "depth": str(depth),
-        "heads × dim": f"{heads} × {head_dim}",
-        "width": str(width),
-        "inner": str(inner),
-        "mlp": str(mlp),
+        "depth": str(size("depth")),
+        "heads × dim": f"{size('heads')} × {size('head_dim')}",
+        **{name: str(size(name)) for name in ("width", "inner", "mlp")},
         "experts": f"{active} of {experts}" if active else str(experts or "–"),
     }
 

@@ -11,7 +11,7 @@ import typer
 
 from leanify.cli.formats import output_kind, show
 from leanify.cli.next_lines import print_next, typed_without
-from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, check_source, complete_source
+from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, sources_argument
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import console, progress, say, track
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
@@ -32,15 +32,7 @@ limit_option = partial(typer.Option, rich_help_panel="Limits")
 
 
 def profile(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE…",
-            help="one column each; ratios are to the first",
-            autocompletion=complete_source,
-            callback=check_source,
-        ),
-    ],
+    sources: Annotated[list[str], sources_argument(help="one column each; ratios are to the first")],
     batch_size: Annotated[int, measure_option(min=1, metavar="N", help="for throughput and training")] = 8,
     device: Annotated[str | None, measure_option(metavar="DEVICE", help="cuda, cpu, … (default: a GPU if any)")] = None,
     dtype: Annotated[str, measure_option(metavar="TYPE", help="float32, bfloat16, float16")] = "float32",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from leanify.cli.formats import output_kind, show
-from leanify.cli.options import check_source, complete_source, output_option, pin
+from leanify.cli.options import output_option, pin, sources_argument
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import progress
 from leanify.search.options import BUDGETS, PINS, Options, flag_name, flags
@@ -53,11 +53,8 @@ def add_options(command: Callable[..., None]) -> Callable[..., None]:
 def redesign(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SOURCE…",
-            help="timm or transformers names, hub ids, directories, config.json (default: vit_base at half)",
-            autocompletion=complete_source,
-            callback=check_source,
+        sources_argument(
+            help="timm or transformers names, hub ids, directories, config.json (default: vit_base at half)"
         ),
     ] = None,
     *,
