@@ -46,13 +46,8 @@ def choose_units(site: Site, symbol: str, counts: Sequence[int], moments: Mappin
     is_grouped = symbol == "h" and site.sizes.get("g", 1) > 1
     group_size = site.sizes["h"] // site.sizes["g"] if is_grouped else 1
     path, module = output_projection(site, symbol)
-    if module is None:  # experts in one tensor
-        scores = _unit_sizes(site, symbol, group_size)
-        kept_by_count = {count: _best(scores, count) for count in counts}
-    elif path not in moments:  # without data: by the norm of the columns
-        matrix = weight_matrix(module).double()
-        places = _input_positions(site, symbol, path, group_size).to(matrix.device)
-        scores = matrix.square().sum(0)[places].sum(1)
+    if module is None or path not in moments:  # experts in one tensor, or without data
+        scores = importances(site, symbol, {}, group_size)
         kept_by_count = {count: _best(scores, count) for count in counts}
     else:
         matrix = weight_matrix(module).double()
@@ -87,13 +82,13 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return scores.topk(count).indices.sort().values.cpu()
 
 
-def importances(site: Site, symbol: str, moments: Mapping[str, Moments]) -> Tensor:
+def importances(site: Site, symbol: str, moments: Mapping[str, Moments], group_size: int = 1) -> Tensor:
     """Return E|W_S a_S|² of every head or unit S, or |W_S|² without data for the projection."""
     path, module = output_projection(site, symbol)
     if module is None:
-        return _unit_sizes(site, symbol, 1)
+        return _unit_sizes(site, symbol, group_size)
     matrix = weight_matrix(module).double()
-    places = _input_positions(site, symbol, path, 1)
+    places = _input_positions(site, symbol, path, group_size)
     if path not in moments:
         return matrix.square().sum(0)[places].sum(1)
     second = moments[path].second[:-1, :-1].to(matrix.device)
