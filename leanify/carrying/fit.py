@@ -28,14 +28,12 @@ from leanify.carrying.calibration import token_rows
 from leanify.carrying.call_traces import Call, replay
 from leanify.carrying.choose import weight_matrix
 from leanify.carrying.correction import OUTPUTS, set_matrix
-from leanify.carrying.pair import check_alike, copy_sublayer, join_sites, output_projections
+from leanify.carrying.pair import adapt_forwards, check_alike, copy_sublayer, join_sites, output_projections
 from leanify.carrying.residual import Residual, Sublayer, record_calls
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import UnsupportedModel
-from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
-from leanify.lens.resize import linear_features, weighted_part
-from leanify.reshaping.sites import locate
+from leanify.lens.resize import weighted_part
 from leanify.upstream.hooked import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input
@@ -77,9 +75,7 @@ def fit_pair(
     # 1. and 2.: the attention
     _read_through(second_sublayers[0], [s.values["x"] for s in records], [s.values["y"] for s in records])
     join_sites(narrow_model.model, first_sublayers[0].site, second_sublayers[0].site, kept_heads)
-    for layer in locate(block).layers:
-        if linear_features(layer.output).inputs != linear_features(layer.output).outputs:
-            free(layer.attention.module)
+    adapt_forwards(block)
     outputs = _fit_output(block, first_sublayers[0].site, records, "x", "before 0")
     _copy_norm(block, first_sublayers[0].norm, other.block)
 

@@ -1,4 +1,4 @@
-"""Fold the gain and the bias of a norm into the projections that read it."""
+"""Fold the gain and the bias of a norm into the projections that read it, and a LayerScale into those before it."""
 
 from __future__ import annotations
 
@@ -83,6 +83,17 @@ def fold(norm: Affine, module: nn.Module, after: float) -> None:
     elif after:
         new = new + constant[:, None] / (after * norm.gain.numel())
     weight.copy_(new.movedim(0, features.output_axis))
+
+
+@torch.no_grad()
+def fold_scale(module: nn.Module, scale: Tensor) -> None:
+    """Multiply the outputs of a projection by a LayerScale, in place."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    axis = linear_features(module).output_axis
+    weight.copy_((weight.movedim(axis, -1) * scale).movedim(-1, axis))
+    if isinstance(bias, Tensor):
+        bias.mul_(scale)
 
 
 @torch.no_grad()

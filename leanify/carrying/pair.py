@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from leanify.carrying.axes import GROWING, Axes, Picks, Sizes, resizable_axes
 from leanify.carrying.blocks import copy_block, find_difference, position_counters
-from leanify.carrying.norms import common_bias, fold, neutralise, precision, read_affine
+from leanify.carrying.norms import common_bias, fold, fold_scale, neutralise, precision, read_affine
 from leanify.carrying.residual import Residual, Sublayer
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.forwards import free
@@ -60,14 +60,19 @@ def join_pair(
     for block, side in zip(blocks, (first_sublayers, second_sublayers), strict=True):
         for sublayer in side:
             _fold_scale(block, sublayer)
-    # join the heads and units, and adapt forwards that assume inner == width
+    # join the heads and units
     for a, b in zip(first_sublayers, second_sublayers, strict=True):
         join_sites(located_model.model, a.site, b.site, kept_heads)
-    for layer in locate(blocks[0]).layers:
-        if linear_features(layer.output).inputs != linear_features(layer.output).outputs:
-            free(layer.attention.module)
+    adapt_forwards(blocks[0])
     _check_sum(blocks[0], first, second)
     return blocks[0]
+
+
+def adapt_forwards(block: nn.Module) -> None:
+    """Adapt the forwards of a joined block that assume inner == width."""
+    for layer in locate(block).layers:
+        if linear_features(layer.output).inputs != linear_features(layer.output).outputs:
+            free(layer.attention.module)
 
 
 def copy_sublayer(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer:
@@ -122,18 +127,12 @@ def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[
 
 
 def _fold_scale(block: nn.Module, sublayer: Sublayer) -> None:
-    """Fold a LayerScale into the output projection of its sublayer, in place."""
+    """Fold a LayerScale into the output projections of its sublayer, in place."""
     if not sublayer.scale:
         return
-    owner, _, name = sublayer.scale.rpartition(".")
-    scale: Tensor = getattr(block.get_submodule(owner), name)
+    scale = block.get_parameter(sublayer.scale)
     for part in output_projections(sublayer.site):
-        axis = linear_features(part).output_axis
-        weight = part.weight
-        assert isinstance(weight, Tensor)
-        weight.copy_((weight.movedim(axis, -1) * scale).movedim(-1, axis))
-        if isinstance(part.bias, Tensor):
-            part.bias.copy_(part.bias * scale)
+        fold_scale(part, scale)
     scale.fill_(1.0)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.calibration import collect_outputs, divergence, model_divergence, run, token_rows
-from leanify.carrying.norms import Affine, common_bias, fold, read_affine
+from leanify.carrying.norms import Affine, common_bias, fold, fold_scale, read_affine
 from leanify.carrying.residual import Residual, Sublayer, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
@@ -203,12 +203,7 @@ class _Rotation:
             raise ShapeError(
                 f"rotated: {sublayer.site.path} has {len(outputs)} output projections before {sublayer.scale}"
             )
-        weight, bias = outputs[0].weight, outputs[0].bias
-        assert isinstance(weight, Tensor)
-        axis = linear_features(outputs[0]).output_axis
-        weight.copy_((weight.movedim(axis, -1) * scale).movedim(-1, axis))
-        if isinstance(bias, Tensor):
-            bias.mul_(scale)
+        fold_scale(outputs[0], scale)
         scale.fill_(1.0)
         self.constants[f"{block.path}.{sublayer.scale}"] = 1.0
 
