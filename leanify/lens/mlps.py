@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import families
 from leanify.lens.located import LocatedLayer, Site, ancestors, is_inside
-from leanify.lens.resize import map_parameters, solve_sizes, weighted_part
+from leanify.lens.resize import get_attribute, map_parameters, solve_sizes, weighted_part
 from leanify.upstream.hooked import remove_on_exit
 
 ACTIVE_KEY = "_leanify_active"  # set on a list of experts: how many process each token; 0 if they are not experts
@@ -38,7 +38,7 @@ def copy_rows_to_siblings(model: nn.Module) -> None:
             continue
         container, index, rest = place
         for child, sibling in model.get_submodule(container).named_children():
-            twin = _get_submodule(sibling, rest)
+            twin = get_attribute(sibling, rest)
             if twin is None or child == index or type(twin) is not type(module) or families.find_row(twin) is not None:
                 continue
             try:
@@ -59,13 +59,6 @@ def list_place(model: nn.Module, path: str) -> tuple[str, str, str] | None:
         if type(module) in (nn.Sequential, nn.ModuleDict):
             return None
     return None
-
-
-def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        return None
 
 
 def expert_lists(model: nn.Module, attentions: Sequence[str], mlps: Mapping[str, Any]) -> dict[str, list[str]]:
