@@ -42,10 +42,6 @@ class BlockLedger:
     params: int
     parts: tuple[Part, ...]
 
-    @property
-    def total(self) -> int:
-        return sum(part.params for part in self.parts)
-
     def share(self, kind: str) -> float:
         return sum(part.params for part in self.parts if part.kind == kind) / max(self.params, 1)
 
