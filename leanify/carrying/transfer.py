@@ -63,10 +63,6 @@ class TransferResult:
     def damage(self) -> float:
         return self.steps[-1].damage
 
-    def to_json(self) -> dict[str, object]:
-        steps = [{**vars(step), "blocks": list(step.blocks)} for step in self.steps]
-        return {"unit": self.unit, "steps": steps, "not_paired": self.refusals}
-
 
 def transfer_weights(
     teacher: CalibratedTeacher,
