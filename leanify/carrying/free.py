@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from leanify.carrying.axes import shared_table
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
@@ -27,6 +26,7 @@ from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Block
 from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
+from leanify.profiling.counting import parameters
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 
@@ -55,14 +55,14 @@ def transfer_free(
     batches = list(_scoring_batches(teacher))
     target = collect_outputs(teacher.model, batches, teacher.headless)
     current, damage, steps = teacher, 0.0, list[Step]()  # the model as cut so far, on the teacher's data
-    before = _parameters(teacher.model)
+    before = parameters(teacher.model)
     # heads go in whole key/value groups of the original, also where one group is left, which looks like MQA
     groups: dict[str, int] = {}
     for stage in teacher.architecture.stages:
         groups[stage.name] = max((layer.group for layer in chain.from_iterable(stage.blocks)), default=1)
     for turn in range(1, ROUNDS + 1):
         # the variants of each block, and the selection that saves this round's share
-        saving = _parameters(current.model) - before + (before - max_params) * turn // ROUNDS
+        saving = parameters(current.model) - before + (before - max_params) * turn // ROUNDS
         variants = solve_program(measure_variants(current, groups, batches, target), saving)
         # the model after the cut: its damage is forecast as a sum, and measured
         current = current.for_model(cut_blocks(current, variants))
@@ -79,10 +79,6 @@ def passes_of_free(teacher: CalibratedTeacher) -> float:
     blocks = sum(len(stage.blocks) for stage in teacher.architecture.stages)
     share = len(list(_scoring_batches(teacher))) / len(teacher.held_out)
     return ROUNDS * (1 + blocks * (len(UNITS) + len(HEADS) + 1) / 2 * share)
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _describe(chosen: Sequence[Variant]) -> str:
@@ -126,7 +122,7 @@ def measure_variants(
                     located_model = _reshape_blocks(current, stage.name, {place: new_block})
                 except (UnsupportedModel, ShapeError):
                     continue
-                params_saved = _parameters(current.model) - _parameters(located_model.model)
+                params_saved = parameters(current.model) - parameters(located_model.model)
                 if params_saved <= 0:
                     continue
                 outputs = _outputs_from(current, located_model, stage.name, place, batches, calls)
@@ -185,7 +181,7 @@ def _outputs_from(
     model.eval()
     outputs = []
     for index, batch in enumerate(batches):
-        recorded_calls = [] if call_trace is None else call_trace[index][: min(place, len(blocks))]
+        recorded_calls = [] if call_trace is None else call_trace[index][:place]
         with replay_recorded(blocks[: len(recorded_calls)], recorded_calls):
             outputs.append(run(inner_model, batch))
     return gather_outputs(outputs, batches)
