@@ -51,7 +51,7 @@ def choose_units(site: Site, symbol: str, counts: Sequence[int], moments: Mappin
         kept_by_count = {count: _best(scores, count) for count in counts}
     else:
         matrix = weight_matrix(module).double()
-        places = _input_positions(site, symbol, path, group_size).to(matrix.device)
+        places = _all_inputs(site, symbol, path, group_size).to(matrix.device)
         second, tokens = moments[path].second.to(matrix.device), moments[path].tokens
         if isinstance(module.bias, Tensor):
             constant = matrix.new_zeros(len(matrix), 1)  # the constant input stays, whatever its weight
@@ -88,7 +88,7 @@ def importances(site: Site, symbol: str, moments: Mapping[str, Moments], group_s
     if module is None:
         return _unit_sizes(site, symbol, group_size)
     matrix = weight_matrix(module).double()
-    places = _input_positions(site, symbol, path, group_size)
+    places = _all_inputs(site, symbol, path, group_size)
     if path not in moments:
         return matrix.square().sum(0)[places].sum(1)
     second = moments[path].second[:-1, :-1].to(matrix.device)
@@ -195,11 +195,15 @@ def _unit_sizes(site: Site, symbol: str, group_size: int) -> Tensor:
     return scores
 
 
-def _input_positions(site: Site, symbol: str, path: str, group_size: int) -> Tensor:
+def input_positions(site: Site, path: str, picks: Picks) -> Tensor:
+    """Return the inputs that the output projection at ``path`` takes from some heads or units."""
+    return notation.pick_positions(site.reading.columns[path.removeprefix(f"{site.path}.")], site.sizes, picks)
+
+
+def _all_inputs(site: Site, symbol: str, path: str, group_size: int) -> Tensor:
     """Return the inputs of an output projection for each unit, or for each group of heads: units × size."""
-    layout = site.reading.columns[path.removeprefix(f"{site.path}.")]
     runs = torch.arange(site.sizes[symbol]).view(-1, group_size)
-    return torch.stack([notation.pick_positions(layout, site.sizes, {symbol: run}) for run in runs])
+    return torch.stack([input_positions(site, path, {symbol: run}) for run in runs])
 
 
 def weight_matrix(module: nn.Module) -> Tensor:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from leanify.carrying.axes import Picks
 from leanify.carrying.calibration import Moments
-from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
-from leanify.lens import notation
+from leanify.carrying.choose import RIDGE, input_positions, output_projection, weight_matrix
 from leanify.lens.located import Site
 from leanify.lens.resize import linear_features
 
@@ -30,8 +29,7 @@ def correct_output(site: Site, symbol: str, picks: Picks, moments: Mapping[str, 
     path, module = output_projection(site, symbol)
     if module is None or path not in moments:
         return None
-    layout = site.reading.columns[path.removeprefix(f"{site.path}.")]
-    kept_inputs = notation.pick_positions(layout, site.sizes, picks)
+    kept_inputs = input_positions(site, path, picks)
     matrix = weight_matrix(module).double()
     bias = module.bias
     halves = [part.to(matrix.device) for part in moments[path].sums]

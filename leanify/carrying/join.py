@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from leanify.carrying.axes import Picks, shared_table
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
-from leanify.carrying.calibration import accumulate_moments, moments, run
-from leanify.carrying.call_traces import replay
-from leanify.carrying.choose import importances, output_projection, weight_matrix
+from leanify.carrying.calibration import run
+from leanify.carrying.choose import importances, input_positions, output_projection, weight_matrix
 from leanify.carrying.correction import set_matrix
 from leanify.carrying.fit import fit_pair
 from leanify.carrying.narrow import common_heads, moment_cuts, projections, shape_layer, teacher_cuts
@@ -29,7 +27,6 @@ from leanify.carrying.pair import join_pair
 from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.architecture import Block, Layer
-from leanify.lens import notation
 from leanify.lens.located import LocatedLayer, LocatedModel
 
 PROBE_SAMPLES = 2  # samples on which a block is analysed
@@ -106,7 +103,7 @@ def silence(teacher: CalibratedTeacher, layer: LocatedLayer, heads: Tensor) -> N
     path, output = output_projection(site, "h")
     assert output is not None
     picks: Picks = {"h": heads, "g": heads}
-    columns = notation.pick_positions(site.reading.columns[path.removeprefix(f"{site.path}.")], site.sizes, picks)
+    columns = input_positions(site, path, picks)
     matrix, bias = torch.zeros_like(weight_matrix(output)), None
     matrix[:, columns] = weight_matrix(output)[:, columns]
     if len(heads):
@@ -124,13 +121,7 @@ def _narrow_joined(teacher: CalibratedTeacher, stage: str, first: int, block: nn
     located_model = replace_blocks(teacher.located_model, {stage: new_blocks})
     layers = find_stage(located_model, stage).blocks[first]
     one_block = replace(located_model, stages=[replace(find_stage(located_model, stage), blocks=[layers])])
-    # moments of its projections, from the recorded inputs if possible
-    maps = projections(one_block)
-    if teacher.call_traces[stage] is None:
-        moments_by_path = moments(located_model.model, maps, teacher.batches)
-    else:
-        calls = teacher.calls(stage, first)
-        moments_by_path = accumulate_moments(maps, ((mask, partial(replay, block, call)) for mask, call in calls))
+    moments_by_path = teacher.block_moments(located_model, stage, first, projections(one_block))
     # heads that all layers under a shared table keep
     common = {}
     if shared_table(

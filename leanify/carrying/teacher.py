@@ -235,7 +235,7 @@ class CalibratedTeacher:
                 if module is not None:
                     modules[output] = module
         # the selection at every count, and the least-squares output projection unless it is fitted later
-        moments_by_path = self._moments(stage, block, modules)
+        moments_by_path = self.block_moments(self.located_model, stage.name, block, modules)
         for (path, symbol), (new_counts, output) in todo.items():
             site_moments = {output: moments_by_path[output]} if output in moments_by_path else {}
             if symbol == "h" and site_moments:
@@ -249,13 +249,16 @@ class CalibratedTeacher:
                     weights = on_disk.place(weights[0]), weights[1]
                 self._cuts[path, symbol, count] = Cut(picks, weights)
 
-    def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:
+    def block_moments(
+        self, located_model: LocatedModel, stage: str, block: int, modules: Mapping[str, nn.Module]
+    ) -> dict[str, Moments]:
+        """Return the moments of projections in a block of the teacher, or of a model with equal blocks before it."""
         if not modules:
             return {}
-        if self.call_traces[stage.name] is None:
-            return moments(self.model, modules, self.batches)
-        module = stage_blocks(self.located_model, stage.name)[block]
-        calls = self.calls(stage.name, block)
+        if self.call_traces[stage] is None:
+            return moments(located_model.model, modules, self.batches)
+        module = stage_blocks(located_model, stage)[block]
+        calls = self.calls(stage, block)
         return accumulate_moments(modules, ((mask, partial(replay, module, call)) for mask, call in calls))
 
 
