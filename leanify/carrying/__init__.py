@@ -1,6 +1,5 @@
 """Carry a trained model's weights into a smaller shape, with its knowledge, by statistics of calibration data.
 
-        axes         axes of a layer's tensors that hold heads or hidden units
         blocks       a model with other blocks in its lists
         residual     residual sublayers of a block, found by running it
         pair         two consecutive layers as one with twice the heads

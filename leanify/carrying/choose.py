@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import Picks, resizable_axes
 from leanify.carrying.calibration import Moments
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import notation
+from leanify.lens.axes import Picks, resizable_axes
 from leanify.lens.located import Site
 from leanify.lens.resize import linear_features, weighted_part
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import Picks
 from leanify.carrying.calibration import Moments
 from leanify.carrying.choose import RIDGE, input_positions, output_projection, weight_matrix
+from leanify.lens.axes import Picks
 from leanify.lens.located import Site
 from leanify.lens.resize import linear_features
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from leanify.carrying.axes import Axes, resizable_axes, select
 from leanify.carrying.calibration import run
 from leanify.carrying.call_traces import Call, first_tensor, record_trace
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.architecture import Layer
 from leanify.core.errors import ShapeError
 from leanify.lens import notation
+from leanify.lens.axes import Axes, resizable_axes, select
 from leanify.lens.located import LocatedLayer, LocatedModel, Site, find_routers
 from leanify.lens.resize import resize
 

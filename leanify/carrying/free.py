@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from leanify.carrying.axes import shared_table
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.carrying.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
 from leanify.carrying.call_traces import CallTrace, record, replay_recorded
@@ -25,6 +24,7 @@ from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Block
 from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
+from leanify.lens.axes import shared_table
 from leanify.lens.located import LocatedModel
 from leanify.profiling.counting import parameters
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes

@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import Picks, shared_table
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.carrying.calibration import run
 from leanify.carrying.choose import importances, input_positions, output_projection, weight_matrix
@@ -27,6 +26,7 @@ from leanify.carrying.pair import join_pair
 from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.architecture import Block, Layer
+from leanify.lens.axes import Picks, shared_table
 from leanify.lens.located import LocatedLayer, LocatedModel
 
 PROBE_SAMPLES = 2  # samples on which a block is analysed

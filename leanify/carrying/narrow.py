@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import Picks, select, shared_table
 from leanify.carrying.calibration import Moments
 from leanify.carrying.choose import choose_units, importances, most_important, output_projection
 from leanify.carrying.correction import correct_output, set_matrix
@@ -18,6 +17,7 @@ from leanify.carrying.experts import keep_experts
 from leanify.carrying.teacher import CalibratedTeacher, Cut, loses_units, target_count
 from leanify.core.architecture import Architecture, Layer
 from leanify.core.errors import ShapeError
+from leanify.lens.axes import Picks, select, shared_table
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import linear_features, resize

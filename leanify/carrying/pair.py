@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import GROWING, Axes, Picks, Sizes, resizable_axes
 from leanify.carrying.blocks import copy_block, find_difference, position_counters
 from leanify.carrying.norms import common_bias, fold, fold_scale, neutralise, precision, read_affine
 from leanify.carrying.residual import Residual, Sublayer
 from leanify.core.errors import UnsupportedModel
+from leanify.lens.axes import GROWING, Axes, Picks, Sizes, resizable_axes
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, resize, weighted_part

@@ -14,7 +14,6 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.axes import Picks
 from leanify.carrying.blocks import stage_blocks
 from leanify.carrying.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
 from leanify.carrying.call_traces import Call, CallTrace, record, replay
@@ -22,6 +21,7 @@ from leanify.carrying.choose import choose_units, output_projection
 from leanify.carrying.correction import Weights, correct_output
 from leanify.core.architecture import Architecture, Block, Layer
 from leanify.core.errors import DataError
+from leanify.lens.axes import Picks
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.reshaping.sites import locate
 from leanify.upstream import on_disk
