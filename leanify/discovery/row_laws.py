@@ -32,20 +32,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from leanify.discovery.flow import Candidate, follow, iterate_tensors
+from leanify.lens.axes import described_axes
 from leanify.lens.families import Row
 from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
-from leanify.lens.resize import (
-    clear_caches,
-    get_attribute,
-    get_fields,
-    map_axes,
-    repeat_rows,
-    resize,
-    solve_sizes,
-    weighted_part,
-)
+from leanify.lens.resize import clear_caches, get_attribute, get_fields, repeat_rows, resize, solve_sizes
 from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import format_error
 
@@ -276,20 +268,10 @@ def isolate_head(module: nn.Module, reading: Row, sizes: Sizes, head: int, seed:
 
 def _head_axes(module: nn.Module, reading: Row) -> Iterator[tuple[Tensor, int, str, bool]]:
     """Yield (tensor, axis, layout, whether it takes the concatenated heads) for every axis with heads."""
-    # linear maps and norms: along their outputs, or along their inputs
-    for part in {**reading.rows, **reading.columns}:
-        target = weighted_part(module, part)
-        if target is not None:
-            for name, layouts in map_axes(target, reading.rows.get(part), reading.columns.get(part)).items():
-                for axis, how in layouts.items():
-                    if symbols(how) & {"h", "g"}:
-                        yield getattr(target, name), axis, how, part in reading.columns
-    # bare parameters and buffers, axis by axis
-    for part, axes in reading.tensors.items():
-        tensor = get_attribute(module, part)
-        for axis, how in enumerate(axes):
-            if isinstance(tensor, Tensor) and symbols(how) & {"h", "g"}:
-                yield tensor, axis, how, part in reading.columns
+    for axes in described_axes(module, reading):
+        for axis, how in axes.layouts.items():
+            if symbols(how) & {"h", "g"}:
+                yield getattr(axes.owner, axes.name), axis, how, axes.part in reading.columns
 
 
 def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.lens import notation
+from leanify.lens.families import Row
 from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.resize import get_attribute, map_axes, resize, weighted_part
 
@@ -47,16 +48,20 @@ class Axes:
 
 def resizable_axes(site: Site) -> Iterator[Axes]:
     """Yield every tensor of a site that its row describes, once."""
-    reading = site.reading
+    return described_axes(site.module, site.reading)
+
+
+def described_axes(module: nn.Module, reading: Row) -> Iterator[Axes]:
+    """Yield every tensor of a module that a row describes, once."""
     for part in {**reading.rows, **reading.columns}:
-        module = weighted_part(site.module, part)
-        if module is None:
+        owner = weighted_part(module, part)
+        if owner is None:
             continue
-        for name, layouts in map_axes(module, reading.rows.get(part), reading.columns.get(part)).items():
-            yield Axes(part, module, name, layouts)
+        for name, layouts in map_axes(owner, reading.rows.get(part), reading.columns.get(part)).items():
+            yield Axes(part, owner, name, layouts)
     for path, axes in reading.tensors.items():
         owner_path, _, name = path.rpartition(".")
-        owner = get_attribute(site.module, owner_path) if owner_path else site.module
+        owner = get_attribute(module, owner_path)
         if isinstance(getattr(owner, name, None), Tensor):
             yield Axes(path, owner, name, {axis: how for axis, how in enumerate(axes) if notation.symbols(how)})
 
