@@ -400,9 +400,7 @@ def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, A
     if name in DIRECT:
         return (0,), (1,)
     if name == "einsum" and isinstance(args[0], str) and "->" in args[0]:
-        operands, _, result = args[0].replace(" ", "").partition("->")
-        terms = operands.split(",")
-        weight_term, input_term = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
+        weight_term, input_term, result = _einsum_terms(args[0], weight_first)
         axes: dict[tuple[bool, bool], list[int]] = defaultdict(list)  # keys: (in input, in result)
         for axis, letter in enumerate(weight_term.replace("...", "")):
             axes[letter in input_term, letter in result].append(axis)
@@ -415,6 +413,13 @@ def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, A
     return (*range(last - 1), last), (last - 1,)
 
 
+def _einsum_terms(equation: str, weight_first: bool) -> tuple[str, str, str]:
+    """Return the letters of the weight, of the input and of the result."""
+    operands, _, result = equation.replace(" ", "").partition("->")
+    one, other = operands.split(",")[:2]
+    return (one, other, result) if weight_first else (other, one, result)
+
+
 def _mapped_axes(name: str, args: Any, x: Tensor, weight_first: bool) -> Axes | None:
     """Return the axes of the input that the map sums over; None if the call does not show them."""
     if name == "linear":
@@ -422,9 +427,7 @@ def _mapped_axes(name: str, args: Any, x: Tensor, weight_first: bool) -> Axes | 
     if name.startswith("conv"):
         return (x.dim() - 1 - int(name[-2]),)
     if name == "einsum" and isinstance(args[0], str) and "->" in args[0] and "." not in args[0]:
-        operands, _, result = args[0].replace(" ", "").partition("->")
-        terms = operands.split(",")
-        weight_term, input_term = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
+        weight_term, input_term, result = _einsum_terms(args[0], weight_first)
         return tuple(i for i, letter in enumerate(input_term) if letter in weight_term and letter not in result)
     if name in ("einsum", "tensordot"):
         return None
