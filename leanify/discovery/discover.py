@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,15 +210,15 @@ def _attach_counts(model: nn.Module, numbers: Mapping[str, int]) -> None:
         inner = {count for path, count in heads.items() if is_inside(path, owner)}
         is_outside = not any(is_inside(owner, path) for path in attentions)
         if is_outside and inner == {value} and SYMBOL_NAMES["h"].search(name.rpartition(".")[2].lower()):
-            _attach_numbers(model.get_submodule(owner), {relative_path(name, owner): "h"})
+            _attach_numbers(model, owner, {relative_path(name, owner): "h"})
 
 
-def _attach_numbers(module: nn.Module, attributes: dict[str, str]) -> None:
+def _attach_numbers(model: nn.Module, path: str, attributes: dict[str, str]) -> None:
     """Let numbers of a module follow the model's sizes, besides those that already do."""
-    row = Row(families.full_name(families.upstream_class(module)), attributes=attributes)
+    module = model.get_submodule(path)
     attached_row = families.attached_row(module)
     if attached_row is None or attached_row.is_table:
-        families.attach(module, row if attached_row is None else merge_rows(attached_row, row))
+        _attach_row(model, path, Row(families.full_name(families.upstream_class(module)), attributes=attributes))
 
 
 def _find_experts(model: nn.Module, twin: nn.Module) -> None:
@@ -359,23 +360,21 @@ def _find_row(
         guesses = mlp_guesses(module, path, candidate, bench.numbers)
     readings = list(itertools.islice(guesses, MAX_GUESSES))
     # try them until the deadline, then with edits of the forward
-    row, count, ran = _first_that_holds(bench, readings, deadline)
+    row, ran = _first_that_holds(bench, readings, deadline)
     if row is None and attention and not ran and bench.has_inputs_of_heads:
         bench.widens_inputs = True
-        row, widened_count, _ = _first_that_holds(bench, readings, deadline)
-        count += widened_count
+        row, _ = _first_that_holds(bench, readings, deadline)
     if row is None and attention:  # a window may take what a wrong size leaves over, so that it runs
-        row, rewrite_count = _try_rewrites(bench, module, readings, deadline)
-        count += rewrite_count
+        row = _try_rewrites(bench, module, readings, deadline)
     if row is not None:
         row_cache[key] = row_cache[likeness] = row
         return row, ""
     is_late = time.process_time() > deadline
-    return None, _describe_failure(bench, candidate, readings, count, is_late, moved_channels if attention else None)
+    return None, _describe_failure(bench, candidate, readings, is_late, moved_channels if attention else None)
 
 
 def _describe_failure(
-    bench: Trial, candidate: Candidate, readings: Sequence[Row], count: int, is_late: bool, moved: Sequence[int] | None
+    bench: Trial, candidate: Candidate, readings: Sequence[Row], is_late: bool, moved: Sequence[int] | None
 ) -> str:
     """Say why no reading holds: the projections of the module, and the most likely row as a template.
 
@@ -401,8 +400,8 @@ def _describe_failure(
     if readings:
         proposal = f"; leanify.read(model, rows=…) accepts a corrected row, such as\n{toml(readings[0])}"
     return (
-        f"{count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the projections "
-        f"{maps} and the output projection {last}{heads}{proposal}"
+        f"{bench.count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the "
+        f"projections {maps} and the output projection {last}{heads}{proposal}"
     )
 
 
@@ -418,26 +417,25 @@ def _describe_contradiction(candidate: Candidate, moved_channels: Sequence[int])
     )
 
 
-def _first_that_holds(bench: Trial, readings: Iterable[Row], deadline: float) -> tuple[Row | None, int, bool]:
-    """Return (first row that holds or None, number of rows tried before the deadline, whether any of them ran)."""
-    count, ran = 0, False
-    for reading in readings:
-        if count and time.process_time() > deadline:
+def _first_that_holds(bench: Trial, readings: Iterable[Row], deadline: float) -> tuple[Row | None, bool]:
+    """Return (first row that holds or None, whether any row ran); after the first, rows are tried until the deadline."""
+    ran = False
+    for index, reading in enumerate(readings):
+        if index and time.process_time() > deadline:
             break
-        count += 1
+        bench.count += 1
         verdict = bench.holds(reading)
         if verdict:
-            return reading, count, True
+            return reading, True
         ran = ran or verdict is False
-    return None, count, ran
+    return None, ran
 
 
-def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline: float) -> tuple[Row | None, int]:
-    """Find a row that holds once the forward uses the inner width instead of the width; return it and the number tried.
+def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline: float) -> Row | None:
+    """Return a row that holds once the forward uses the inner width instead of the width; None without one.
 
     The inner width is the number of inputs of the output projection, as an expression that a method can evaluate.
     """
-    count = 0
     # up to 8 candidates that differ in the attributes and tensors that they resize
     first: dict[str, Row] = {}
     for reading in readings:
@@ -459,18 +457,14 @@ def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline
         # up to 40 edits of the forward; the first that runs decides the layout
         for rewrite in itertools.islice(edits, 40):
             if time.process_time() > deadline:
-                return None, count
-            count += 1
-            verdict = bench.holds(replace(base, edits=rewrite.edits, methods=rewrite.methods))
-            if verdict:
-                return replace(base, edits=rewrite.edits, methods=rewrite.methods), count
-            if verdict is False:  # the edit is right, but the layout is wrong
-                others = (replace(one, edits=rewrite.edits, methods=rewrite.methods) for one in readings)
-                row, layout_count, _ = _first_that_holds(bench, others, deadline)
-                count += layout_count
-                if row is not None:
-                    return row, count
-    return None, count
+                return None
+            edited = partial(replace, edits=rewrite.edits, methods=rewrite.methods)
+            row, ran = _first_that_holds(bench, [edited(base)], deadline)
+            if ran and row is None:  # the edit is right, but the layout is wrong
+                row, _ = _first_that_holds(bench, map(edited, readings), deadline)
+            if row is not None:
+                return row
+    return None
 
 
 # -- depth -------------
@@ -508,7 +502,7 @@ def check_depth(located_model: LocatedModel) -> bool:
     if _runs(model, stages, numbers):
         for stage in stages:
             for holder, names in numbers[stage.name].items():
-                _attach_numbers(model.get_submodule(holder), dict.fromkeys(names, "l"))
+                _attach_numbers(model, holder, dict.fromkeys(names, "l"))
         return True
     # neither runs: the depth is fixed
     for stage in stages:

@@ -78,6 +78,7 @@ class Trial:
         self.args, self.kwargs = to_float64(args), to_float64(kwargs)
         self.error = ""
         self.obstacle = ""  # why the first row failed
+        self.count = 0  # rows that were tried for this module alone
         self.numbers: dict[str, int] = {}
         self.seconds = 0.0  # processor time of one run
         self.widens_inputs = False  # whether inputs with an axis of heads (a bias that the model makes) grow too
