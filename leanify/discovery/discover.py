@@ -418,7 +418,7 @@ def _describe_contradiction(candidate: Candidate, moved_channels: Sequence[int])
 
 
 def _first_that_holds(bench: Trial, readings: Iterable[Row], deadline: float) -> tuple[Row | None, bool]:
-    """Return (first row that holds or None, whether any row ran); after the first, rows are tried until the deadline."""
+    """Return (first row that holds or None, whether any ran); after the first, rows are tried until the deadline."""
     ran = False
     for index, reading in enumerate(readings):
         if index and time.process_time() > deadline:
