@@ -31,11 +31,12 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
     left_out: list[nn.Module] = []
     kinds: dict[str, list[Any]] = {}
     for name, new_blocks in blocks.items():
-        old, new = stage_blocks(located_model, name), [block for _, block in new_blocks]
-        if find_stage(located_model, name).container is None:
+        container = find_stage(located_model, name).container
+        if container is None:
             raise ShapeError(f"stage {name!r} is not a list of blocks: none can be removed or replaced")
-        if isinstance(find_stage(located_model, name).container, Run):
+        if isinstance(container, Run):
             raise ShapeError(f"the blocks of stage {name!r} do not form a separate list: none can be replaced")
+        old, new = list(container.children()), [block for _, block in new_blocks]
         kinds |= layer_kinds(located_model.model, old, new)
         for place, (before, after) in enumerate(zip(old, new, strict=False)):
             # blocks that depend on their position (shifted windows, a table in the first) must keep it
@@ -56,7 +57,7 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
                 setattr(config, key, resize_list(values, length))
     set_origin(model, get_origin(located_model.model))
     for name, new_blocks in blocks.items():
-        container: Any = model.get_submodule(name)
+        container = model.get_submodule(name)
         del container[:]
         for _, block in new_blocks:
             container.append(block)
@@ -106,17 +107,12 @@ def _is_built_there(model: nn.Module, block: nn.Module, place: int, kinds: Mappi
             built_block = upstream_class(block)(config, place)
     except Exception:  # upstream's constructor takes other arguments
         return False
-    has_same_weights = dict(block.named_parameters()).keys() == dict(built_block.named_parameters()).keys()
-    return has_same_weights and not find_switch(built_block, block)
-
-
-def find_switch(a: nn.Module, b: nn.Module) -> str:
-    """Return the path of the first switch (a truth value, a word, None or not None) that two blocks set otherwise."""
-    for where, name, value, other in _attribute_pairs(a, b):
+    # the same parameters, and no switch (a truth value, a word, None or not None) that is set otherwise
+    for _, name, value, other in _attribute_pairs(built_block, block):
         is_switch = isinstance(value, (bool, str, type(None))) or isinstance(other, (bool, str, type(None)))
         if name != "training" and is_switch and value != other:
-            return where
-    return ""
+            return False
+    return dict(block.named_parameters()).keys() == dict(built_block.named_parameters()).keys()
 
 
 def _attribute_pairs(a: nn.Module, b: nn.Module) -> Iterator[tuple[str, str, Any, Any]]:
