@@ -41,9 +41,11 @@ class Moments:
         return max(1.0, float(sum(part[-1, -1] for part in self.sums)))
 
 
-def run(model: nn.Module, batch: Batch) -> Any:
-    with disable_cache(model):
-        return call(model, dict(batch))
+def run(model: Any, batch: Batch, headless: bool = False) -> Any:
+    """Run a model without its key/value cache; ``headless`` runs what is below its head."""
+    inner_model = getattr(model, "base_model", model) if headless else model
+    with disable_cache(inner_model):
+        return call(inner_model, dict(batch))
 
 
 def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequence[Batch]) -> dict[str, Moments]:
@@ -133,8 +135,7 @@ class TeacherOutputs:
 def collect_outputs(model: nn.Module, batches: Sequence[Batch], headless: bool = False) -> TeacherOutputs:
     """Collect a model's outputs without padding, at most `MAX_ROWS` rows; ``headless`` takes those below its head."""
     model.eval()
-    inner_model: Any = getattr(model, "base_model", model) if headless else model
-    return gather_outputs((run(inner_model, batch) for batch in batches), batches)
+    return gather_outputs((run(model, batch, headless) for batch in batches), batches)
 
 
 def gather_outputs(outputs: Iterable[Any], batches: Sequence[Batch]) -> TeacherOutputs:
@@ -166,10 +167,9 @@ def _output_rows(output: Any, batch: Batch) -> tuple[Tensor, bool]:
 def model_divergence(model: nn.Module, batches: Sequence[Batch], reference: TeacherOutputs, headless: bool) -> float:
     """Return the distance of a model's outputs to a teacher's on the same data, with one batch of them in memory."""
     model.eval()
-    inner_model: Any = getattr(model, "base_model", model) if headless else model
     tally = RunningDivergence(reference)
     for batch in batches:
-        tally.add(run(inner_model, batch), batch)
+        tally.add(run(model, batch, headless), batch)
     return max(0.0, tally.divergence)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -175,15 +174,12 @@ def _outputs_from(
     call_trace: CallTrace | None,
 ) -> TeacherOutputs:
     """Return the model's outputs, reusing the recorded outputs of the blocks before ``place``."""
-    model: Any = located_model.model
-    blocks = stage_blocks(located_model, stage)
-    inner_model = getattr(model, "base_model", model) if current.headless else model
-    model.eval()
-    outputs = []
+    blocks, outputs = stage_blocks(located_model, stage), []
+    located_model.model.eval()
     for index, batch in enumerate(batches):
         recorded_calls = [] if call_trace is None else call_trace[index][:place]
         with replay_recorded(blocks[: len(recorded_calls)], recorded_calls):
-            outputs.append(run(inner_model, batch))
+            outputs.append(run(located_model.model, batch, current.headless))
     return gather_outputs(outputs, batches)
 
 

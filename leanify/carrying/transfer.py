@@ -143,7 +143,6 @@ class _TransferState:
         # the model at these slots; its first ``place`` blocks return their recorded outputs
         model: nn.Module = self._assemble({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
-        inner_model = getattr(model, "base_model", model) if self.teacher.headless else model
         # batch by batch, until the damage is above the limit
         calls: list[list[Call]] = []
         tally = RunningDivergence(self.teacher.outputs)
@@ -153,7 +152,7 @@ class _TransferState:
                 replay_recorded(blocks[: len(recorded_calls)], recorded_calls),
                 record_trace(blocks[len(recorded_calls) :]) as new_calls,
             ):
-                output = run(inner_model, batch)
+                output = run(model, batch, self.teacher.headless)
             if tally.add(output, batch) > limit:
                 return None
             is_complete = len(new_calls) == 1 and len(new_calls[0]) == len(blocks) - len(recorded_calls)
