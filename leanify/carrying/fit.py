@@ -33,7 +33,7 @@ from leanify.carrying.residual import Residual, Sublayer, record_calls
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
-from leanify.lens.resize import weighted_part
+from leanify.lens.resize import weighted_parts
 from leanify.upstream.hooked import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input
@@ -133,13 +133,12 @@ def _module_input(block: nn.Module, record: LayerRecord, module: nn.Module) -> T
 
 def _read_through(sublayer: Sublayer, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Make the maps that read ``targets`` read ``inputs`` instead, through the best linear map between them."""
-    parts = [weighted_part(sublayer.site.module, part) for part in sublayer.readers]
-    bias = all(part is not None and isinstance(part.bias, Tensor) for part in parts)
+    parts = weighted_parts(sublayer.site.module, sublayer.readers).values()
+    bias = all(isinstance(part.bias, Tensor) for part in parts)
     width = inputs[0].shape[1]
     start = torch.eye(width, width + bias, dtype=torch.float64, device=inputs[0].device)
     through = regression(inputs, targets, start)
     for part in parts:
-        assert part is not None
         matrix = weight_matrix(part).double()
         new_bias = None if not bias else part.bias + matrix @ through[:, -1]  # type: ignore[operator]
         set_matrix(part, matrix @ through[:, :width], new_bias)

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import copy_block, find_difference, position_counters
+from leanify.carrying.choose import output_projection
 from leanify.carrying.norms import common_bias, fold, fold_scale, neutralise, precision, read_affine
 from leanify.carrying.residual import Residual, Sublayer
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.axes import GROWING, Axes, Picks, Sizes, resizable_axes
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
-from leanify.lens.resize import linear_features, resize, weighted_part
+from leanify.lens.resize import linear_features, resize, weighted_parts
 from leanify.reshaping.sites import locate
 
 
@@ -98,9 +99,8 @@ def check_alike(located_model: LocatedModel, first: Residual, second: Residual) 
         raise UnsupportedModel(f"{where}: {different} differs between them")
     for sublayer in first.sublayers:
         sizes = sublayer.site.sizes
-        for part in sublayer.site.reading.mixing:
-            if weighted_part(sublayer.site.module, part) is not None:
-                raise UnsupportedModel(f"{where}: {sublayer.site.path}.{part} is a norm over all heads or units")
+        if part := sublayer.site.mixing_part:
+            raise UnsupportedModel(f"{where}: {sublayer.site.path}.{part} is a norm over all heads or units")
         if sizes.get("g", 0) == 1 != sizes.get("h"):
             raise UnsupportedModel(
                 f"{where}: one key/value head serves all heads (multi-query attention), and a pair would need two"
@@ -117,7 +117,7 @@ def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[
     for side in sides:
         parts: list[Any] = []
         for sublayer in side:
-            parts += [weighted_part(sublayer.site.module, part) for part in sublayer.readers]
+            parts += weighted_parts(sublayer.site.module, sublayer.readers).values()
         projections.append(parts)
     after = common_bias(affines, [*projections[0], *projections[1]])
     for norm, affine, modules in zip(norms, affines, projections, strict=True):
@@ -140,11 +140,9 @@ def output_projections(site: Site) -> list[nn.Module]:
     """Return the output projections of a site: of heads first, then of hidden units."""
     projections = []
     for symbol in ("h", "m"):
-        for part, how in site.reading.columns.items():
-            module = weighted_part(site.module, part)
-            if symbol in how.split() and module is not None:
-                projections.append(module)
-                break
+        _, module = output_projection(site, symbol)
+        if module is not None:
+            projections.append(module)
     return projections
 
 

@@ -20,7 +20,7 @@ from leanify.carrying.blocks import block_sites, disable_cache, stage_blocks
 from leanify.carrying.call_traces import Call
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
-from leanify.lens.resize import weighted_part
+from leanify.lens.resize import weighted_parts
 from leanify.upstream.hooked import remove_on_exit
 
 
@@ -190,13 +190,12 @@ class _Reader:
     def readers(self, site: Site, norm_output: Tensor) -> tuple[str, ...]:
         """Return the parts of a site that read the norm's output; without a call, the weight's shape decides."""
         parts = []
-        for part in site.reading.rows:
-            module = weighted_part(site.module, part)
+        for part, module in weighted_parts(site.module, site.reading.rows).items():
             call = self.calls.get(id(module))
             if call is not None:
                 takes = any(_same(tensor, norm_output) for tensor in call.tensors)
             else:
-                weight = getattr(module, "weight", None)
+                weight = module.weight
                 takes = isinstance(weight, Tensor) and weight.dim() == 2 and norm_output.shape[-1] in weight.shape
             if takes:
                 parts.append(part)
@@ -206,7 +205,7 @@ class _Reader:
         """Raise an error if anything but projections reads a norm, such as a router or a convolution."""
         known_ids = {id(site.module) for site in self.sites}
         for site in self.sites:
-            known_ids |= {id(weighted_part(site.module, part)) for part in site.reading.rows}
+            known_ids |= {id(part) for part in weighted_parts(site.module, site.reading.rows).values()}
         for name, module in self.block.named_modules():
             call = self.calls.get(id(module))
             inner = any(True for _ in module.children()) or not any(True for _ in module.parameters())
@@ -223,23 +222,18 @@ class _Reader:
         norms, state, groups = dict(self.norms), block_call.state, []
         # each site must read the state, and a norm must take the sum
         for site in self.sites:
-            names = []
-            for part in site.reading.rows:
-                module = weighted_part(site.module, part)
-                if module is None:
-                    continue
-                if id(module) not in self.calls or not _same(self.calls[id(module)].state, state):
-                    return None
-                names.append(part)
-            ends = [weighted_part(site.module, part) for part in site.reading.columns]
-            ends = [module for module in ends if module is not None]
+            readers = weighted_parts(site.module, site.reading.rows)
+            calls = [self.calls.get(id(module)) for module in readers.values()]
+            if not all(call is not None and _same(call.state, state) for call in calls):
+                return None
+            ends = [*weighted_parts(site.module, site.reading.columns).values()]
             if len(ends) != 1 or id(ends[0]) not in self.calls:
                 return None
             end = self.calls[id(ends[0])]
             norm = next((name for name in norms if self.is_sum(norms[name], state, end.output)), None)
             if norm is None:
                 return None
-            groups.append([Sublayer(site, norm, "", tuple(names), end, state)])
+            groups.append([Sublayer(site, norm, "", tuple(readers), end, state)])
             state = self.calls[id(norms.pop(norm))].output
         if not groups or not _same(state, block_call.output):
             return None

@@ -28,7 +28,7 @@ from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Architecture
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
-from leanify.lens.resize import linear_features, weighted_part
+from leanify.lens.resize import linear_features, weighted_parts
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.search.narrow_shape import primary_widths
@@ -146,10 +146,8 @@ class _Rotation:
             readers: dict[str, dict[int, nn.Module]] = {}
             for sublayer in block.sublayers:
                 gains = readers.setdefault(f"{block.path}.{sublayer.norm}", {})
-                for part in sublayer.readers:
-                    module = weighted_part(sublayer.site.module, part)
-                    if module is not None:
-                        gains[id(module)] = module
+                parts = weighted_parts(sublayer.site.module, sublayer.readers).values()
+                gains.update((id(module), module) for module in parts)
                 self._fold_scale(block, sublayer)
             affines += [self._fold_norm(path, [*modules.values()]) for path, modules in readers.items()]
             block_readers += readers.values()
@@ -197,8 +195,7 @@ class _Rotation:
         if not sublayer.scale:
             return
         scale = block.block.get_parameter(sublayer.scale)
-        parts = [weighted_part(sublayer.site.module, part) for part in sublayer.site.reading.columns]
-        outputs = [part for part in parts if part is not None]
+        outputs = [*weighted_parts(sublayer.site.module, sublayer.site.reading.columns).values()]
         if len(outputs) != 1:
             raise ShapeError(
                 f"rotated: {sublayer.site.path} has {len(outputs)} output projections before {sublayer.scale}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leanify.lens import notation
 from leanify.lens.families import Row
 from leanify.lens.located import LocatedModel, LocatedStage, Site
-from leanify.lens.resize import get_attribute, map_axes, resize, weighted_part
+from leanify.lens.resize import get_attribute, map_axes, resize, weighted_parts
 
 GROWING = ("h", "g", "m")  # heads, key/value heads, hidden units: a redesign changes their numbers
 Sizes = dict[str, int]
@@ -53,10 +53,7 @@ def resizable_axes(site: Site) -> Iterator[Axes]:
 
 def described_axes(module: nn.Module, reading: Row) -> Iterator[Axes]:
     """Yield every tensor of a module that a row describes, once."""
-    for part in {**reading.rows, **reading.columns}:
-        owner = weighted_part(module, part)
-        if owner is None:
-            continue
+    for part, owner in weighted_parts(module, {**reading.rows, **reading.columns}).items():
         for name, layouts in map_axes(owner, reading.rows.get(part), reading.columns.get(part)).items():
             yield Axes(part, owner, name, layouts)
     for path, axes in reading.tensors.items():

@@ -18,7 +18,7 @@ from leanify.core.architecture import Architecture, Block, Layer, Stage
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.blocks import block_paths, container_prefix, get_container
 from leanify.lens.families import Row
-from leanify.lens.resize import get_attribute, linear_features, solve_sizes, weighted_part
+from leanify.lens.resize import get_attribute, linear_features, solve_sizes, weighted_part, weighted_parts
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.origin import get_origin
 
@@ -42,7 +42,7 @@ class Site:
     @property
     def mixing_part(self) -> str | None:
         """The part that mixes all heads or hidden units (a norm over them): adding more changes the existing ones."""
-        return next((part for part in self.reading.mixing if weighted_part(self.module, part) is not None), None)
+        return next(iter(weighted_parts(self.module, self.reading.mixing)), None)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import families
 from leanify.lens.located import LocatedLayer, Site, ancestors, is_inside
-from leanify.lens.resize import get_attribute, map_parameters, solve_sizes, weighted_part
+from leanify.lens.resize import get_attribute, map_parameters, solve_sizes, weighted_parts
 from leanify.upstream.hooked import remove_on_exit
 
 ACTIVE_KEY = "_leanify_active"  # set on a list of experts: how many process each token; 0 if they are not experts
@@ -196,7 +196,7 @@ def remember_leading(layers: Iterable[LocatedLayer]) -> None:
 
 def _convolves(mlp: Site) -> bool:
     """Whether an MLP mixes tokens between its maps, like the convolution of a conformer."""
-    parts = (weighted_part(mlp.module, part) for part in mlp.reading.rows)
+    parts = weighted_parts(mlp.module, mlp.reading.rows).values()
     return any(isinstance(part, nn.modules.conv._ConvNd) and part.groups > 1 for part in parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,12 @@ def weighted_part(module: nn.Module, path: str) -> nn.Module | None:
     """Return the submodule at a path if it has weights; None if it is absent or an identity."""
     part = get_attribute(module, path)
     return part if isinstance(part, nn.Module) and isinstance(getattr(part, "weight", None), Tensor) else None
+
+
+def weighted_parts(module: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the submodules with weights at these paths, by path."""
+    parts = {path: weighted_part(module, path) for path in paths}
+    return {path: part for path, part in parts.items() if part is not None}
 
 
 def get_attribute(value: Any, path: str) -> Any:
@@ -127,14 +133,10 @@ def solve_sizes(path: str, module: nn.Module, reading: Row) -> dict[str, int]:
     """Solve a row's symbols from the shapes and attributes of its parts. Raises UnsupportedModel if that fails."""
     # (layout, length) of every axis and attribute that exists: the equations for h, d, m, …
     facts: list[tuple[str, int]] = []
-    for part, how in reading.rows.items():
-        module_part = weighted_part(module, part)
-        if module_part is not None:
-            facts.append((how, linear_features(module_part).outputs))
-    for part, how in reading.columns.items():
-        module_part = weighted_part(module, part)
-        if module_part is not None:
-            facts.append((how, linear_features(module_part).inputs))
+    for part, linear in weighted_parts(module, reading.rows).items():
+        facts.append((reading.rows[part], linear_features(linear).outputs))
+    for part, linear in weighted_parts(module, reading.columns).items():
+        facts.append((reading.columns[part], linear_features(linear).inputs))
     for part, how in reading.attributes.items():
         value = get_attribute(module, part)
         if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
@@ -172,11 +174,9 @@ def resize(
     if sizes == old:
         return
     # linear maps and norms
-    for part in {**reading.rows, **reading.columns}:
-        module = weighted_part(site, part)
-        if module is not None:
-            layouts = reading.rows.get(part), reading.columns.get(part)
-            _resize_linear(model, f"{path}.{part}", module, *layouts, old, sizes)
+    for part, module in weighted_parts(site, {**reading.rows, **reading.columns}).items():
+        layouts = reading.rows.get(part), reading.columns.get(part)
+        _resize_linear(model, f"{path}.{part}", module, *layouts, old, sizes)
     # bare parameters and buffers
     bare = {part: axes for part, axes in reading.tensors.items() if isinstance(get_attribute(site, part), Tensor)}
     if bare.keys() & reading.columns.keys():  # matrices stored as bare parameters, such as fused experts
