@@ -241,24 +241,19 @@ def _rows_by_path(model: nn.Module) -> dict[str, Row]:
 def _attach_row(model: nn.Module, path: str, row: Row) -> None:
     """Attach a row to the module at ``path``, merged with its existing row if it has one (a parallel block)."""
     module = model.get_submodule(path)
-    attached_row = families.attached_row(module)
-    if attached_row is not None:
-        row = merge_rows(attached_row, row)
+    before = families.attached_row(module)
+    if before is not None:
+        row = replace(
+            before,
+            rows={**before.rows, **row.rows},
+            columns={**before.columns, **row.columns},
+            tensors={**before.tensors, **row.tensors},
+            attributes={**before.attributes, **row.attributes},
+            lists={**before.lists, **row.lists},
+            mixing=(*before.mixing, *row.mixing),
+            constant=before.constant or row.constant,
+        )
     families.attach(module, row)
-
-
-def merge_rows(one: Row, other: Row) -> Row:
-    """Merge two rows of one module whose forward computes both an attention and an MLP."""
-    return replace(
-        one,
-        rows={**one.rows, **other.rows},
-        columns={**one.columns, **other.columns},
-        tensors={**one.tensors, **other.tensors},
-        attributes={**one.attributes, **other.attributes},
-        lists={**one.lists, **other.lists},
-        mixing=(*one.mixing, *other.mixing),
-        constant=one.constant or other.constant,
-    )
 
 
 def make_twin(model: nn.Module) -> nn.Module:

@@ -175,7 +175,9 @@ class Trial:
                         return f"head {head} of {sizes['h']} changes with the other heads: something mixes all heads"
                 return ""
             # maps and norms over heads mix them: the same heads in another order
-            outputs = self._outputs(permute_heads(self.module_copy, reading, sizes))
+            twin = copy.deepcopy(self.module_copy)
+            reorder_heads(twin, reading, sizes, head_order(reading, sizes))
+            outputs = self._outputs(twin)
         except (IndexError, RuntimeError) as error:
             return f"its heads could not be told apart: {format_error(error, 120)}"
         return "" if _outputs_match(outputs, self.before) else "with its heads in another order its outputs change"
@@ -275,15 +277,8 @@ def _head_axes(module: nn.Module, reading: Row) -> Iterator[tuple[Tensor, int, s
                 yield getattr(axes.owner, axes.name), axis, how, axes.part in reading.columns
 
 
-def permute_heads(module: nn.Module, reading: Row, sizes: Sizes) -> nn.Module:
-    """Return a copy with reordered heads: groups in reverse order, heads rotated by one within their group."""
-    twin = copy.deepcopy(module)
-    reorder_heads(twin, reading, sizes, head_order(reading, sizes))
-    return twin
-
-
 def head_order(reading: Row, sizes: Sizes) -> dict[str, Tensor]:
-    """Return the order of heads (h) and of their groups (g) that `permute_heads` describes."""
+    """Return an order of heads (h) and of their groups (g): groups reversed, heads rotated by one in their group."""
     heads, groups = sizes["h"], sizes.get("g", sizes["h"])
     order = torch.arange(heads).view(groups, -1).flip(0)
     layouts = [*reading.rows.values(), *reading.columns.values()]
