@@ -448,12 +448,12 @@ def _try_rewrites(bench: Trial, module: nn.Module, readings: list[Row], deadline
         else:
             inner = f"{module_expression}.weight.shape[{linear_features(weight).input_axis}]"
         head_dim = solve_sizes("", module, base)["d"]
-        edits = rewrites(families.upstream_class(module), inner, head_dim, [*base.rows], part)
+        all_edits = rewrites(families.upstream_class(module), inner, head_dim, [*base.rows], part)
         # up to 40 edits of the forward; the first that runs decides the layout
-        for rewrite in itertools.islice(edits, 40):
+        for edits, methods in itertools.islice(all_edits, 40):
             if time.process_time() > deadline:
                 return None
-            edited = partial(replace, edits=rewrite.edits, methods=rewrite.methods)
+            edited = partial(replace, edits=edits, methods=methods)
             row, ran = _first_that_holds(bench, [edited(base)], deadline)
             if ran and row is None:  # the edit is right, but the layout is wrong
                 row, _ = _first_that_holds(bench, map(edited, readings), deadline)

@@ -25,12 +25,7 @@ MOST_USES = 5  # up to this many uses of one name are tried in all combinations
 INSTANCE = "@"  # placeholder for a method's first argument, usually ``self``
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """Replacements in the source of these methods: the fields ``edits`` and ``methods`` of a row."""
-
-    edits: dict[str, str]
-    methods: tuple[str, ...]
+Rewrite = tuple[dict[str, str], tuple[str, ...]]  # the fields ``edits`` and ``methods`` of a row
 
 
 def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[str], last: str) -> Iterator[Rewrite]:
@@ -45,11 +40,11 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
     for name, text in _functions(upstream, sources.get("forward", "")):
         function_edits = _edit_function(text, size)
         if function_edits:
-            yield Rewrite(function_edits, (name,))
+            yield function_edits, (name,)
     # the usual phrases in the forward itself
     short = _short_edits(sources.get("forward", ""))
     if short:
-        yield Rewrite(short, ("forward",))
+        yield short, ("forward",)
     uses_by_method = {name: list(_uses(ast.parse(text))) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
     # uses of a name for the heads: elsewhere it is the width, as where windows are cut out, or keys are made fewer
@@ -58,7 +53,7 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
     for word in names:
         uses = [use for use in of_heads if use.word == word]
         if uses and len(uses) < sum(use.word == word for use in uses_by_method["forward"]):
-            yield Rewrite(_make_edits(forward, uses, inner.replace(INSTANCE, _first_argument(forward))), ("forward",))
+            yield _make_edits(forward, uses, inner.replace(INSTANCE, _first_argument(forward))), ("forward",)
     # uses of all names that hold lengths, then of each name alone
     for words in (names, *([name] for name in names if len(names) > 1)):
         chosen: list[tuple[str, ShapeUse]] = []
@@ -70,7 +65,7 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
                 method_inner = inner.replace(INSTANCE, _first_argument(sources[method]))
                 edits |= _make_edits(sources[method], [use for m, use in part if m == method], method_inner)
             if edits:
-                yield Rewrite(edits, tuple(dict.fromkeys(method for method, _ in part)))
+                yield edits, tuple(dict.fromkeys(method for method, _ in part))
 
 
 def _is_of_heads(source: str, use: ShapeUse, maps: Sequence[str], last: str) -> bool:
