@@ -61,7 +61,8 @@ def _read_block(block: nn.Module, path: str, layers: Sequence[LocatedLayer], sit
     resized_sites = []
     for layer in layers:
         for site in layer.sites:
-            _own(owners, site, _kind(site, layer), _inside(site.path, path), "")
+            mlp_kind = "experts" if "x" in site.sizes else "mlp"
+            _own(owners, site, "attention" if site is layer.attention else mlp_kind, _inside(site.path, path), "")
             resized_sites.append(site)
     layer_paths = {site.path for site in resized_sites}
     # other rows: head tables and routers follow the new sizes, narrower MLPs and special attentions keep theirs
@@ -85,12 +86,6 @@ def _read_block(block: nn.Module, path: str, layers: Sequence[LocatedLayer], sit
         parts[owner] = parts.get(owner, 0) + parameter.numel()
     parts_in_order = tuple(Part(kind, where, params, why) for (kind, where, why), params in parts.items())
     return BlockLedger(path, sum(parts.values()), parts_in_order)
-
-
-def _kind(site: Site, layer: LocatedLayer) -> str:
-    if site is layer.attention:
-        return "attention"
-    return "experts" if "x" in site.sizes else "mlp"
 
 
 def _own(owners: dict[int, tuple[str, str, str]], site: Site, kind: str, path: str, why: str) -> None:
