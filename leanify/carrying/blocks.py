@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from leanify.core.errors import ShapeError, UnsupportedModel
-from leanify.lens.blocks import Run
+from leanify.lens.blocks import Run, block_paths
 from leanify.lens.families import upstream_class
 from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
@@ -186,10 +186,10 @@ PLAIN = (bool, int, float, str, tuple, type(None))
 
 def position_counters(located_model: LocatedModel, stage: str, index: int) -> set[str]:
     """Return the attributes of a block, by path, that count its heads or hidden units."""
-    path = f"{stage}.{list(dict(find_stage(located_model, stage).container.named_children()))[index]}"
+    path = block_paths(located_model.model, stage)[index]
     counters: set[str] = set()
     for site in block_sites(located_model, stage, index):
-        inner = site.path.removeprefix(path.lstrip(".")).lstrip(".")
+        inner = site.path.removeprefix(path).lstrip(".")
         counters |= {f"{inner}.{name}".lstrip(".") for name in site.reading.attributes}
         parts = {**site.reading.rows, **site.reading.columns}
         counters |= {f"{inner}.{part}.{name}".lstrip(".") for part in parts for name in LENGTHS}

@@ -145,9 +145,7 @@ def _read_through(sublayer: Sublayer, inputs: Sequence[Tensor], targets: Sequenc
 
 
 def _fit_output(block: nn.Module, site: Site, records: Sequence[LayerRecord], state: str, target: str) -> list[Tensor]:
-    """Fit a site's output projection so that output + state matches the input of the second layer's norm. Returns the
-    outputs.
-    """
+    """Fit a site's output projection: output + state is the input of the second layer's norm. Returns the outputs."""
     output = output_projections(site)[0]
     inputs = [_module_input(block, s, output) for s in records]
     targets = [s.values[target] - s.values[state] for s in records]

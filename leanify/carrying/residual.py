@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leanify.carrying.blocks import block_sites, disable_cache, stage_blocks
 from leanify.carrying.call_traces import Call
 from leanify.core.errors import UnsupportedModel
+from leanify.lens.blocks import block_paths
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import weighted_parts
 from leanify.upstream.hooked import remove_on_exit
@@ -67,14 +68,13 @@ def residuals(
     """
     located_model.model.eval()
     blocks = stage_blocks(located_model, stage)
-    names = [name for name, _ in located_model.model.get_submodule(stage).named_children()]
+    paths = block_paths(located_model.model, stage)
     places = range(len(blocks)) if places is None else places
     with disable_cache(located_model.model), record_calls([blocks[place] for place in places]) as calls:
         call(located_model.model)
     result: list[Residual | UnsupportedModel] = []
     for place in places:
-        path = f"{stage}.{names[place]}".lstrip(".")
-        reader = _Reader(path, blocks[place], list(block_sites(located_model, stage, place)), calls)
+        reader = _Reader(paths[place], blocks[place], list(block_sites(located_model, stage, place)), calls)
         try:
             result.append(reader.pre_norm())
         except UnsupportedModel as error:

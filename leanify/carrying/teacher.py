@@ -148,8 +148,7 @@ class CalibratedTeacher:
         return layers
 
     def intermediate_layer(self, old: Layer, target: Layer) -> Layer:
-        """Return the shape of one of two layers before pairing: at least half of the target, all if the tokens allow
-        it.
+        """Return the shape of a layer before pairing: at least half of the target, all of it if the tokens allow it.
 
         A fit of twice the units needs twice as many tokens. Experts keep their width.
         """

@@ -343,9 +343,7 @@ def _copy_positions(
 
 
 def _write_slots(target: Tensor, slots: list[tuple[int, Tensor]], values: Tensor) -> None:
-    """Write ``values`` at the product of these positions, one axis at a time; an index per element would need too much
-    memory.
-    """
+    """Write ``values`` at the product of these positions, an axis at a time: an index per element needs much memory."""
     if not slots:
         target.copy_(values)
         return
