@@ -242,7 +242,7 @@ class CalibratedTeacher:
             for count, picks in (
                 choose_units(sites[path], symbol, new_counts, site_moments).items() if new_counts else ()
             ):
-                corrects = count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
+                corrects = count in counts.get((path, symbol), ())  # others are fitted later
                 weights = correct_output(sites[path], symbol, picks, site_moments) if corrects else None
                 if weights is not None:
                     weights = on_disk.place(weights[0]), weights[1]

@@ -409,7 +409,7 @@ def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, A
             outs = both + outs
         return tuple(outs), tuple(ins)
     if weight_first:
-        return (*range(last - 1), last - 1), (last,)
+        return tuple(range(last)), (last,)
     return (*range(last - 1), last), (last - 1,)
 
 
