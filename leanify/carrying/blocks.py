@@ -57,10 +57,10 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
                 setattr(config, key, resize_list(values, length))
     set_origin(model, get_origin(located_model.model))
     for name, new_blocks in blocks.items():
-        container = model.get_submodule(name)
-        del container[:]
+        new_list: Any = model.get_submodule(name)
+        del new_list[:]
         for _, block in new_blocks:
-            container.append(block)
+            new_list.append(block)
     places = {name: [place for place, _ in new_blocks] for name, new_blocks in blocks.items()}
     new_located = located_model.locate_copy(model, places).read_sizes()
     rates = {stage.name: drop_path_rates(stage_blocks(located_model, stage.name)) for stage in located_model.stages}
