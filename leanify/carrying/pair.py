@@ -21,13 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import copy_block, find_difference, position_counters
-from leanify.carrying.call_traces import first_tensor
 from leanify.carrying.choose import output_projection
 from leanify.carrying.norms import common_bias, fold, fold_scale, neutralise, precision, read_affine
 from leanify.carrying.residual import Residual, Sublayer
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.axes import GROWING, Axes, Picks, Sizes, resizable_axes
-from leanify.lens.blocks import block_paths
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import linear_features, resize, weighted_parts
@@ -95,8 +93,8 @@ def check_alike(located_model: LocatedModel, first: Residual, second: Residual) 
     stage = first.path.rpartition(".")[0]
     if shape(first) != shape(second) or [len(g) for g in first.groups] != [len(g) for g in second.groups]:
         raise UnsupportedModel(f"{where}: they hold different layers")
-    place = block_paths(located_model.model, stage).index(first.path)
-    counters = position_counters(located_model, stage, place)
+    names = list(dict(located_model.model.get_submodule(stage).named_children()))
+    counters = position_counters(located_model, stage, names.index(first.path.rpartition(".")[2]))
     if different := find_difference(first.block, second.block, counters):
         raise UnsupportedModel(f"{where}: {different} differs between them")
     for sublayer in first.sublayers:
@@ -236,8 +234,9 @@ def _contribution(sublayer: Sublayer, block: nn.Module, like: Sublayer, x: Tenso
 
     kwargs = {name: substitute(value) for name, value in like.call.kwargs.items()}
     output = sublayer.site.module(*(substitute(value) for value in like.call.args), **kwargs)
+    output = output[0] if isinstance(output, tuple) else output
     scale = block.get_parameter(sublayer.scale) if sublayer.scale else 1.0
-    result: Tensor = scale * first_tensor(output)
+    result: Tensor = scale * output
     return result
 
 
@@ -245,9 +244,10 @@ def _check_sum(joined_pair: nn.Module, first: Residual, second: Residual) -> Non
     """Raise UnsupportedModel if a pair differs from its two layers run side by side."""
     reference = side_by_side(first, second)
     try:
-        output = first_tensor(joined_pair(*first.call.args, **first.call.kwargs))
+        output = joined_pair(*first.call.args, **first.call.kwargs)
     except RuntimeError as failed:
         raise UnsupportedModel(f"{first.path} and {second.path} cannot be paired: the pair fails, {failed}") from failed
+    output = output[0] if isinstance(output, tuple) else output
     error = float((output - reference).norm() / reference.norm())
     if not error <= 256 * precision(reference):
         raise UnsupportedModel(
