@@ -2,7 +2,7 @@
 
 `start` asks a server for a fork: a process, one for all tests of a worker, that has imported torch, timm and
 transformers and done nothing else (torch with CUDA refuses autograd in forks of a process that used it). `run` gives a
-command to it; ``fresh=True`` starts Python anew, where start-up itself is under test. Whoever runs a command here is
+command to it; ``new_interpreter`` starts Python anew, where start-up itself is under test. Whoever runs one here is
 told of an unexpected error: no test may accept one.
 """
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,10 +54,7 @@ def assert_no_bug(*texts: str) -> None:
 def run(
     *arguments: str, cwd: Path | None = None, new_interpreter: bool = False, setup: str = "pass", **environment: str
 ) -> Result:
-    """A command in the folder ``where``, with these variables of the environment beside those of the tests.
-
-    ``fresh`` starts Python anew; ``before`` is what it runs first.
-    """
+    """A command in a folder, with these variables beside the tests' own; a new interpreter runs ``setup`` first."""
     variables = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment}
     if new_interpreter:
         process = subprocess.run(
@@ -70,13 +68,18 @@ def run(
     return result
 
 
-def run_here(line: str, capsys: Any) -> tuple[int, str, str]:
-    """The exit code of a command that is called in this process, and what it printed."""
+def typed(line: str) -> int:
+    """The exit code of a command that is called in this process."""
     before, sys.argv = sys.argv, ["leanify", *shlex.split(line)]
     try:
-        code = exit_code_of_main()
+        return exit_code_of_main()
     finally:
         sys.argv = before
+
+
+def run_here(line: str, capsys: Any) -> tuple[int, str, str]:
+    """The same with what it printed."""
+    code = typed(line)
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -107,7 +110,6 @@ class Process:
         os.kill(self.pid, number)
 
     def wait(self) -> Result:
-        """Wait for its end."""
         return Result(_send_request({"wait": self.pid}), self.read_output(self.out), self.read_output(self.err))
 
     def wait_for_line(self, prefix: str) -> None:
@@ -198,7 +200,7 @@ def _serve() -> None:
             try:
                 code = _run_request(request)
             except BaseException:
-                importlib.import_module("traceback").print_exc()
+                traceback.print_exc()
                 sys.stderr.flush()
             finally:
                 os._exit(code)

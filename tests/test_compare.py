@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import typed
 from PIL import Image
 from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file, run, start_counts
 
@@ -119,13 +120,6 @@ def test_design_costs_match_models() -> None:
     assert (wide.inner, wide.heads, wide.params) == (lean.inner, base.heads, lean.params)
 
 
-def typed(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from leanify.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["leanify", *words])
-    main()
-
-
 def test_longer_study_is_the_same_study(study: tuple[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The line that is proposed where models have not learnt: the recipe of a run, with more steps."""
     folder, _ = study
@@ -137,7 +131,7 @@ def test_longer_study_is_the_same_study(study: tuple[Path, dict[str, object]], m
     monkeypatch.setattr(
         "leanify.comparison.duration.forecast", lambda plan, timings, jobs: seen.append(plan) or {"designs": []}
     )
-    typed([*command[1:], "--dry-run", "--json"], monkeypatch)
+    assert typed(shlex.join([*command[1:], "--dry-run", "--json"])) == 0
     [new] = seen
     assert new.recipe.schedule.steps == 480
     assert new.recipe.data == old.plan.recipe.data

@@ -9,7 +9,6 @@ from commands import run_here
 
 import leanify
 from leanify import cli
-from leanify.cli import main
 from leanify.core.errors import python_spelling
 
 
@@ -32,14 +31,12 @@ def test_options_become_keywords(said: str, meant: str) -> None:
     assert python_spelling(said) == meant
 
 
-def test_shell_and_python_errors_match(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_and_python_errors_match(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(leanify.BudgetError, match="target_params='lots'") as raised:
         leanify.redesign("vit_tiny", target_params="lots")
     assert "--" not in str(raised.value)
-    monkeypatch.setattr("sys.argv", ["leanify", "redesign", "vit_tiny", "--target-params", "lots"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "--target-params 'lots'" in capsys.readouterr().err
+    code, _, err = run_here("redesign vit_tiny --target-params lots", capsys)
+    assert (code, "--target-params 'lots'" in err) == (2, True)
 
 
 @pytest.mark.unexpected

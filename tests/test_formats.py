@@ -7,13 +7,13 @@ import io
 import json
 import subprocess
 import sys
-from contextlib import suppress
 from typing import Any
 
 import pytest
+from commands import run_here
 
 import leanify
-from leanify.cli import formats, main
+from leanify.cli import formats
 from leanify.core import recipe as recipes
 from leanify.core.units import format_count
 from leanify.search.amounts import amount, check_budget
@@ -28,8 +28,8 @@ CELLS = [
 ]
 
 
-def shown(kind: formats.Kind, capsys: Any) -> str:
-    formats.show(kind, {"rows": ROWS}, ROWS, lambda: print("drawn"))
+def shown(kind: formats.Kind, capsys: Any, rows: list[dict[str, Any]] = ROWS) -> str:
+    formats.show(kind, {"rows": rows}, rows, lambda: print("drawn"))
     text: str = capsys.readouterr().out
     return text
 
@@ -45,20 +45,16 @@ def test_formats_hold_equal_rows(capsys: Any) -> None:
 
 def test_markdown_leaves_out_empty_columns(capsys: Any) -> None:
     rows = [{"name": "a", "latency": None, "heads": 0}, {"name": "b", "latency": None, "heads": 2}]
-    formats.show("markdown", {}, rows, lambda: None)
-    assert capsys.readouterr().out.splitlines()[::2] == ["| name | heads |", "| a | 0 |"]
-    formats.show("csv", {}, rows, lambda: None)
-    assert capsys.readouterr().out.splitlines()[0] == "name,latency,heads"
+    assert shown("markdown", capsys, rows).splitlines()[::2] == ["| name | heads |", "| a | 0 |"]
+    assert shown("csv", capsys, rows).splitlines()[0] == "name,latency,heads"
 
 
-def test_markdown_plan_has_table_columns(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markdown_plan_has_table_columns(capsys: Any) -> None:
     """As in the table, with the design in every row; CSV has the budget and every number."""
     printed = {}
     for kind in ("table", "markdown", "csv"):
-        monkeypatch.setattr(sys, "argv", ["leanify", "redesign", "vit_tiny", "--format", kind])
-        with suppress(SystemExit):
-            main()
-        printed[kind] = capsys.readouterr().out.splitlines()
+        _, out, _ = run_here(f"redesign vit_tiny --format {kind}", capsys)
+        printed[kind] = out.splitlines()
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed["markdown"]]
     assert head[:3] == ["source", "budget", "design"]
     assert "  ".join(head[3:]).split() == printed["table"][2].split()
@@ -131,16 +127,6 @@ def test_options_are_checked_before_torch(arguments: list[str]) -> None:
 def test_only_machines_get_full_precision(capsys: Any) -> None:
     """Readers get four digits and machines all of them."""
     row = {"top1": 90.92592592592594, "loss": 0.1 + 0.2, "params": 1234567, "rows": [1 / 3]}
-    printed = {kind: shown_as(kind, row, capsys) for kind in ("markdown", "csv")}
-    assert printed["markdown"].splitlines()[2] == "| 90.93 | 0.3000 | 1234567 | 0.3333 |"
-    assert list(csv.reader(printed["csv"].splitlines()))[1] == [
-        str(90.92592592592594),
-        str(0.1 + 0.2),
-        "1234567",
-        str(1 / 3),
-    ]
-
-
-def shown_as(kind: Any, row: Any, capsys: Any) -> str:
-    formats.show(kind, {}, [row], lambda: None)
-    return str(capsys.readouterr().out)
+    assert shown("markdown", capsys, [row]).splitlines()[2] == "| 90.93 | 0.3000 | 1234567 | 0.3333 |"
+    [_, cells] = csv.reader(shown("csv", capsys, [row]).splitlines())
+    assert cells == [str(90.92592592592594), str(0.1 + 0.2), "1234567", str(1 / 3)]

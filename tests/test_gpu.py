@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import CASES, batch, outputs
+from commands import CODE
 from runs import DIGITS, final_state
 
 import leanify
@@ -104,13 +105,10 @@ def test_processes_match_gpu_count(tmp_path: Path, shard: str) -> None:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         words = ["train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / f"run{processes}")]
         size = ["--set", f"schedule.batch_size={16 * processes}"]
-        main = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
         done = subprocess.run(
-            [*launcher, "--no-python", sys.executable, "-c", main, *words, *size],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+            [*launcher, "--no-python", sys.executable, "-c", CODE, *words, *size],
+            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         assert (done.returncode == 0) == (code == 0), done.stderr
         assert code == 0 or f"and it has {gpus} GPUs" in done.stderr
 

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import shutil
 import sys
 import tomllib
@@ -20,11 +21,11 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from fuzz_intact import HF, RECIPE
 from safetensors.torch import save_file
 
 import leanify
-from leanify.cli import main
 from leanify.core import recipe as recipes
 from leanify.core.errors import LeanifyError
 from leanify.data.texts.tokenizers import make_tokenizer
@@ -65,12 +66,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked(*arguments: str) -> str:
     """What a command says, all of it; whatever it asks is answered with yes."""
     said = io.StringIO()
-    before, sys.argv, sys.stdin = sys.stdin, ["leanify", *arguments], io.StringIO("y\n" * 9)
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            main()
-    finally:
-        sys.stdin = before
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        patch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+        typed(shlex.join(arguments))
     return said.getvalue()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tokenizers as rust
 import torch
+from commands import CODE
 from PIL import Image
 from runs import DIGITS, make_pictures, refused
 from test_hostile_runs import TEXT, Warnings
@@ -44,7 +45,6 @@ from leanify.training import start as training
 from leanify.training.default_recipe import data_settings
 from leanify.upstream.libraries import import_transformers
 
-CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
 IMAGES = """
 [model]

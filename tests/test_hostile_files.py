@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_here
 from fuzz_intact import HF, RECIPE, InlineEngine
 from runs import make_pictures
 from safetensors.torch import load_file, save_file
-from test_mistakes import run_here
 
 import leanify
 from leanify.cli.formats import show

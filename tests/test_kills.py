@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import CODE
 from kills import KINDS, kill_often
 from PIL import Image
 from runs import DIGITS, final_state, run_modes
@@ -26,7 +27,6 @@ from leanify.core import recipe as recipes
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.training import preparation
 
-CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 SHORT = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 
 

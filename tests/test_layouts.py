@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,24 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from runs import add_pooling, make_documents
 
 import leanify
-from leanify.cli import main
 from leanify.sources import find
 from leanify.upstream.libraries import import_timm, import_transformers
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
-
-
-def typed(line: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["leanify", *shlex.split(line)])
-        try:
-            main()
-        except SystemExit as error:
-            return error.code if isinstance(error.code, int) else 1
-    return 0
 
 
 def bert(cls: str, folder: Path, **more: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from runs import make_documents
-from test_layouts import typed
 
 import leanify
 

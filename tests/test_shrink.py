@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from runs import add_pooling, make_documents
-from test_layouts import timm, typed
+from test_layouts import timm
 from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
 import leanify

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from safetensors.torch import load_file, save_file
-from test_layouts import typed
 from torch import Tensor, nn
 from zoo import tiny
 
