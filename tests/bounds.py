@@ -17,13 +17,14 @@ import shutil
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from runs import write_shard
 
 BOUND = "1G"
 LIBRARIES = 1 << 30  # bytes of memory that a command takes for any model
@@ -56,11 +57,11 @@ def normalizers(*rules: Parts) -> Parts:
     return {"normalizer": {"type": "Sequence", "normalizers": list(rules)}}
 
 
-def template(count: int, name: str = "A") -> Parts:
+def template(count: int) -> Parts:
     """A template that repeats a text."""
     return {
         "type": "TemplateProcessing",
-        "single": [{"Sequence": {"id": name, "type_id": 0}}] * count,
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}] * count,
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {},
     }
@@ -190,19 +191,26 @@ def while_probing() -> str:
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def png(width: int, height: int, depth: int = 16, colour: int = 2, *chunks: tuple[bytes, bytes]) -> bytes:
+Chunk = tuple[bytes, bytes]  # its kind and data
+
+
+def png_file(width: int, height: int, depth: int, colour: int, pixels: bytes, *chunks: Chunk) -> bytes:
+    """A PNG file of compressed pixels."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), *chunks, (b"IDAT", pixels), (b"IEND", b"")):
+        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return file
+
+
+def png(width: int, height: int, depth: int = 16, colour: int = 2, *chunks: Chunk) -> bytes:
     """A picture of one value, compressed to about a thousandth of its size."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
     row = b"\0" + bytes((width * channels * depth + 7) // 8)
     packer, parts = zlib.compressobj(9), []
     for start in range(0, height, 64):
         parts.append(packer.compress(row * min(64, height - start)))
-    parts.append(packer.flush())
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    words = [(b"IHDR", header), *chunks, (b"IDAT", b"".join(parts)), (b"IEND", b"")]
-    blocks = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-              for kind, data in words]  # fmt: skip
-    return b"\x89PNG\r\n\x1a\n" + b"".join(blocks)
+    return png_file(width, height, depth, colour, b"".join([*parts, packer.flush()]), *chunks)
 
 
 def noise() -> bytes:
@@ -268,13 +276,8 @@ def in_folder(make: Callable[[], bytes]) -> str:
 
 def in_shard() -> str:
     Path("pictures").mkdir()
-    with tarfile.open("pictures/train-000000.tar", "w") as shard:
-        for number in range(8):
-            data = noise() if number else IMAGES["16 bits, with alpha"]()
-            for suffix, content in ((".png", data), (".cls", b"ab"[number % 2 : number % 2 + 1])):
-                member = tarfile.TarInfo(f"{number}{suffix}")
-                member.size = len(content)
-                shard.addfile(member, io.BytesIO(content))
+    pictures = [IMAGES["16 bits, with alpha"](), *(noise() for _ in range(7))]
+    write_shard(Path("pictures/train-000000.tar"), zip(pictures, [b"a", b"b"] * 4, strict=True))
     return PICTURES
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import shutil
-import tarfile
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vocabularies
+from runs import write_shard
 from safetensors.torch import load_file
 
 TIMM = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embed_dim": 8, "depth": 2, "num_heads": 2}
@@ -86,7 +85,7 @@ def make_intact(home: Path) -> None:
     settings = {"seeds": 2, "designs": designs, "rates": (1,)}
     leanify.compare(recipes.parse(RECIPE), home / "study", engine=InlineEngine(), measure=False, **settings)
     _tables(home)
-    _images(home / "images")
+    _images(home)
     _saved(home / "saved")
     _upstream_folders(home)
     _cuttable(home)
@@ -157,30 +156,26 @@ def _tables(home: Path) -> None:
         (home / "texts" / f"{number}.txt").write_text("a line of a text, and one more\n" * 20)
 
 
-def _images(folder: Path) -> None:
-    import numpy as np
+def _images(home: Path) -> None:
+    """The same pictures in folders of classes, with tables beside them, and in shards."""
     from PIL import Image
 
+    (home / "pictures").mkdir()
     for split in ("train", "validation"):
+        rows = ["path,label\n"]
         for kind in ("a", "b"):
-            (folder / split / kind).mkdir(parents=True)
+            (home / "images" / split / kind).mkdir(parents=True)
             for number, suffix in enumerate(("png", "jpg", "gif", "tif", "webp", "bmp")):
-                pixels = np.full((8, 8, 3), 30 * number, dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / split / kind / f"{number}.{suffix}")
-    for split in ("train", "validation"):
-        files = sorted((folder / split).rglob("*.*"))
-        rows = [f"{file.relative_to(folder)},{file.parent.name}\n" for file in files]
-        (folder.parent / "pictures").mkdir(exist_ok=True)
-        (folder.parent / "pictures" / f"{split}.csv").write_text("path,label\n" + "".join(rows))
-    shutil.copytree(folder, folder.parent / "pictures", dirs_exist_ok=True)
-    (folder.parent / "shards").mkdir()
+                name = f"{split}/{kind}/{number}.{suffix}"
+                Image.new("RGB", (8, 8), (30 * number,) * 3).save(home / "images" / name)
+                rows.append(f"{name},{kind}\n")
+        (home / "pictures" / f"{split}.csv").write_text("".join(rows))
+    shutil.copytree(home / "images", home / "pictures", dirs_exist_ok=True)
+    (home / "shards").mkdir()
+    files = sorted((home / "images" / "train").rglob("*.png"))
     for split in ("train", "val"):
-        with tarfile.open(folder.parent / "shards" / f"{split}-000000.tar", "w") as shard:
-            for number, file in enumerate(sorted((folder / "train").rglob("*.png"))):
-                shard.add(file, f"{number}.png")
-                label = tarfile.TarInfo(f"{number}.cls")
-                label.size = 1
-                shard.addfile(label, io.BytesIO(file.parent.name.encode()))
+        samples = [(file.read_bytes(), file.parent.name.encode()) for file in files]
+        write_shard(home / "shards" / f"{split}-000000.tar", samples)
 
 
 def _saved(folder: Path) -> None:

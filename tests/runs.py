@@ -14,11 +14,13 @@ Each mode goes on with the run that the one before it left; prints one line a mo
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import runpy
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -103,6 +105,16 @@ def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **sp
             for number in range(count):
                 Image.new("RGB", (size, size), (10 * number % 256,) * 3).save(data / split / name / f"{number}.png")
     return data
+
+
+def write_shard(file: Path, samples: Iterable[tuple[bytes, bytes]]) -> None:
+    """A tar shard of numbered pictures, each with its class."""
+    with tarfile.open(file, "w") as shard:
+        for number, contents in enumerate(samples):
+            for suffix, content in zip(("png", "cls"), contents, strict=True):
+                member = tarfile.TarInfo(f"{number}.{suffix}")
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
 
 
 def make_documents(folder: Path, **names: str) -> None:

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import bounds
 import numpy as np
 import pytest
 from PIL import Image
@@ -39,6 +40,10 @@ def palette(ink: int) -> Image.Image:
     return picture
 
 
+def grey_with_alpha(ink: int) -> Image.Image:
+    return Image.merge("LA", (Image.fromarray(INK + ink), Image.fromarray(SQUARE)))
+
+
 def encode(picture: Image.Image, kind: str, **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, kind, **options)
@@ -60,12 +65,12 @@ class Files:
 
 TRANSPARENT = {
     "RGBA": lambda ink: encode(with_alpha(ink), "PNG"),
-    "LA": lambda ink: encode(Image.merge("LA", (Image.fromarray(INK + ink), Image.fromarray(SQUARE))), "PNG"),
+    "LA": lambda ink: encode(grey_with_alpha(ink), "PNG"),
     "palette": lambda ink: encode(palette(ink), "PNG", transparency=bytes([0, 255])),
     "GIF": lambda ink: encode(palette(ink), "GIF", transparency=0),
     "WebP": lambda ink: encode(with_alpha(ink), "WEBP", lossless=True, exact=True),
     "TIFF": lambda ink: encode(with_alpha(ink), "TIFF"),
-    "LA TIFF": lambda ink: encode(Image.merge("LA", (Image.fromarray(INK + ink), Image.fromarray(SQUARE))), "TIFF"),
+    "LA TIFF": lambda ink: encode(grey_with_alpha(ink), "TIFF"),
 }
 
 
@@ -130,17 +135,11 @@ def test_range_spans_all_pictures() -> None:
     assert np.asarray(decoder(io.BytesIO(dark), "L", "a")).max() == 64
 
 
-def deep_png(values: np.ndarray, more: bytes = b"") -> bytes:
+def deep_png(values: np.ndarray, *chunks: bounds.Chunk) -> bytes:
     """16 bits a channel, which Pillow does not write: (H, W, channels)."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     height, width, channels = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
-    chunks = chunk(b"IHDR", header) + more + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunks
+    return bounds.png_file(width, height, 16, {2: 4, 3: 2, 4: 6}[channels], zlib.compress(rows), *chunks)
 
 
 def deep_tiff(values: np.ndarray, order: str = "<") -> bytes:
@@ -191,9 +190,9 @@ def test_deep_photos_stand_upright() -> None:
     exif[0x0112] = 6
     values = (RAMP[..., None] * [65535, 60000, 50000]).round()
     plain = encode(Image.new("RGB", (8, 8)), "PNG", exif=exif)
-    start = plain.index(b"eXIf") - 4
-    chunk = plain[start : start + 12 + int.from_bytes(plain[start : start + 4], "big")]
-    turned = np.asarray(Decoder()(io.BytesIO(deep_png(values, chunk)), "RGB", "a"))
+    start = plain.index(b"eXIf") + 4
+    data = plain[start : start + int.from_bytes(plain[start - 8 : start - 4], "big")]
+    turned = np.asarray(Decoder()(io.BytesIO(deep_png(values, (b"eXIf", data))), "RGB", "a"))
     straight = np.asarray(Decoder()(io.BytesIO(deep_png(values)), "RGB", "a"))
     assert (turned == np.rot90(straight, -1)).all()
 
@@ -223,33 +222,20 @@ def test_unknown_formats_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_run_keeps_its_decoding(tmp_path: Path) -> None:
     """White shapes on a transparent ground: squares and bars."""
-    root = tmp_path_factory.mktemp("shapes")
     bar = np.zeros((8, 8), np.uint8)
     bar[:, 3:5] = 255
     for split in ("train", "validation"):
         for name, shape in (("square", SQUARE), ("bar", bar)):
-            (root / split / name).mkdir(parents=True)
+            (tmp_path / split / name).mkdir(parents=True)
             for number in range(6):
                 channels = [INK + 255] * 3 + [np.roll(shape, number % 3, 1)]
-                Image.fromarray(np.dstack(channels), "RGBA").save(root / split / name / f"{number}.png")
-    return root
-
-
-def settings_for(folder: Path) -> list[str]:
-    return [f"data.path={folder}", "schedule.epochs=1", "data.workers=0", "model.override.depth=1"]
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Path:
-    return leanify.train("own-images", folder / "run", settings=settings_for(folder))
-
-
-def test_run_keeps_its_decoding(run: Path, folder: Path) -> None:
+                Image.fromarray(np.dstack(channels), "RGBA").save(tmp_path / split / name / f"{number}.png")
+    settings = [f"data.path={tmp_path}", "schedule.epochs=1", "data.workers=0", "model.override.depth=1"]
+    run = leanify.train("own-images", tmp_path / "run", settings=settings)
     data = RunDirectory.open(run).recipe.data
     assert data.background == "black"
-    images = ImageFolder(folder / "validation", data=data)
+    images = ImageFolder(tmp_path / "validation", data=data)
     assert images.decoder.background == "black"
-    leanify.train("own-images", resume=run, settings=settings_for(folder))  # the recipe given names no background
+    leanify.train("own-images", resume=run, settings=settings)  # the recipe given names no background

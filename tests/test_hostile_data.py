@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bounds
 import numpy as np
 import pytest
 import tokenizers as rust
@@ -189,14 +190,12 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
         recipes.load(tmp_path / "large.toml")
 
 
-@pytest.mark.parametrize("leads_to", ["/dev/zero"])
-def test_pipe_pictures_are_not_opened(tmp_path: Path, leads_to: str) -> None:
-    """A picture that is a pipe is not opened to see its size."""
-    os.mkfifo(tmp_path / "pipe")
+def test_pipe_pictures_are_not_opened(tmp_path: Path) -> None:
+    """A picture that is a device is not opened to see its size."""
     for name in ("a", "b"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (12, 12)).save(tmp_path / "pictures" / name / "1.png")
-    (tmp_path / "pictures" / "a" / "0.png").symlink_to(tmp_path / leads_to)
+    (tmp_path / "pictures" / "a" / "0.png").symlink_to("/dev/zero")
     settings = data_settings(OwnData("images", "2 classes", is_validated=False, classes=2), str(tmp_path / "pictures"))
     assert "model.override.img_size=12" in settings
 
@@ -317,14 +316,7 @@ def broken(folder: Path, how: str) -> Path:
     elif how == "link":
         file.symlink_to("nowhere.png")
     elif how == "bomb":
-        import struct
-        import zlib
-
-        def chunk(kind: bytes, data: bytes) -> bytes:
-            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-        header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
-        file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+        file.write_bytes(bounds.png_file(20_000, 20_000, 8, 0, b""))
     else:
         file.write_bytes((folder / "train/a/1.png").read_bytes()[:50])
     return file

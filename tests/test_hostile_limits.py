@@ -6,7 +6,6 @@ Each table is a class: its first row is the attack that gave the class its name,
 from __future__ import annotations
 
 import errno
-import io
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import run_forked, run_here
 from fuzz_intact import HF, RECIPE, TIMM
+from runs import write_shard
 
 import leanify
 from leanify import cli
@@ -408,12 +408,7 @@ def in_folder(data: Path) -> None:
 
 def in_shard(data: Path) -> None:
     data.mkdir()
-    with tarfile.open(data / "train-000000.tar", "w") as shard:
-        for number in range(6):
-            for name, content in ((f"{number}.png", POSTSCRIPT), (f"{number}.cls", b"ab"[number % 2 :][:1])):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                shard.addfile(member, io.BytesIO(content))
+    write_shard(data / "train-000000.tar", [(POSTSCRIPT, label) for label in (b"a", b"b") * 3])
 
 
 def in_parquet(data: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from runs import write_shard
 
 import leanify
 from leanify.core.errors import LeanifyError
@@ -27,8 +29,6 @@ CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     """Eight files, each of another shade, with their classes."""
-    from PIL import Image
-
     folder = tmp_path_factory.mktemp("pixels")
     found = []
     for i in range(8):
@@ -40,8 +40,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
 
 def as_csv(rows: list[tuple[Path, str]], folder: Path) -> Path:
     with (folder / "train.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerows([("path", "class"), *rows])
+        csv.writer(file).writerows([("path", "class"), *rows])
     return folder
 
 
@@ -56,9 +55,9 @@ def as_parquet(rows: list[tuple[Path, str]], folder: Path) -> Path:
 
 def as_named_parquet(rows: list[tuple[Path, str]], folder: Path) -> Path:
     """As `datasets` writes it: the classes are numbers, and their names are in the file's metadata."""
-    place = as_data_set(rows, folder)
     import datasets
 
+    place = as_data_set(rows, folder)
     datasets.load_from_disk(str(place)).to_parquet(folder / "train.parquet")
     shutil.rmtree(place)
     return folder
@@ -75,14 +74,7 @@ def as_data_set(rows: list[tuple[Path, str]], folder: Path) -> Path:
 
 
 def as_shards(rows: list[tuple[Path, str]], folder: Path) -> Path:
-    import tarfile
-
-    with tarfile.open(folder / "train-000000.tar", "w") as shard:
-        for number, (path, name) in enumerate(rows):
-            (folder / f"{number}.cls").write_text(name)
-            shard.add(path, f"{number}.png")
-            shard.add(folder / f"{number}.cls", f"{number}.cls")
-            (folder / f"{number}.cls").unlink()
+    write_shard(folder / "train-000000.tar", ((path.read_bytes(), name.encode()) for path, name in rows))
     return folder
 
 
@@ -95,8 +87,6 @@ def test_forms_hold_equal_images(write: Any, rows: list[tuple[Path, str]], tmp_p
     assert len(train) == len(validation) == 8
     for index, (path, name) in enumerate(rows):
         pixels, label = read_picture(train, index, "RGB")
-        from PIL import Image
-
         with Image.open(path) as image:
             assert pixels.tobytes() == image.convert("RGB").tobytes()
         assert names[label] == name

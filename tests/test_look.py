@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from commands import run as command
 from PIL import Image
+from runs import write_shard
 
 from leanify.core.errors import DataError
 from leanify.data.data_checks import Look, inspect_splits
@@ -104,13 +103,6 @@ def test_constant_label_is_refused(tmp_path: Path) -> None:
         look(tmp_path, "data.task=text-regression")
 
 
-def stored(place: Path, bytes_of: list[bytes]) -> None:
-    """A Parquet table of pictures in two classes."""
-    cells = [{"image": {"bytes": data, "path": None}, "label": i % 2} for i, data in enumerate(bytes_of)]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), place)
-
-
 def saved_pictures(contents: list[bytes]) -> datasets.Dataset:
     """Under names that say nothing: the types tell which column is which."""
     datasets.disable_progress_bars()
@@ -132,16 +124,13 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
             rows = [f"{files[i]},{'xy'[number % 2]}" for number, i in enumerate(chosen)]
             (place / f"{split}.csv").write_text("\n".join(["image,label", *rows]))
         elif kind == "parquet":
-            stored(place / f"{split}.parquet", [data[i] for i in chosen])
+            cells = [{"image": {"bytes": data[i], "path": None}, "label": n % 2} for n, i in enumerate(chosen)]
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), place / f"{split}.parquet")
         elif kind == "saved":
             saved[split] = saved_pictures([data[i] for i in chosen])
         else:
-            with tarfile.open(place / f"{split}-000000.tar", "w") as shard:
-                for number, i in enumerate(chosen):
-                    for name, content in ((f"{i}.png", data[i]), (f"{i}.cls", b"xy"[number % 2 : number % 2 + 1])):
-                        member = tarfile.TarInfo(name)
-                        member.size = len(content)
-                        shard.addfile(member, io.BytesIO(content))
+            labels = [b"x", b"y"] * (len(chosen) // 2)
+            write_shard(place / f"{split}-000000.tar", zip([data[i] for i in chosen], labels, strict=True))
     if kind == "saved":
         datasets.DatasetDict(saved).save_to_disk(place)
     recipe = resolve("own-images", [f"data.path={place}", *SMALL])
