@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import write_shard
+from runs import change_json, write_shard
 
 BOUND = "1G"
 LIBRARIES = 1 << 30  # bytes of memory that a command takes for any model
@@ -118,29 +118,24 @@ RULES: dict[str, Parts] = {
 
 
 def with_rules(parts: Parts) -> str:
-    file = Path("tokenizer/tokenizer.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    change_json(Path("tokenizer/tokenizer.json"), **parts)
     return TRAIN
 
 
 def named_elsewhere() -> str:
     """transformers reads the file that is named, and finds an innocent tokenizer.json beside it."""
-    with_rules({})
     shutil.copy("tokenizer/tokenizer.json", "innocent.json")
     with_rules(RULES["many byte levels"])
     Path("tokenizer/tokenizer.json").rename("tokenizer/tokenizer.4.0.json")
     shutil.move("innocent.json", "tokenizer/tokenizer.json")
-    config = json.loads(Path("tokenizer/tokenizer_config.json").read_text())
-    config["fast_tokenizer_files"] = ["tokenizer.4.0.json"]
-    Path("tokenizer/tokenizer_config.json").write_text(json.dumps(config))
+    change_json(Path("tokenizer/tokenizer_config.json"), fast_tokenizer_files=["tokenizer.4.0.json"])
     return TRAIN
 
 
 def named_outside() -> str:
     named_elsewhere()
     Path("tokenizer/tokenizer.4.0.json").rename("tokenizer.4.0.json")
-    file = Path("tokenizer/tokenizer_config.json")
-    file.write_text(file.read_text().replace('"tokenizer.4.0.json"', '"../tokenizer.4.0.json"'))
+    change_json(Path("tokenizer/tokenizer_config.json"), fast_tokenizer_files=["../tokenizer.4.0.json"])
     return TRAIN
 
 
@@ -168,10 +163,8 @@ def sentencepiece() -> str:
 
 
 def tokens_by_number() -> str:
-    file = Path("tokenizer/tokenizer_config.json")
-    content = {"content": "x", "special": True}
-    added = {str(10**number): content for number in range(1, 18)}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"added_tokens_decoder": added}))
+    added = {str(10**number): {"content": "x", "special": True} for number in range(1, 18)}
+    change_json(Path("tokenizer/tokenizer_config.json"), added_tokens_decoder=added)
     return TRAIN
 
 

@@ -107,6 +107,12 @@ def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **sp
     return data
 
 
+def change_json(file: Path, **values: Any) -> None:
+    """Write other values of these keys to a file, which need not be there."""
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    file.write_text(json.dumps(known | values), "utf-8")
+
+
 def write_shard(file: Path, samples: Iterable[tuple[bytes, bytes]]) -> None:
     """A tar shard of numbered pictures, each with its class."""
     with tarfile.open(file, "w") as shard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import resource
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import bounds
 import pytest
+from runs import change_json
 from torchvision import transforms
 
 import leanify
@@ -72,8 +72,7 @@ def test_tried_file_is_read_file(tokenizer_folder: Path) -> None:
     bounds.named_elsewhere()
     with pytest.raises(DataError, match=BEYOND):
         read_chinese(tokenizer_folder)
-    config = tokenizer_folder / "tokenizer_config.json"
-    config.write_text(config.read_text().replace("tokenizer.4.0.json", "../tokenizer.4.0.json"))
+    change_json(tokenizer_folder / "tokenizer_config.json", fast_tokenizer_files=["../tokenizer.4.0.json"])
     with pytest.raises(DataError, match="no tokenizer files beside it"):
         read_chinese(tokenizer_folder)
 
@@ -124,8 +123,7 @@ def test_odd_processor_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bounds.by_a_processor(height=16, width=16)
-    file = Path("vit/preprocessor_config.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    change_json(Path("vit/preprocessor_config.json"), **{key: value})
     with pytest.raises(DataError, match=words):
         find_processor(leanify.load("vit"), (3, 16, 16))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import change_json
 
 import leanify
 from leanify.core.architecture import Architecture
@@ -27,11 +27,6 @@ def write_config(folder: Path, kind: str, cls: str, **keys: Any) -> Path:
     return folder
 
 
-def change_config(folder: Path, **keys: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **keys}), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("kind", "cls"), [("Bert", "BertForMaskedLM"), ("Llama", "LlamaForCausalLM"), ("ViT", "ViTForImageClassification")]
 )
@@ -39,7 +34,7 @@ def change_config(folder: Path, **keys: Any) -> None:
 def test_code_of_its_own_is_said(kind: str, cls: str, tmp_path: Path) -> None:
     """Of a type that transformers knows; with tensors that its model has not, the weights are refused."""
     write_config(tmp_path, f"{kind}Config", cls, **SIZES)
-    change_config(tmp_path, auto_map={"AutoConfig": "own.Config", "AutoModel": f"own.{kind}WithGates"})
+    change_json(tmp_path / "config.json", auto_map={"AutoConfig": "own.Config", "AutoModel": f"own.{kind}WithGates"})
     library = import_transformers()
     model = getattr(library, cls)(library.AutoConfig.from_pretrained(tmp_path))
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")

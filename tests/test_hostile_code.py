@@ -23,6 +23,7 @@ import pytest
 import torch
 from commands import typed
 from fuzz_intact import HF, RECIPE
+from runs import change_json
 from safetensors.torch import save_file
 
 import leanify
@@ -72,11 +73,6 @@ def asked(*arguments: str) -> str:
     return said.getvalue()
 
 
-def change(file: Path, **words: Any) -> None:
-    known = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(known | words))
-
-
 # -- pickles ----------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +95,7 @@ def test_code_pickles_are_not_opened(folder: Path, name: str, value: Any, write:
     (folder / "model.safetensors").unlink()
     if name == "shard":
         write(folder / "a.bin", value)
-        change(folder / "pytorch_model.bin.index.json", weight_map={"a": "a.bin"}, metadata={})
+        change_json(folder / "pytorch_model.bin.index.json", weight_map={"a": "a.bin"}, metadata={})
     else:
         write(folder / name, value)
     with pytest.raises(LeanifyError) as found:
@@ -117,7 +113,7 @@ def test_config_names_no_hub_kernel(folder: Path, name: str, monkeypatch: pytest
     from transformers.integrations import hub_kernels
 
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_, **__: (folder / RAN).mkdir())
-    change(folder / "config.json", **{name: "kernels-community/flash-attn2"})
+    change_json(folder / "config.json", **{name: "kernels-community/flash-attn2"})
     config: Any = leanify.load(folder).config
     assert (config._attn_implementation, config._experts_implementation) == ("sdpa", "eager")
     assert not (folder / RAN).exists()
@@ -143,11 +139,9 @@ COMMANDS = {
 def test_model_code_never_runs(folder: Path, command: str, unknown: bool) -> None:
     """Code beside a model is not run, whatever is answered."""
     for name, words in WANTING.items():
-        change(folder / name, **words)
-    if (
-        unknown
-    ):  # a type of model and of tokenizer that upstream does not have, so that only the code beside it would do
-        change(folder / "config.json", model_type="evil", architectures=["Model"])
+        change_json(folder / name, **words)
+    if unknown:  # types of model and tokenizer that upstream does not have, so that only the code beside would do
+        change_json(folder / "config.json", model_type="evil", architectures=["Model"])
         (folder / "tokenizer.json").unlink()
     for name in ("modeling_evil.py", "tokenization_evil.py", "custom_generate/generate.py"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -161,8 +155,8 @@ def test_model_code_never_runs(folder: Path, command: str, unknown: bool) -> Non
 def test_tokenizer_code_never_runs(folder: Path) -> None:
     """One that upstream has no class for: with nobody's word given, transformers asks on the terminal."""
     (folder / "tok").mkdir()
-    change(folder / "tok" / "config.json", model_type="evil", auto_map=CODE)
-    change(folder / "tok" / "tokenizer_config.json", auto_map=CODE, tokenizer_class="Tokenizer")
+    change_json(folder / "tok" / "config.json", model_type="evil", auto_map=CODE)
+    change_json(folder / "tok" / "tokenizer_config.json", auto_map=CODE, tokenizer_class="Tokenizer")
     shutil.copy(folder / "evil.py", folder / "tok" / "evil.py")
     data = ("--set", "data.path=rows.csv", "--set", "data.holdout=0.2", "--set", "data.tokenizer=tok")
     words = asked("train", ".", "--dry-run", *data)

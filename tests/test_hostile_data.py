@@ -18,7 +18,7 @@ import tokenizers as rust
 import torch
 from commands import CODE
 from PIL import Image
-from runs import DIGITS, make_pictures, refused
+from runs import DIGITS, change_json, make_pictures, refused
 from test_hostile_runs import TEXT, Warnings
 
 from leanify.core import machine
@@ -205,8 +205,7 @@ def test_missing_unknown_token_is_one_message(tmp_path: Path) -> None:
     made = rust.Tokenizer(rust.models.WordLevel({"a": 0, "[PAD]": 1, "[UNK]": 2}, unk_token="[UNK]"))
     wrapped = import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
     wrapped.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": ""}))
+    change_json(tmp_path / "tokenizer_config.json", unk_token="")
     with pytest.raises(DataError, match="has no token '', its own unk_token"):
         tokenizers.load(tmp_path)
 

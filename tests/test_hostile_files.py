@@ -21,7 +21,7 @@ import pytest
 import torch
 from commands import run_here
 from fuzz_intact import HF, RECIPE, InlineEngine
-from runs import make_pictures
+from runs import change_json, make_pictures
 from safetensors.torch import load_file, save_file
 
 import leanify
@@ -132,8 +132,7 @@ def test_hub_cache_links_are_copied(bert: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../outside.safetensors"])
 def test_config_weight_paths_are_refused(bert: Path, name: str) -> None:
-    config = json.loads((bert / "config.json").read_text())
-    (bert / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
+    change_json(bert / "config.json", transformers_weights=name)
     with pytest.raises(SourceError, match="names its weights by transformers_weights"):
         leanify.load(bert)
 

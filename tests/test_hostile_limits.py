@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import run_forked, run_here
 from fuzz_intact import HF, RECIPE, TIMM
-from runs import write_shard
+from runs import change_json, write_shard
 
 import leanify
 from leanify import cli
@@ -148,9 +148,8 @@ def test_tensor_headers_are_bounded(kind: str, tmp_path: Path) -> None:
 
 
 def test_newer_run_is_not_resumed(copied: Path, capsys: Any) -> None:
-    card = json.loads((copied / "leanify.json").read_text())
     for number in (99, "x", [1]):
-        (copied / "leanify.json").write_text(json.dumps(card | {"format": number}))
+        change_json(copied / "leanify.json", format=number)
         for line in (f"train --resume {copied}", f"show {copied}", f"predict {copied} {copied}"):
             code, out, err = run_here(line, capsys)
             assert (code, out) == (2, "")

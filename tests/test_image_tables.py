@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from runs import write_shard
+from runs import change_json, write_shard
 
 import leanify
 from leanify.core.errors import LeanifyError
@@ -202,9 +202,8 @@ def test_saved_sets_name_own_files_only(outside: str, rows: list[tuple[Path, str
     (tmp_path / "mine").mkdir()
     place = as_data_set(rows, tmp_path / "mine")
     if outside == "files":
-        state = json.loads((place / "state.json").read_text())
-        state["_data_files"] = [{"filename": f"../../other/kept/{next(other.glob('*.arrow')).name}"}]
-        (place / "state.json").write_text(json.dumps(state))
+        file = f"../../other/kept/{next(other.glob('*.arrow')).name}"
+        change_json(place / "state.json", _data_files=[{"filename": file}])
     else:
         splits = ["../../other/kept"] if outside == "splits" else []
         (place / "state.json").unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from commands import typed
-from runs import add_pooling, make_documents
+from runs import add_pooling, change_json, make_documents
 
 import leanify
 from leanify.sources import find
@@ -34,8 +33,7 @@ def bert(cls: str, folder: Path, **more: Any) -> Any:
 def headless(folder: Path) -> None:
     """A bare model whose configuration names a head, as a fine-tuned language model's does after its head was lost."""
     bert("BertModel", folder)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["BertForMaskedLM"]}))
+    change_json(folder / "config.json", architectures=["BertForMaskedLM"])
 
 
 def sentence_transformers(folder: Path) -> None:
