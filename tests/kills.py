@@ -154,10 +154,6 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def empties_within(group: int, seconds: float) -> bool:
-    return comes_within(seconds, lambda: not signal_group(group, 0))
-
-
 def run_undisturbed(kind: str, home: Path) -> tuple[Subject, float, Any]:
     """A subject of a kind, the seconds that it takes, and its result."""
     subject = KINDS[kind](home)
@@ -218,7 +214,7 @@ def kill_often(kind: str, kills: int, home: Path, deadline: float = math.inf) ->
             if done.returncode:
                 counts["kills"] += 1
                 counts[number.name] += 1
-            if signal_group(process.pid, 0) and not empties_within(process.pid, 20):
+            if not comes_within(20, lambda group=process.pid: not signal_group(group, 0)):
                 counts["bad"].append(f"{number.name}: left a process")
                 signal_group(process.pid, signal.SIGKILL)
             if done.returncode == 0:

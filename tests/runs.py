@@ -149,6 +149,13 @@ def add_pooling(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def nothing_left(run: Path) -> None:
+    """Of killed processes: neither litter nor half a checkpoint."""
+    assert [path.name for path in run.rglob(".*")] == []
+    for folder in (run / "checkpoints").iterdir():
+        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.json", "model.safetensors", "state.pt"]
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}/{key}").items()}

@@ -6,15 +6,15 @@ import hashlib
 import json
 import resource
 import shutil
+import signal
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS, final_state, refused, run_modes
+from runs import DIGITS, final_state, nothing_left, refused, run_modes
 from safetensors.torch import save_file
 
 import leanify
@@ -164,24 +164,23 @@ def test_weights_match_library_format(tmp_path: Path) -> None:
 # -- the data ---------------------------------------------------------------------------------------------------------
 
 
-def longer(file: Path) -> None:
-    file.write_text(file.read_text() + "and more\n")
-
-
-def other(file: Path) -> None:
-    file.write_text(file.read_text().replace("fox", "cat"))
+FOX = "the quick brown fox jumps over the lazy dog\n" * 200
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [(longer, r"\.: 1 files of 8,800 bytes → 1 files of 8,809 bytes"), (other, r"the content of text\.txt changed")],
+    ("changed", "words"),
+    [
+        (FOX + "and more\n", r"\.: 1 files of 8,800 bytes → 1 files of 8,809 bytes"),
+        (FOX.replace("fox", "cat"), r"the content of text\.txt changed"),
+    ],
+    ids=["longer", "other"],
 )
-def test_changed_data_needs_consent(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
+def test_changed_data_needs_consent(tmp_path: Path, changed: str, words: str) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    text.write_text(FOX)
     run = training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={text}"])
     assert resumed(run) == []
-    change(text)
+    text.write_text(changed)
     with pytest.raises(DataError, match=rf"{words}.*--accept-changed-data"):
         training.train(resume=run)
     assert "continuing with changed data" in resumed(run, accept_changed_data=True)[0]
@@ -228,20 +227,12 @@ def test_full_disk_at_checkpoint_is_named(room: int, tmp_path: Path) -> None:
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def bits(tmp_path: Path, kills: list[str], recipe: str) -> dict[str, Any]:
-    """What came of a run that was killed so, and then ended; nothing of the killed processes is left."""
-    codes = run_modes(tmp_path / "run", *kills, "whole", recipe=recipe)
-    assert codes[-1][0] == 0
-    assert [code for code, _ in codes[:-1]] == [-9] * len(kills), codes
-    assert [path.name for path in (tmp_path / "run").rglob(".*")] == []
-    for folder in (tmp_path / "run" / "checkpoints").iterdir():
-        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.json", "model.safetensors", "state.pt"]
-    return final_state(tmp_path / "run")
-
-
 def test_kill_during_pruning_leaves_nothing(whole: Path, tmp_path: Path) -> None:
     """Killed while checkpoints are written and pruned, a run leaves no litter."""
-    assert bits(tmp_path, ["aim:9", "aim:17", "write:60"], TINY.to_toml()) == final_state(whole)
+    codes = run_modes(tmp_path / "run", "aim:9", "aim:17", "write:60", "whole", recipe=TINY.to_toml())
+    assert [code for code, _ in codes] == [-9, -9, -9, 0], codes
+    nothing_left(tmp_path / "run")
+    assert final_state(tmp_path / "run") == final_state(whole)
 
 
 def test_time_limit_and_hangup_save(whole: Path, tmp_path: Path) -> None:
@@ -257,8 +248,6 @@ def test_stopped_run_goes_on(whole: Path, tmp_path: Path) -> None:
 
 
 def test_interrupt_names_step_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import signal
-
     step = loop.Trainer.step
 
     def interrupted(self: loop.Trainer, number: int, batches: Any) -> None:

@@ -1,4 +1,4 @@
-"""Kills of every kind of run, a time limit: the end is the same bit for bit, and nothing is left.
+"""Kills of every kind of run: the end is the same bit for bit, and nothing is left.
 
 `tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers, two processes, and the other
 commands that write.
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 from commands import CODE
 from kills import KINDS, kill_often
 from PIL import Image
-from runs import DIGITS, final_state, run_modes
+from runs import DIGITS, final_state, nothing_left, run_modes
 from test_training_processes import RECIPE as TWO
 
 import leanify
@@ -27,6 +28,7 @@ from leanify.core import recipe as recipes
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.training import preparation
 
+KILLS = int(os.environ.get("LEANIFY_KILLS", "20"))
 SHORT = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 
 
@@ -54,12 +56,6 @@ def pictured(home: Path) -> str:
     return recipes.apply_settings(SHORT, settings).to_toml()
 
 
-def nothing_left(run: Path) -> None:
-    assert [path.name for path in run.rglob(".*")] == []
-    for folder in (run / "checkpoints").iterdir():
-        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.json", "model.safetensors", "state.pt"]
-
-
 def kills(seed: int, number: int) -> list[str]:
     """Half of them aimed at the writing and pruning of checkpoints."""
     draw = random.Random(seed)
@@ -71,8 +67,7 @@ def kills(seed: int, number: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [distilled, pictured])
-def test_kills_with_teacher_or_workers(tmp_path: Path, kind: object) -> None:
-    assert callable(kind)
+def test_kills_with_teacher_or_workers(tmp_path: Path, kind: Callable[[Path], str]) -> None:
     recipe = kind(tmp_path)
     whole = run_modes(tmp_path / "whole", "whole", recipe=recipe)
     codes = run_modes(tmp_path / "run", *kills(7, KILLS), "whole", recipe=recipe)
@@ -82,20 +77,11 @@ def test_kills_with_teacher_or_workers(tmp_path: Path, kind: object) -> None:
     assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
 
 
-KILLS = int(os.environ.get("LEANIFY_KILLS", "20"))
-
-
 def launch(*arguments: str) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*launcher, sys.executable, "-c", CODE, *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
-
-
-def ranks(launcher: int) -> list[int]:
-    """The processes that a launcher started."""
-    found = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(number) for number in found]
 
 
 @pytest.mark.long
@@ -107,26 +93,25 @@ def test_kills_of_one_process(tmp_path: Path) -> None:
     _, said = done.communicate()
     assert done.returncode == 0, said
     draw = random.Random(0)
+    run = tmp_path / "run"
     for _ in range(max(2, KILLS // 4)):
-        run = tmp_path / "run"
-        before = run / "checkpoints"
-        known = {path.name for path in before.iterdir()} if before.is_dir() else set()
+        known = {*run.glob("checkpoints/*")}
         begun = ("--resume", str(run)) if run.exists() else (str(recipe), "-o", str(run))
         process = launch("train", *begun)
         while process.poll() is None:
-            now = {path.name for path in before.iterdir()} if before.is_dir() else set()
-            if now - known:  # a checkpoint more, or one that is being written
+            if {*run.glob("checkpoints/*")} - known:  # a checkpoint more, or one that is being written
                 time.sleep(draw.random() * 0.05)
-                for rank in ranks(process.pid)[draw.randrange(2) :][:1]:
-                    os.kill(rank, signal.SIGKILL)
+                ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                for rank in ranks[draw.randrange(2) :][:1]:
+                    os.kill(int(rank), signal.SIGKILL)
                 break
             time.sleep(0.01)
         process.communicate()
-    done = launch("train", "--resume", str(tmp_path / "run"))
+    done = launch("train", "--resume", str(run))
     _, said = done.communicate()
     assert done.returncode == 0, said
-    nothing_left(tmp_path / "run")
-    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
+    nothing_left(run)
+    assert final_state(run) == final_state(tmp_path / "whole")
 
 
 @pytest.mark.long
@@ -134,18 +119,3 @@ def test_kills_of_one_process(tmp_path: Path) -> None:
 def test_kills_of_every_command(kind: str, tmp_path: Path) -> None:
     counts = kill_often(kind, 3, tmp_path)
     assert (counts["bad"], counts["equal"]) == ([], counts["subjects"])
-
-
-# -- a time limit -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_repeated_time_limits_lose_nothing(tmp_path: Path) -> None:
-    """`timeout` sends SIGTERM; every piece of the run saves and says how to go on."""
-    modes = [f"term:{step}" for step in (2, 3, 5)]
-    codes = run_modes(tmp_path / "run", *modes, "whole", recipe=SHORT.to_toml())
-    assert [code for code, _ in codes] == [143, 143, 143, 0]
-    assert [step for _, step in codes] == [2, 3, 5, 6]
-    run_modes(tmp_path / "whole", "whole", recipe=SHORT.to_toml())
-    nothing_left(tmp_path / "run")
-    assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")

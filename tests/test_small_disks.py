@@ -12,8 +12,8 @@ from pathlib import Path
 
 import commands
 import pytest
-from runs import final_state
-from test_kills import SHORT, nothing_left
+from runs import final_state, nothing_left
+from test_kills import SHORT
 from test_streams import here, ran
 
 from leanify.core import recipe as recipes
