@@ -39,6 +39,14 @@ def recipe_file(folder: Path, text: str = RECIPE) -> Path:
     return file
 
 
+def two_designs(recipe: Any) -> Any:
+    """A plan of two designs and two seeds, to be written: only its recipe's model is real."""
+    from leanify.comparison.plan import PlannedDesign, StudyPlan
+
+    designs = tuple(PlannedDesign(name, recipe.model, 2, 2, 4, 32, 1000, 1000) for name in ("baseline", "lean"))
+    return StudyPlan("x", recipe, None, (0, 1), designs, 1)
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", commands.CODE, "compare", *arguments]
 

@@ -16,11 +16,12 @@ import pytest
 from fuzz_intact import HF, RECIPE, TIMM
 from PIL import Image
 from runs import make_pictures
+from studies import two_designs
 
 import leanify
 from leanify.comparison import runner
 from leanify.comparison.folder import Outcome, StudyFolder
-from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
+from leanify.comparison.plan import Key
 from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, DirectoryError, LeanifyError
@@ -39,9 +40,7 @@ RAN = "RAN"  # the file that appears where code ran
 @pytest.fixture
 def study(tmp_path: Path) -> StudyFolder:
     """A study of two designs that nobody has run."""
-    recipe = recipes.parse(RECIPE)
-    designs = tuple(PlannedDesign(name, recipe.model, 2, 2, 4, 32, 1000, 1000) for name in ("baseline", "lean"))
-    return StudyFolder.create(tmp_path / "study", StudyPlan("x", recipe, None, (0, 1), designs, 1))
+    return StudyFolder.create(tmp_path / "study", two_designs(recipes.parse(RECIPE)))
 
 
 # -- code -------------------------------------------------------------------------------------------------------------
@@ -128,10 +127,6 @@ def pictures(tmp_path: Path) -> Path:
     return make_pictures(tmp_path / "data", train=1, validation=1)
 
 
-def one_loop(place: Path) -> None:
-    (place / "up").symlink_to("..")
-
-
 def doubled(place: Path) -> None:
     """No loop, but 2³⁰ ways to the last."""
     for number in range(30):
@@ -140,7 +135,7 @@ def doubled(place: Path) -> None:
             (place / str(number) if number else place).joinpath(name).symlink_to(place / str(number + 1))
 
 
-@pytest.mark.parametrize("make", [one_loop, doubled])
+@pytest.mark.parametrize("make", [lambda place: (place / "up").symlink_to(".."), doubled], ids=["loop", "doubled"])
 def test_circular_links_are_named(pictures: Path, make: Callable[[Path], None]) -> None:
     """The reader of images follows them: with one, every image is there forty times; with two it never ends."""
     data = DataSection("x", "classification", str(pictures))

@@ -27,12 +27,13 @@ import pytest
 from commands import run_forked, run_here
 from fuzz_intact import HF, RECIPE, TIMM
 from runs import change_json, write_shard
+from studies import two_designs
 
 import leanify
 from leanify import cli
 from leanify.comparison import engines
 from leanify.comparison.folder import StudyFolder
-from leanify.comparison.plan import PlannedDesign, StudyPlan
+from leanify.comparison.plan import StudyPlan
 from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeError, ShapeError, SourceError
@@ -84,9 +85,7 @@ def test_dotted_keys_end_soon(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def plan() -> StudyPlan:
-    recipe = recipes.parse(RECIPE)
-    designs = tuple(PlannedDesign(name, recipe.model, 2, 2, 4, 32, 1000, 1000) for name in ("baseline", "lean"))
-    return StudyPlan("x", recipe, None, (0, 1), designs, 1)
+    return two_designs(recipes.parse(RECIPE))
 
 
 @pytest.mark.parametrize(
@@ -116,31 +115,26 @@ def test_study_keys_have_types_and_bounds(plan: StudyPlan, tmp_path: Path, old: 
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def write_header(path: Path, header: bytes, length: int | None = None) -> Path:
-    path.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header)
-    return path
+def empty_tensors(key: str) -> bytes:
+    """A header of more tensors than are read, each with a key of this spelling."""
+    tensors = (f'"{i}":{{"{key}":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(MAX_TENSORS + 9))
+    return f"{{{','.join(tensors)}}}".encode()
 
 
-ESCAPED = "\\u0064type"
-EMPTY = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-HEADERS: dict[str, tuple[Callable[[], bytes], int | None]] = {
-    "a million empty tensors": (lambda: f"{{{','.join(EMPTY % i for i in range(MAX_TENSORS + 9))}}}".encode(), None),
-    "keys with escapes": (
-        lambda: f"{{{','.join(EMPTY.replace('dtype', ESCAPED) % i for i in range(MAX_TENSORS + 9))}}}".encode(),
-        None,
-    ),
-    "a length beyond the file": (lambda: b"{}", 1 << 60),
-    "sizes beyond a number": (
-        lambda: b'{"x":{"dtype":"F32","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}',
-        None,
-    ),
+LARGEST = 2**63 - 1
+HEADERS: dict[str, Callable[[], bytes]] = {
+    "a million empty tensors": lambda: empty_tensors("dtype"),
+    "keys with escapes": lambda: empty_tensors("\\u0064type"),
+    "a length beyond the file": lambda: b"{}",
+    "sizes beyond a number": lambda: b'{"x":{"dtype":"F32","shape":[%d,%d],"data_offsets":[0,0]}}' % (LARGEST, LARGEST),
 }
 
 
 @pytest.mark.parametrize("kind", HEADERS)
 def test_tensor_headers_are_bounded(kind: str, tmp_path: Path) -> None:
-    header, length = HEADERS[kind]
-    path = write_header(tmp_path / "model.safetensors", header(), length)
+    header, path = HEADERS[kind](), tmp_path / "model.safetensors"
+    length = 1 << 60 if kind == "a length beyond the file" else len(header)
+    path.write_bytes(length.to_bytes(8, "little") + header)
     model = leanify.load("vit_tiny_patch16_224", overrides=TIMM)
     for read in (read_tensors, tensor_names, lambda path: read_into(model, path)):
         with pytest.raises(SourceError, match=r"names [\d,]+ tensors|not a safetensors file"):
@@ -210,20 +204,16 @@ def test_long_names_are_shortened(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("kind", ["a warning", "a log", "a recipe", "a message"])
 def test_all_printers_escape_names(kind: str, tmp_path: Path) -> None:
     """Whatever prints a name: warnings of Python, libraries' logs, a recipe as it is, an error."""
-    code = {
-        "a warning": f"print(warnings.formatwarning({CONTROLS!r}, UserWarning, 'x', 1), file=sys.stderr)",
-        "a log": f"import logging; logging.getLogger('timm').warning('folder %s', {CONTROLS!r})",
-        "a recipe": "",
-        "a message": f"from leanify.core.errors import LeanifyError; raise LeanifyError({CONTROLS!r})",
-    }[kind]
-    arguments = ["recipes", "digits"]
-    if kind == "a recipe":
-        (tmp_path / "r.toml").write_text(f"# {CONTROLS[8:13]}\n{RECIPE}", encoding="utf-8")
-        arguments = ["recipes", "r.toml"]
+    (tmp_path / "r.toml").write_text(f"# {CONTROLS[8:13]}\n{RECIPE}", encoding="utf-8")
     run_command = cli.run_command
 
     def run_attacked() -> None:
-        exec(code)
+        if kind == "a warning":
+            print(warnings.formatwarning(CONTROLS, UserWarning, "x", 1), file=sys.stderr)
+        elif kind == "a log":
+            logging.getLogger("timm").warning("folder %s", CONTROLS)
+        elif kind == "a message":
+            raise LeanifyError(CONTROLS)
         run_command()
 
     def attack() -> None:
@@ -231,7 +221,8 @@ def test_all_printers_escape_names(kind: str, tmp_path: Path) -> None:
         logging.basicConfig(stream=sys.stderr, force=True)
         cli.run_command = run_attacked
 
-    _, out, err = run_forked(arguments, tmp_path, attack, os.pipe(), os.pipe())
+    words = ["recipes", "r.toml" if kind == "a recipe" else "digits"]
+    _, out, err = run_forked(words, tmp_path, attack, os.pipe(), os.pipe())
     shown = out + err
     assert not set(CONTROLS) & set(shown) - set("]0;PWNgnp.2J")
     assert "\\u202e" in shown
@@ -360,39 +351,28 @@ def test_shortages_name_what_ran_out(kind: str, capsys: Any, monkeypatch: pytest
     assert ("no model" in str(raised.value)) == (kind == "pipes")
 
 
-def equal_rows(file: Path) -> None:
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), pa.array(["hello"]))
-    table = pa.table({"text": cells.cast(pa.string())})
-    with pq.ParquetWriter(file, table.schema) as writer:
-        for _ in range(3):
-            writer.write_table(table)
+def one_value(value: str | bytes, times: int) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), pa.array([value]))
 
 
-def long_cell(file: Path) -> None:
-    pq.write_table(pa.table({"text": ["a" * (3 << 20)]}), file, compression="zstd")
+PARQUET: dict[str, Callable[[], dict[str, Any]]] = {
+    "equal rows": lambda: {"text": one_value("hello", 3_000_000).cast(pa.string())},
+    "a long cell": lambda: {"text": ["a" * (3 << 20)]},
+    "one value": lambda: {"text": one_value("x" * 10_000, 3000)},
+    "one picture": lambda: {
+        "image": pa.StructArray.from_arrays([one_value(b"x" * 10_000, 3000), pa.array([""] * 3000)], ["bytes", "path"])
+    },
+}
 
 
-def one_value(file: Path) -> None:
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["x" * 10_000]))
-    pq.write_table(pa.table({"text": cells}), file, compression="zstd")
-
-
-def one_picture(file: Path) -> None:
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array([b"x" * 10_000]))
-    struct = pa.StructArray.from_arrays([cells, pa.array([""] * 3000)], ["bytes", "path"])
-    pq.write_table(pa.table({"image": struct}), file, compression="zstd")
-
-
-@pytest.mark.parametrize("write", [equal_rows, long_cell, one_value, one_picture])
-def test_parquet_files_are_no_bombs(
-    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", PARQUET)
+def test_parquet_files_are_no_bombs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "FREE_BYTES", 1 << 20)
-    write(tmp_path / "train.parquet")
-    assert (tmp_path / "train.parquet").stat().st_size < 100_000
+    file = tmp_path / "train.parquet"
+    pq.write_table(pa.table(PARQUET[kind]()), file, compression="zstd")
+    assert file.stat().st_size < 100_000
     with pytest.raises(DataError, match=r"rows in [\d,]+ bytes|unpack to over 1 MB"):
-        for _ in hub.read_parquet(tmp_path / "train.parquet"):
-            pass
+        list(hub.read_parquet(file))
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
