@@ -7,12 +7,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
 
-from leanify.core.recipe import DataSection
 from leanify.data.texts import own_texts
 from leanify.layouts.faults import Faults
 from leanify.layouts.own_data import NamedColumns
@@ -22,10 +20,6 @@ from leanify.training.default_recipe import parse_columns
 from tests.test_layouts_of_data import ROWS, pictures, put, read
 
 PAIRED = '"{a}","{b}",{label}'
-
-
-def json_lines(at: Path, name: str, *rows: dict[str, Any]) -> None:
-    (at / name).write_text("".join(json.dumps(rows[i % len(rows)]) + "\n" for i in range(ROWS)))
 
 
 ONLY_FOLDERS: dict[str, Any] = {
@@ -88,7 +82,6 @@ def test_several_labels_of_a_row_are_said(tmp_path: Path, name: str) -> None:
     assert "several labels" in fault
     assert "data.label=" in fault
     data = start.resolve("own-sentences", [f"data.path={tmp_path}", "data.label=genres"]).data
-    assert isinstance(data, DataSection)
     assert len(own_texts.read_split_table(data, "train", Faults()).names) == len(rows)
 
 
@@ -97,8 +90,8 @@ def test_several_labels_of_a_row_are_said(tmp_path: Path, name: str) -> None:
     ["disagree~agree~strongly agree~strongly disagree", "pug~golden retriever~labrador retriever", "1,5~2~2,5~3"],
 )
 def test_labels_of_several_words_are_classes(tmp_path: Path, labels: str) -> None:
-    values = labels.split("~")
-    json_lines(tmp_path, "train.jsonl", *({"text": "a fine day", "label": value} for value in values))
+    rows = [{"text": "a fine day", "label": value} for value in labels.split("~")]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(rows[i % len(rows)]) + "\n" for i in range(ROWS)))
     assert recognise(tmp_path).fault is None
 
 
@@ -157,18 +150,15 @@ def test_class_by_picture_in_an_object(tmp_path: Path, indent: int | None) -> No
 @pytest.mark.parametrize("names", ["cat.{} dog.{}", "Abyssinian_{} shiba_inu_{}", "a{} b{}"])
 def test_classes_in_names_become_a_table(tmp_path: Path, names: str) -> None:
     """The proposed line writes the table that is read."""
-    pictures(tmp_path, "from", number=10)
+    images = tmp_path / "images"
     for name in names.split():
-        copytree(tmp_path / "from", tmp_path / "images", dirs_exist_ok=True)
+        pictures(tmp_path, "images", number=10)
         for i in range(10):
-            (tmp_path / "images" / f"{i:03}.png").rename(tmp_path / "images" / (name.format(i) + ".png"))
-    for file in (tmp_path / "from").iterdir():
-        file.unlink()
-    (tmp_path / "from").rmdir()
+            (images / f"{i:03}.png").rename(images / f"{name.format(i)}.png")
     fault = str(recognise(tmp_path).fault)
     assert "their names begin with a class" in fault
     subprocess.run(["bash", "-c", fault.partition("): ")[2]], check=True)
-    found = recognise(tmp_path / "images")
+    found = recognise(images)
     assert (found.kind, found.classes, found.samples, found.fault) == ("images", 2, 20, None)
 
 
@@ -204,7 +194,6 @@ def test_text_files_of_a_class_each_are_joined(tmp_path: Path) -> None:
     subprocess.run(["bash", "-c", fault.partition("has them all: ")[2].partition(". Without labels")[0]], check=True)
     assert recognise(tmp_path).classes == 2
     data = start.resolve(str(tmp_path)).data
-    assert data is not None
     assert own_texts.read_split_table(data, "train", Faults()).names == ["ham", "not ham"]
 
 

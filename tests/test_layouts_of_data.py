@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import leanify
-from leanify.core.recipe import DataSection
 from leanify.data.images import folder as image_folder
 from leanify.data.texts import corpus, own_texts
 from leanify.layouts.faults import Faults
@@ -31,12 +30,11 @@ ROWS = 30
 def put(folder: Path, name: str, line: str, header: str = "", number: int = ROWS, values: str = "0 1") -> None:
     """A text file of lines with {i}, texts {a} and {b}, and {label}, one of the values in turn."""
     labels = values.split(" ")
-    rows = [
-        line.format(i=i, a=f"{TEXTS[i % 3]} {i}", b=f"{i} {TEXTS[i % 2]}", label=labels[i % len(labels)])
-        for i in range(number)
-    ]
+    lines = [header] if header else []
+    for i in range(number):
+        lines.append(line.format(i=i, a=f"{TEXTS[i % 3]} {i}", b=f"{i} {TEXTS[i % 2]}", label=labels[i % len(labels)]))
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("\n".join([*([header] if header else []), *rows]) + "\n")
+    (folder / name).write_text("\n".join(lines) + "\n")
 
 
 def pictures(folder: Path, *places: str, number: int = 4, suffix: str = ".png") -> None:
@@ -49,7 +47,6 @@ def pictures(folder: Path, *places: str, number: int = 4, suffix: str = ".png") 
 def read(folder: Path, found: OwnData) -> tuple[list[str], str]:
     """The classes and the description of what training reads."""
     data = start.resolve(str(folder)).data
-    assert isinstance(data, DataSection)
     if found.kind == "images":
         readers, classes, where = image_folder.read(data)
         assert len(readers[0]) == found.samples
@@ -69,76 +66,46 @@ def test_public_layouts_are_answered_as_meant(tmp_path: Path, name: str) -> None
     assert layouts.is_right(layouts.LAYOUTS[name], recognise(tmp_path)), recognise(tmp_path)
 
 
-LABELLED_TEXTS: dict[str, tuple[Any, str, list[str]]] = {
+Table = tuple[str, str, str, str]  # name, line, header and labels of `put`
+LABELLED_TEXTS: dict[str, tuple[Table, str, list[str]]] = {
     "news category": (
-        lambda at: put(
-            at,
-            "train.csv",
-            '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}',
-            "category,headline,short_description,authors,date",
-            values="CRIME SPORTS",
-        ),
-        "headline → category",
-        ["CRIME", "SPORTS"],
+        ("train.csv", '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}',
+         "category,headline,short_description,authors,date", "CRIME SPORTS"),
+        "headline → category", ["CRIME", "SPORTS"],
     ),
     "stance": (
-        lambda at: put(
-            at, "stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", values="FAVOR AGAINST NONE"
-        ),
-        "Tweet → Stance",
-        ["AGAINST", "FAVOR", "NONE"],
+        ("stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", "FAVOR AGAINST NONE"),
+        "Tweet → Stance", ["AGAINST", "FAVOR", "NONE"],
     ),
     "SciTail": (
-        lambda at: put(at, "scitail_1.0_train.tsv", "{a}\t{b}\t{label}", values="entails neutral"),
-        "column 1 and column 2 → column 3",
-        ["entails", "neutral"],
+        ("scitail_1.0_train.tsv", "{a}\t{b}\t{label}", "", "entails neutral"),
+        "column 1 and column 2 → column 3", ["entails", "neutral"],
     ),
     "TREC-like": (
-        lambda at: put(at, "train.txt", "{label}\t{a}", values="DESC ENTY HUM"),
-        "column 2 → column 1",
-        ["DESC", "ENTY", "HUM"],
+        ("train.txt", "{label}\t{a}", "", "DESC ENTY HUM"), "column 2 → column 1", ["DESC", "ENTY", "HUM"],
     ),
     "SICK": (
-        lambda at: put(
-            at,
-            "SICK_train.txt",
-            "{i}\t{a}\t{b}\t4.{i}\t{label}",
-            "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment",
-            values="NEUTRAL ENTAILMENT",
-        ),
-        "sentence_A and sentence_B → relatedness_score",
-        [],
+        ("SICK_train.txt", "{i}\t{a}\t{b}\t4.{i}\t{label}",
+         "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment", "NEUTRAL ENTAILMENT"),
+        "sentence_A and sentence_B → relatedness_score", [],
     ),
-    "bars": (
-        lambda at: put(at, "train.txt", "{a}|{label}", values="up down"),
-        "column 1 → column 2",
-        ["down", "up"],
-    ),
+    "bars": (("train.txt", "{a}|{label}", "", "up down"), "column 1 → column 2", ["down", "up"]),
     "BoolQ": (
-        lambda at: put(
-            at, "train.jsonl", '{{"question": "{a}", "passage": "{b}", "answer": {label}}}', values="true false"
-        ),
-        "question and passage → answer",
-        ["False", "True"],
+        ("train.jsonl", '{{"question": "{a}", "passage": "{b}", "answer": {label}}}', "", "true false"),
+        "question and passage → answer", ["False", "True"],
     ),
     "missing label": (
-        lambda at: put(
-            at,
-            "train.jsonl",
-            '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}',
-            values="yes no maybe - yes no",
-        ),
-        "premise and hypothesis → label, 5 rows of label - left out",
-        ["maybe", "no", "yes"],
+        ("train.jsonl", '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}', "", "yes no maybe - yes no"),
+        "premise and hypothesis → label, 5 rows of label - left out", ["maybe", "no", "yes"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LABELLED_TEXTS)
 def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
     """Labels beside texts, by name or by few values; with a header or without; under the set's own file name."""
-    make, columns, names = LABELLED_TEXTS[name]
-    make(tmp_path)
+    (file, line, header, values), columns, names = LABELLED_TEXTS[name]
+    put(tmp_path, file, line, header, values=values)
     found = recognise(tmp_path)
     assert (found.kind, found.fault) == ("sentences", None)
     classes, said = read(tmp_path, found)
@@ -146,47 +113,30 @@ def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
     assert not names or classes == names
 
 
-PICTURE_TABLES: dict[str, tuple[Any, list[str], bool]] = {
+PICTURE_TABLES: dict[str, tuple[str, str, list[Table], list[str]]] = {  # a folder, an ending, and tables beside it
     "HAM10000": (
-        lambda at: (
-            pictures(at, "HAM10000_images_part_1", number=ROWS, suffix=".jpg"),
-            put(
-                at,
-                "HAM10000_metadata.csv",
-                "HAM_{i},{i:03},{label},{i}.0",
-                "lesion_id,image_id,dx,age",
-                values="nv mel bkl",
-            ),
-        ),
+        "HAM10000_images_part_1", ".jpg",
+        [("HAM10000_metadata.csv", "HAM_{i},{i:03},{label},{i}.0", "lesion_id,image_id,dx,age", "nv mel bkl")],
         ["bkl", "mel", "nv"],
-        False,
     ),
     "list with commas": (
-        lambda at: (
-            pictures(at, "images", number=ROWS),
-            put(at, "train.lst", "images/{i:03}.png,{label}"),
-            put(at, "val.lst", "images/{i:03}.png,{label}"),
-        ),
+        "images", ".png", [(name, "images/{i:03}.png,{label}", "", "0 1") for name in ("train.lst", "val.lst")],
         ["0", "1"],
-        True,
     ),
     "list with tabs": (
-        lambda at: (
-            pictures(at, "jpg", number=ROWS, suffix=".jpg"),
-            put(at, "meta/train.txt", "jpg/{i:03}.jpg\t{label}", values="rose tulip"),
-        ),
-        ["rose", "tulip"],
-        False,
+        "jpg", ".jpg", [("meta/train.txt", "jpg/{i:03}.jpg\t{label}", "", "rose tulip")], ["rose", "tulip"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PICTURE_TABLES)
 def test_tables_name_pictures_beside_them(tmp_path: Path, name: str) -> None:
-    make, names, is_validated = PICTURE_TABLES[name]
-    make(tmp_path)
+    folder, suffix, tables, names = PICTURE_TABLES[name]
+    pictures(tmp_path, folder, number=ROWS, suffix=suffix)
+    for file, line, header, values in tables:
+        put(tmp_path, file, line, header, values=values)
     found = recognise(tmp_path)
-    assert (found.kind, found.fault, found.is_validated) == ("images", None, is_validated)
+    assert (found.kind, found.fault, found.is_validated) == ("images", None, len(tables) == 2)
     assert read(tmp_path, found)[0] == names
 
 
@@ -221,14 +171,10 @@ def test_words_around_splits_are_classes(tmp_path: Path, names: tuple[str, str])
     assert [parse_split(name) for name in names] == [None, None]
 
 
-def chat(i: int) -> dict[str, Any]:
-    return {
-        "conversations": [{"from": "human", "value": f"{TEXTS[i % 3]} {i}"}, {"from": "gpt", "value": TEXTS[i % 2]}]
-    }
-
-
 UNLABELLED: dict[str, Any] = {
-    "conversations": chat,
+    "conversations": lambda i: {
+        "conversations": [{"from": "human", "value": f"{TEXTS[i % 3]} {i}"}, {"from": "gpt", "value": TEXTS[i % 2]}]
+    },
     "completions": lambda i: {"prompt": f"{TEXTS[i % 3]} {i}", "completion": TEXTS[i % 2]},
     "retrieval": lambda i: {"query": f"{TEXTS[i % 3]} {i}", "pos": [TEXTS[0]], "neg": [TEXTS[1]]},
 }
@@ -243,7 +189,6 @@ def test_texts_without_labels_name_what_learns(tmp_path: Path, name: str) -> Non
     line = fault.partition("leanify train own-text ")[2].partition(",")[0].split()
     assert line[::2] == ["--set", "--set"]
     data = start.resolve("own-text", line[1::2]).data
-    assert isinstance(data, DataSection)
     texts, _ = corpus.find_texts(data, Faults())
     assert TEXTS[0] in str(texts[0])
     assert "leanify shrink CHECKPOINT" in fault
@@ -259,7 +204,6 @@ def test_flags_are_learnt_one_by_one(tmp_path: Path, flags: str) -> None:
     assert f"--set data.label={names[0]}" in fault
     assert "AutoModelForSequenceClassification" in fault
     data = start.resolve("own-sentences", [f"data.path={tmp_path}", f"data.label={names[0]}"]).data
-    assert isinstance(data, DataSection)
     assert own_texts.read_split_table(data, "train", Faults()).names == ["0", "1"]
 
 
@@ -310,7 +254,11 @@ def test_columns_of_classes_are_labels(tmp_path: Path, marks: str) -> None:
     pictures(tmp_path, "images", number=300)
     lines = [f"{i:03},{row}" for i, row in enumerate(rows)]
     table = tmp_path / "train.csv"
-    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+
+    def write() -> None:
+        table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+
+    write()
     found = recognise(tmp_path)
     classes, where = read(tmp_path, found)
     assert (classes, found.samples) == (["healthy", "rust", "scab"], 300)
@@ -318,11 +266,11 @@ def test_columns_of_classes_are_labels(tmp_path: Path, marks: str) -> None:
     assert dict(read_table(table, Faults()))["line 2"]["label"] == "healthy"
     # rows of two labels, after those by which the table is known, and among them
     lines[250] = f"250,{one},{one},{zero}"
-    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+    write()
     with pytest.raises(leanify.DataError, match="line 252 has 2 of the classes healthy, rust, scab, not one"):
         list(read_table(table, Faults()))
     lines[5] = lines[250]
-    table.write_text("\n".join(["image_id,healthy,rust,scab", *lines]) + "\n")
+    write()
     assert "is not clear" in str(recognise(tmp_path).fault)
 
 
