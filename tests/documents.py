@@ -14,7 +14,7 @@ changes that:
     <!-- shorter: WORDS -->   what its first leanify command has, too, where it is only checked; its output varies then
 
 ``<!-- json: COMMAND -->`` stands above a section that must name every key that COMMAND prints.
-``<!-- written: NAME -->`` … ``<!-- end -->`` holds Markdown that a function here writes.
+``<!-- written: keys -->`` … ``<!-- end -->`` holds the tables of a recipe's keys.
 """
 
 from __future__ import annotations
@@ -37,17 +37,10 @@ BLOCK = re.compile(
     r"(?P<notes>(?:<!--(?:(?!-->)[\s\S])*-->\n)*)^```(?P<kind>console|sh|python)\n(?P<body>[\s\S]*?)^```$", re.MULTILINE
 )
 NOTE = re.compile(r"<!--\s*([\s\S]*?)\s*-->")
-GENERATED = re.compile(r"(<!-- written: (\w+) -->\n)[\s\S]*?(<!-- end -->)")
+GENERATED = re.compile(r"(<!-- written: keys -->\n)[\s\S]*?(<!-- end -->)")
 TIMES = re.compile(r"\d[\d,.]*(?:–\d[\d,.]*)?\s*(?:µs|ms|seconds|s|min|h|/s|hours)(?![\w/])")
 JSON = re.compile(r"<!-- json: (.*?) -->")
-OPAQUE_KEYS = (
-    "architecture",
-    "weights",
-    "fronts",
-    "spectrum",
-    "given",
-)  # keys whose contents are values, or named by the user
-COLUMNS = "88"
+OPAQUE_KEYS = ("architecture", "weights", "fronts", "spectrum", "given")  # of values, or named by the user
 
 
 @dataclass(frozen=True)
@@ -102,16 +95,10 @@ def normalise(output: str) -> str:
 
 
 def shell(command: str, folder: Path, exit_code: int = 0) -> str:
-    """What a command prints, and where it is to fail what it says of it. Raises Failed where it ends otherwise."""
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": COLUMNS,
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    """What a command prints, and where it is to fail what it says of it. Raises BlockFailed if it ends otherwise."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         ["bash", "-e", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
@@ -124,20 +111,20 @@ def shell(command: str, folder: Path, exit_code: int = 0) -> str:
 
 
 def run(block: Block, folder: Path) -> str:
-    """Run a block and return its body as it is now. Raises Failed."""
+    """Run a block and return its body as it is now. Raises BlockFailed."""
     if block.setup:
         shell(block.setup, folder)
-    if block.kind == "sh":
-        shell(block.body, folder, block.exit_code)
-        return block.body
-    if block.kind == "python":
+    if block.kind != "console":
         (folder / "block.py").write_text(block.body, encoding="utf-8")
-        shell(f"{sys.executable} block.py", folder, block.exit_code)
+        shell(block.body if block.kind == "sh" else f"{sys.executable} block.py", folder, block.exit_code)
         return block.body
     *others, last = block.commands
     outputs = [(command, shell(command, folder)) for command in others]
     outputs.append((last, shell(last, folder, block.exit_code)))
-    lines = [f"$ {command}\n{strip_line_ends(output)}" for command, output in outputs]
+    lines = []
+    for command, output in outputs:
+        said = "\n".join(line.rstrip() for line in output.rstrip().splitlines())
+        lines.append(f"$ {command}\n{said}\n")
     return "\n".join(lines)
 
 
@@ -146,10 +133,6 @@ def shorten(block: Block) -> Block:
     if not block.shorter:
         return block
     return replace(block, body=re.sub(r"(leanify (?:.*\\\n)*.*)", rf"\1 {block.shorter}", block.body, count=1))
-
-
-def strip_line_ends(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.rstrip().splitlines()) + "\n"
 
 
 def check_page(page: Path, write: bool) -> list[str]:
@@ -176,7 +159,7 @@ def check_page(page: Path, write: bool) -> list[str]:
             errors += undocumented_keys(text, folder)
         except BlockFailed as failure:
             errors.append(str(failure))
-    updated_text = GENERATED.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
+    updated_text = GENERATED.sub(lambda match: match[1] + keys() + match[2], text)
     if write:
         page.write_text(updated_text, encoding="utf-8")
     elif updated_text != text:
@@ -209,24 +192,13 @@ def keys() -> str:
 
     parts = []
     for section, kind in SECTIONS.items():
-        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {_cell(key.about)} |" for key in describe_keys(kind)]
-        about = " ".join((kind.__doc__ or "").split())
-        parts.append(
-            f"## [{section}]\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
-        )
+        rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for key in describe_keys(kind):
+            default = "required" if key.required else f"`{key.default}`" if key.default else "–"
+            about = key.about.replace("|", "\\|")  # a cell ends at a bar, in code as well
+            rows.append(f"| `{key.name}` | {key.type} | {default} | {about} |")
+        parts.append("\n".join([f"## [{section}]\n", " ".join((kind.__doc__ or "").split()) + "\n", *rows]))
     return "\n\n".join(parts) + "\n\n"
-
-
-def _default(key: Any) -> str:
-    return "required" if key.required else f"`{key.default}`" if key.default else "–"
-
-
-def _cell(text: str) -> str:
-    """A table's cell ends at a bar, in code as well."""
-    return text.replace("|", "\\|")
-
-
-WRITERS = {"keys": keys}
 
 
 def main() -> int:
@@ -239,8 +211,8 @@ def main() -> int:
         for error in check_page(page, options.write):
             count += 1
             print(f"{page}: {error}\n", flush=True)
-        print(f"{page}", flush=True)
-    return 1 if count else 0
+        print(page, flush=True)
+    return int(count > 0)
 
 
 if __name__ == "__main__":
