@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,7 @@ class Family:
             import timm
             from timm.models._hub import save_for_hf
 
-            model = timm.create_model(self.kind, **self.options)
-            save_for_hf(model, str(folder), safe_serialization=True)
+            save_for_hf(timm.create_model(self.kind, **self.options), str(folder), safe_serialization=True)
             return folder
         import transformers
 
@@ -71,11 +71,10 @@ class Family:
         """The lean directory: two of three blocks, five heads."""
         model = leanify.load(self.source(folder / "source"))
         shape = leanify.read(model)
-        stages = tuple(
-            stage.reshape(depth=2, heads=5) if i in shape.variable_stages else stage
-            for i, stage in enumerate(shape.stages)
-        )
-        return leanify.save(leanify.write(model, type(shape)(shape.source, stages)), folder / "lean")
+        stages = list(shape.stages)
+        for i in shape.variable_stages:
+            stages[i] = stages[i].reshape(depth=2, heads=5)
+        return leanify.save(leanify.write(model, replace(shape, stages=tuple(stages))), folder / "lean")
 
 
 FAMILIES = {
@@ -93,7 +92,7 @@ FAMILIES = {
 }
 
 
-def save_tokenizer(folder: Path) -> Any:
+def save_tokenizer(folder: Path) -> None:
     """A tokenizer of whole words, saved as transformers saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -102,10 +101,8 @@ def save_tokenizer(folder: Path) -> Any:
     rules.pre_tokenizer = pre_tokenizers.Whitespace()
     rules.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=rules, mask_token="[MASK]", eos_token="[SEP]", **names)
-    fast_tokenizer.model_max_length = 16
-    fast_tokenizer.save_pretrained(folder)
-    return fast_tokenizer
+    names |= {"mask_token": "[MASK]", "eos_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=rules, model_max_length=16, **names).save_pretrained(folder)
 
 
 def outputs(model: Any) -> Tensor:
@@ -117,19 +114,12 @@ def outputs(model: Any) -> Tensor:
         result = model.eval()(**inputs)
     if isinstance(result, Tensor):
         return result
-    return next(
-        value for value in (result.get("logits"), result.get("logits_per_image"), result[0]) if value is not None
-    )
+    found = (result.get("logits"), result.get("logits_per_image"), result[0])
+    return next(value for value in found if value is not None)
 
 
 def assert_same_model(model: Any, other: Any) -> None:
-    expected_outputs, other_outputs = outputs(model), outputs(other)
-    assert expected_outputs.shape == other_outputs.shape, (
-        f"{tuple(expected_outputs.shape)} became {tuple(other_outputs.shape)}"
-    )
-    assert torch.equal(expected_outputs, other_outputs), (
-        f"outputs differ by {float((expected_outputs - other_outputs).abs().max()):.1e}"
-    )
+    torch.testing.assert_close(outputs(other), outputs(model), rtol=0, atol=0)
     assert leanify.read(model).stages == leanify.read(other).stages
 
 
@@ -241,13 +231,11 @@ def peft(family: Family, lean: Path, folder: Path) -> None:
 
     cls: Any = getattr(transformers, family.cls)
     torch.manual_seed(0)
-    lora_model = get_peft_model(
-        cls.from_pretrained(lean), LoraConfig(r=2, init_lora_weights=False, target_modules="all-linear")
-    )
+    lora = LoraConfig(r=2, init_lora_weights=False, target_modules="all-linear")
+    lora_model = get_peft_model(cls.from_pretrained(lean), lora)
     lora_model.save_pretrained(folder / "adapter")
     again = PeftModel.from_pretrained(cls.from_pretrained(lean), folder / "adapter")
-    expected = outputs(lora_model)
-    assert torch.equal(expected, outputs(again))
+    assert torch.equal(outputs(lora_model), outputs(again))
     merged_model = again.merge_and_unload()
     merged_model.save_pretrained(folder / "merged")
     assert_same_model(merged_model, cls.from_pretrained(folder / "merged"))
@@ -256,8 +244,6 @@ def peft(family: Family, lean: Path, folder: Path) -> None:
 
 def heads(family: Family, lean: Path, folder: Path) -> None:
     """A head of another size, and another head: saved and loaded."""
-    import warnings
-
     model: Any = leanify.load(lean)
     if family.task:
         model.resize_token_embeddings(len(WORDS) + 2)
@@ -365,11 +351,8 @@ assert not any(name.partition(".")[0] == "leanify" for name in sys.modules)
 
 def load_without_leanify(folders: list[tuple[str, str]]) -> list[str]:
     """What upstream answers in a process that never imports leanify: ``loads``, or why not."""
-    process = subprocess.run(
-        [sys.executable, "-c", missing_schemas() + LOAD_WITHOUT_LEANIFY.format(asked=folders)],
-        capture_output=True,
-        text=True,
-    )
+    code = missing_schemas() + LOAD_WITHOUT_LEANIFY.format(asked=folders)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
     return [line.removeprefix("answer: ") for line in lines if line.startswith("answer: ")]
