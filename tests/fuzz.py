@@ -79,11 +79,9 @@ def run(kind: str, seed: int, intact: Path, verbose: bool = False) -> str | None
         if digest(home.parent / "outside") != outside_digest:
             return f"changed bytes outside; {finding}"
         remaining = sum(path.read_bytes() == b"mine" for path in home.rglob(USER_FILE))
-        return (
-            f"lost {user_files - remaining} files of the user's; {finding}"
-            if remaining < user_files
-            else finding or _leftovers(home)
-        )
+        if remaining < user_files:
+            return f"lost {user_files - remaining} files of the user's; {finding}"
+        return finding or _leftovers(home)
 
 
 def _child(kind: str, seed: int, home: Path, writer: int, verbose: bool) -> None:
@@ -113,9 +111,9 @@ def _child(kind: str, seed: int, home: Path, writer: int, verbose: bool) -> None
         if verbose:
             print(f"LeanifyError: {error}", file=sys.stderr)
     except BaseException as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        package_frames = [entry for entry in traceback.extract_tb(error.__traceback__) if "/leanify/" in entry.filename]
-        place = "/".join(Path(package_frames[-1].filename).parts[-2:]) if package_frames else frame.filename
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        own = [file for file in files if "/leanify/" in file]
+        place = "/".join(Path(own[-1]).parts[-2:]) if own else files[-1]
         finding = f"{type(error).__name__}: {str(error)[:100]!r} by {place}"
         if verbose:
             traceback.print_exc()
@@ -145,9 +143,9 @@ def _outcome(child: int, reader: int) -> str | None:
 
 def _leftovers(home: Path) -> str | None:
     """An output folder that is not whole, or what a command left beside it or in the cache."""
-    places = [*home.iterdir(), *(home.parent / "cache").rglob(".*")]
     leftovers = []
-    for path in places:  # a folder or file that a command wrote, no pipe that the case put there
+    # a folder or file that a command wrote, no pipe that the case put there
+    for path in (*home.iterdir(), *(home.parent / "cache").rglob(".*")):
         if path.name.startswith(".") and not path.is_symlink() and (path.is_dir() or path.is_file()):
             leftovers.append(path.name)
     out = [home / "out", home / "out" / "lean"]
@@ -202,9 +200,8 @@ def main(arguments: list[str]) -> int:
             if time.monotonic() - began > seconds:
                 break
             count += 1
-            finding = run(kind, seed, intact, verbose=len(arguments) > 1)
-            failures += finding is not None
-            if finding is not None:
+            if (finding := run(kind, seed, intact, verbose=len(arguments) > 1)) is not None:
+                failures += 1
                 print(kind, seed, finding, flush=True)
         print(f"{failures} of {count} cases ended badly")
     finally:

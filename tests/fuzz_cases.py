@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commands import BUG_MESSAGES
 from fuzz_files import damage, mutate, mutated_bytes, mutated_value, some_file
 from fuzz_intact import HF, RECIPE, SHRUNK, TIMM, InlineEngine
 
 from leanify.core.errors import LeanifyError
 from recipes.research import layouts
 
-BUG_MESSAGE = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
 SHRINK = "--target-params 0.8 --count body --minutes 0 --designs narrow " + " ".join(f"--set {s}" for s in SHRUNK)
 CUT = "--data words.txt --vocabulary 250 --designs vocabulary --minutes 0 -o out --set data.length=16"
 SMALL_IMAGES = "".join(f" --set model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth"))
@@ -45,7 +45,7 @@ def command(*arguments: str) -> None:
         message = stderr.getvalue()
         if {"\x1b", "\x07", "\u202e"} & set(message):
             raise RuntimeError(f"control characters: {message[-300:]!r}") from error
-        if "Traceback" in message or BUG_MESSAGE in message or error.code not in (0, 1, 2, None):
+        if any(one in message for one in BUG_MESSAGES) or error.code not in (0, 1, 2, None):
             raise RuntimeError(f"exit code {error.code}: {message[-300:]}") from error
         if error.code:
             raise LeanifyError(message.strip().replace("\n", " ")) from error
@@ -109,6 +109,11 @@ class Kind:
     targets: tuple[str, ...]
     uses: tuple[str | Callable[[str], None], ...]  # command lines; {} is what was damaged
     companions: tuple[str, ...] = ()  # what the uses need besides
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The intact folders and files that a case of this kind needs."""
+        return tuple(dict.fromkeys(name.partition("/")[0] for name in (*self.targets, *self.companions)))
 
     def __call__(self, draw: random.Random, home: Path) -> None:
         name = draw.choice(self.targets)
@@ -205,7 +210,7 @@ FOLDERS: dict[str, Kind] = {
     "processor": Kind(
         ("vit/preprocessor_config.json",),
         ("train vit --dry-run --set data.path=images", "condition vit --samples 2 --data images"),
-        ("vit", "images"),
+        ("images",),
     ),
     "tokenizer": Kind(
         ("hf/tokenizer.json", "hf/tokenizer_config.json"),
@@ -213,7 +218,7 @@ FOLDERS: dict[str, Kind] = {
             "train hf --dry-run --set data.path=rows.csv --set data.holdout=0.2",
             "condition hf --samples 2 --data rows.txt",
         ),
-        ("hf", *ROWS),
+        ROWS,
     ),
     "vocabulary": Kind(
         ("cut-WordPiece", "cut-byte-level", "cut-Unigram"),
@@ -223,12 +228,11 @@ FOLDERS: dict[str, Kind] = {
     "log": Kind(
         ("run/metrics.jsonl",),
         ("show run --json", "show run --plot p.svg", "runs . --json", "train --resume run", "show run --format csv"),
-        ("run",),
     ),
     "tensors": Kind(
         ("loose/a.pt", "loose/a.bin", "loose/model.safetensors"),
         (read_tensors, "redesign lean-timm --depth 1 -o out --weights {}"),
-        ("loose", "lean-timm"),
+        ("lean-timm",),
     ),
 }  # fmt: skip
 
@@ -269,13 +273,15 @@ def cache_case(draw: random.Random, home: Path) -> None:
 
     tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
     encode, _ = corpus.encoder(None, 256)
-    teacher_command = "train hf --teacher hf --dry-run --set data.path=rows.csv --set data.holdout=0.2"
-    masked_command = f"train masked-small --dry-run --set data.path={home}/rows.txt --set model.override.depth=1"
+    taught = "train hf --teacher hf --dry-run --set data.path=rows.csv --set data.holdout=0.2"
+    taught += " --set model.class=BertModel"
+    masked = f"train masked-small --dry-run --set data.path={home}/rows.txt --set model.override.depth=1"
+    masked += " --set data.tokenizer=wordpiece-100 --set data.length=8"
     uses: list[Callable[[], Any]] = [
-        lambda: command(*["redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"]),
-        lambda: command(*teacher_command.split(), "--set", "model.class=BertModel"),
+        lambda: command("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
+        lambda: command(*taught.split()),
         lambda: tokens.encode_cached(tokens.Text(home / "rows.txt"), encode, "bytes").ids.sum(),
-        lambda: command(*masked_command.split(), *["--set", "data.tokenizer=wordpiece-100", "--set", "data.length=8"]),
+        lambda: command(*masked.split()),
         lambda: cache.load_or_make("drawn", {"a": 1}, lambda: {"x": np.arange(5), "y": np.zeros((2, 3))}),
     ]
     use = draw.choice(uses)
@@ -373,13 +379,8 @@ def command_case(draw: random.Random, home: Path) -> None:
     line = draw.choice(COMMANDS)
     name, *arguments = shlex.split(line)
     click_command: Any = typer.main.get_command(app(name))
-    options = [
-        option
-        for option in click_command.params
-        if option.opts[0].startswith("-")
-        and option.opts[0] not in EXCLUDED_OPTIONS
-        and not getattr(option, "hidden", False)
-    ]
+    options = [each for each in click_command.params if each.opts[0].startswith("-") and not each.hidden]
+    options = [each for each in options if each.opts[0] not in EXCLUDED_OPTIONS]
     for option in draw.sample(options, min(len(options), draw.choice([1, 1, 2]))):
         spelling = draw.choice(option.opts)
         arguments += [spelling] if option.is_flag else [spelling, draw.choice(VALUES)]
@@ -431,13 +432,9 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
     "recipe": recipe_case,
     "command": command_case,
 }
-INPUTS = {name: tuple(dict.fromkeys((*kind.targets, *kind.companions))) for name, kind in FOLDERS.items()} | {
-    "tensors": ("loose", "lean-timm"),
-    "tokenizer": ("hf", *ROWS),
-    "processor": ("vit", "images"),
+INPUTS = {name: kind.inputs for name, kind in FOLDERS.items()} | {
     "greedy": ("hf", "images", "run-images", "rows.txt"),
     "layouts": ("hf", "run-texts"),
-    "log": ("run",),
     "names": ("run", "lean-timm", "lean-hf", "images"),
     "cache": ("hf", "lean-timm", *ROWS),
     "command": ("lean-timm", "lean-hf", "run", "hf", "study", "images", "rows.csv", "rows.txt"),

@@ -54,17 +54,16 @@ def mutated_bytes(draw: random.Random, data: bytes) -> bytes:
     """Cut, flipped, doubled, emptied, or with something put in."""
     place, other = sorted((draw.randrange(len(data) + 1), draw.randrange(len(data) + 1)))
     insertions = [b"\0", b"\xff\xfe", b"\n", b'"', b"{" * 50_000, b"\xed\xa0\x80"]
-    return draw.choice(
-        [
-            lambda: data[:place],
-            lambda: data[:place] + bytes([draw.randrange(256)]) + data[place + 1 :],
-            lambda: data[:place] + draw.choice(insertions) + data[place:],
-            lambda: data[:place] + data[other:],
-            lambda: data[place:other] * 3,
-            lambda: data + data,
-            lambda: b"",
-        ]
-    )()
+    ways = [
+        lambda: data[:place],
+        lambda: data[:place] + bytes([draw.randrange(256)]) + data[place + 1 :],
+        lambda: data[:place] + draw.choice(insertions) + data[place:],
+        lambda: data[:place] + data[other:],
+        lambda: data[place:other] * 3,
+        lambda: data + data,
+        lambda: b"",
+    ]
+    return draw.choice(ways)()
 
 
 def mutate(draw: random.Random, file: Path) -> None:
@@ -77,16 +76,8 @@ def mutate(draw: random.Random, file: Path) -> None:
         file.write_bytes(mutated_bytes(draw, file.read_bytes()))
     else:
         file.unlink()
-        draw.choice(
-            [
-                lambda: None,
-                file.mkdir,
-                lambda: os.mkfifo(file),
-                lambda: file.symlink_to("nowhere"),
-                lambda: file.symlink_to(file.name),
-                lambda: file.symlink_to("/dev/zero"),
-            ]
-        )()
+        links = [lambda to=to: file.symlink_to(to) for to in ("nowhere", file.name, "/dev/zero")]
+        draw.choice([lambda: None, file.mkdir, lambda: os.mkfifo(file), *links])()
 
 
 # -- what a file says -------------------------------------------------------------------------------------------------
@@ -212,9 +203,10 @@ def damage(draw: random.Random, place: Path, elsewhere: Path) -> None:
     links = place.is_dir() and draw.random() < 0.4
     for _ in range(draw.choice([1, 1, 2, 4]) if place.is_dir() else 1):
         with contextlib.suppress(IndexError):  # the one before may have taken the last file away
-            add_special_file(draw, place, elsewhere) if links else mutate(
-                draw, some_file(draw, place) if place.is_dir() else place
-            )
+            if links:
+                add_special_file(draw, place, elsewhere)
+            else:
+                mutate(draw, some_file(draw, place) if place.is_dir() else place)
 
 
 def make_outside(place: Path) -> None:
@@ -238,8 +230,8 @@ def digest(place: Path) -> str:
 
 def add_user_files(home: Path) -> int:
     """Put a file of the user's into every folder of runs, studies and lean directories. Returns how many there are."""
-    places = [place for name in ("run", "study", "lean-timm", "lean-hf") for place in (home / name).rglob("*")]
-    places = [home / name for name in ("run", "study") if (home / name).is_dir()] + places
+    places = [home / "run", home / "study"]
+    places += [place for name in ("run", "study", "lean-timm", "lean-hf") for place in (home / name).rglob("*")]
     places = [place for place in places if place.is_dir()]
     for place in places:
         (place / USER_FILE).write_text("mine")
@@ -257,25 +249,13 @@ def add_special_file(draw: random.Random, folder: Path, elsewhere: Path) -> None
         place.rename(place.with_name(f"{place.name}-moved"))
     elif os.path.lexists(place):
         place.unlink()
-    target = draw.choice(
-        [
-            *(elsewhere / ".bashrc", elsewhere / "docs", elsewhere / "docs" / "pipe", elsewhere / "new", place.name),
-            *("/dev/zero", "/dev/tty", "/proc/kmsg", "..", place.with_name(f"{place.name}-moved"), None, None),
-        ]
-    )
+    targets = [*(elsewhere / name for name in (".bashrc", "docs", "docs/pipe", "new")), place.name, "/dev/zero"]
+    targets += ["/dev/tty", "/proc/kmsg", "..", place.with_name(f"{place.name}-moved"), None, None]
+    target = draw.choice(targets)
     if target is not None:
         place.symlink_to(target)
     elif draw.random() < 0.7:
         os.mkfifo(place)
     else:
-        _socket(place)
-
-
-def _socket(place: Path) -> None:
-    previous = Path.cwd()
-    os.chdir(place.parent)  # a socket's path has at most 107 bytes
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(place.name[:90])
-    finally:
-        os.chdir(previous)
+        with contextlib.chdir(place.parent), socket.socket(socket.AF_UNIX) as server:
+            server.bind(place.name[:90])  # a socket's path has at most 107 bytes
