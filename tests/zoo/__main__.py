@@ -60,15 +60,21 @@ def check(patterns: list[str], log: Path | None) -> int:
     return int(any(verdict.status == "failing" for verdict in verdicts))
 
 
-def try_widths(patterns: list[str]) -> int:
-    """Print for every supported model whether it can have another residual width, and how many can."""
-    from . import table, tiny, widths
+def supported(patterns: list[str]) -> list[tuple[str, str]]:
+    """The models of these patterns that the shipped table calls supported, once both libraries are imported."""
+    from . import table, tiny
 
     tiny.warm()
-    supported = {(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)}
-    models = [model for model in table.matching_models(patterns) if model in supported]
+    known = {(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)}
+    return [model for model in table.matching_models(patterns) if model in known]
+
+
+def try_widths(patterns: list[str]) -> int:
+    """Print for every supported model whether it can have another residual width, and how many can."""
+    from . import widths
+
     counts: dict[str, list[bool]] = {}
-    for verdict in widths.width_verdicts(models):
+    for verdict in widths.width_verdicts(supported(patterns)):
         counts.setdefault(verdict.library, []).append(verdict.changes)
         sizes = ", ".join(map(str, verdict.widths))
         print(f"{verdict.library}/{verdict.name}: {f'yes, {sizes}' if verdict.changes else verdict.reason}", flush=True)
@@ -81,20 +87,15 @@ def check_permuted(patterns: list[str]) -> int:
     """Print for every supported model whether its residual channels can change places, and count the answers."""
     import warnings
 
-    from . import table, tiny, widths
+    from . import tiny, widths
     from .running import LawBroken
 
     warnings.simplefilter("ignore")
-    tiny.warm()
-    supported = {(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)}
     answers: Counter[str] = Counter()
-    for library, name in table.matching_models(patterns):
-        if (library, name) not in supported:
-            continue
+    for library, name in supported(patterns):
         try:
-            answer = (
-                "holds" if widths.check_permuted(*tiny.build(library, name)) else "has no other width at small size"
-            )
+            holds = widths.check_permuted(*tiny.build(library, name))
+            answer = "holds" if holds else "has no other width at small size"
         except LawBroken as broken:
             answer = f"broken, {broken}"
         answers[answer.partition(",")[0]] += 1

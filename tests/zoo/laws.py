@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.core.architecture import Architecture, Layer, primary_layer
+from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.discovery import row_laws
 from leanify.lens import resize
@@ -113,10 +113,9 @@ def check_alive(big: nn.Module, call: Call) -> None:
     places = list(sites.locate(big).layers)
     weights: list[Tensor] = [place.output.weight for place in places]  # type: ignore[misc]
     axes = [resize.linear_features(place.output).input_axis for place in places]
-    new = []
+    new = []  # columns that are zero
     for axis, weight in zip(axes, weights, strict=True):
-        is_new = (weight.movedim(axis, 0).flatten(1) == 0).all(1)
-        new.append(is_new.nonzero().flatten())
+        new.append((weight.movedim(axis, 0).flatten(1) == 0).all(1).nonzero().flatten())
     randomise(big, seed=1)  # with upstream's zero biases, heads on zero inputs (DETR's queries) would stay zero
     big.requires_grad_(False)
     for weight in weights:
@@ -203,11 +202,7 @@ def check_cache(model: nn.Module, shape: Architecture, call: Call, grows: bool) 
 
 def check_split(model: nn.Module, shape: Architecture, call: Call) -> bool:
     """Law `split`, at constant inner width. Does not apply if refused (tables made for one head_dim)."""
-
-    def halve_heads(layer: Layer) -> Layer:
-        return layer if layer.head_dim % 2 else layer.set_heads(2 * layer.heads, layer.head_dim // 2)
-
-    target = shape.map_layers(halve_heads)
+    target = shape.map_layers(lambda x: x if x.head_dim % 2 else x.set_heads(2 * x.heads, x.head_dim // 2))
     if target == shape:
         return False
     try:
@@ -255,11 +250,8 @@ def check_prices(model: nn.Module, tokens: int = 12) -> bool:
         leaner = apply_shape(tuple(shape), prices.architecture)
         lean = surgery.write(meta, leaner)
         actual_cost = counting.count(lean, tokens, prices.facts.context)
-        require(
-            actual_cost == predicted_cost,
-            "priced",
-            f"{leaner} is priced at {predicted_cost}, but counting gives {actual_cost}",
-        )
+        message = f"{leaner} is priced at {predicted_cost}, but counting gives {actual_cost}"
+        require(actual_cost == predicted_cost, "priced", message)
         real = counting.observe_on_cpu(lean, tokens, counting.macs)
         message = f"{leaner} is priced at {predicted_cost.macs} MACs, but counting with values gives {real}"
         require(real == predicted_cost.macs, "priced", message)

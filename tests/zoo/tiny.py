@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,44 +33,34 @@ def build(library: str, name: str) -> tuple[nn.Module, Callable[[nn.Module], Any
 
 
 def names(library: str) -> list[str]:
-    """Every model of a library that may have attention layers."""
+    """Every model of a library that may have attention layers; of timm's, that is known once they are built."""
     if library == "timm":
-        return timm_names()
+        return [name for name in import_timm().list_models() if name != "leanify"]  # whose constructor is ours
     return tiny_transformers.names()
 
 
 ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+SWIN = {"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}
 SHRINK: dict[str, list[dict[str, Any]]] = {
-    "swin_transformer": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
-    "swin_transformer_v2": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
-    "swin_transformer_v2_cr": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    **{kind: [SWIN] for kind in ("swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr")},
     "davit": [{"embed_dims": (24, 48, 96, 192), "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
     "volo": [{"layers": (2, 2, 3, 2), "embed_dims": (24, 48, 48, 48), "num_heads": (2, 4, 4, 4)}],
     "tnt": [{"embed_dim": 60, "depth": 3, "num_heads_outer": 3}],
     "hiera": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 2, 2)}],
-    "gcvit": [],
     "twins": [
         {"depths": (1, 1, 2, 1), "embed_dims": (32, 32, 64, 64), "num_heads": (2, 2, 4, 4)},
         {"depths": (1, 1, 2, 1)},
     ],
     "pvt_v2": [{"depths": (1, 1, 2, 1), "embed_dims": (16, 32, 48, 64), "num_heads": (2, 2, 3, 4)}],
-    "nest": [],
     "pit": [{"base_dims": (8, 8, 8), "depth": (1, 2, 1), "heads": (2, 4, 8)}],
-    "metaformer": [],
     "fastvit": [{"layers": (1, 1, 1, 2)}, {"layers": (1, 1, 1, 1, 2)}],
     "hieradet_sam2": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 3, 2), "global_att_blocks": (3,)}],
     "edgenext": [{"depths": (1, 2, 2, 2)}],
     "eva": [ONE_LIST, {**ONE_LIST, "num_heads": 6, "num_kv_heads": [3, 3, 3]}, {"depth": 3}],
-    "mvitv2": [],
+    **{kind: [] for kind in ("gcvit", "nest", "metaformer", "mvitv2")},  # as they are
     "maxxvit": [{"depths": (1, 1, 3, 1), "embed_dim": (32, 32, 64, 64)}],
     "crossvit": [{"embed_dim": (24, 48), "num_heads": (3, 3), "depth": ((1, 2, 0), (1, 2, 0)), "mlp_ratio": (2, 2, 4)}],
 }
-
-
-@functools.cache
-def timm_names() -> list[str]:
-    """All timm model names; whether a model has attention is only known after building it."""
-    return [name for name in import_timm().list_models() if name != "leanify"]  # whose constructor is ours
 
 
 @contextmanager

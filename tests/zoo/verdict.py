@@ -36,13 +36,9 @@ from .running import LawBroken
 
 SECONDS = 600  # for one model
 LONGEST = 300  # characters of a reason
-
-
 UNSET: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("unset.toml").read_text("utf-8"))
 
 Status = Literal["supported", "refused", "failing"]
-
-
 SHARES = (0.5, 0.9, 0.98)  # with large embeddings or convolutions, the blocks can save only a little
 RULES: dict[str, dict[str, Any]] = {  # command-line flags → arguments, ever looser, as small models may need
     "": {},
@@ -161,9 +157,7 @@ def verdict(library: str, name: str) -> ModelVerdict:
         return ModelVerdict(library, name, "refused", **fields, reason=answers.reason[:LONGEST])
     untested, failure = _hold_laws(library, name)
     yes = answers.read and answers.grow and answers.redesign and answers.control
-    status: Status = "supported" if yes else "refused"
-    if failure:
-        status = "failing"
+    status: Status = "failing" if failure else "supported" if yes else "refused"
     return ModelVerdict(library, name, status, **fields, untested=untested, reason=failure or answers.reason[:LONGEST])
 
 
@@ -266,6 +260,6 @@ def signature(model: nn.Module) -> str:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:LONGEST]
+    text = _one_line(error)[:LONGEST]
     is_expected = isinstance(error, (UnsupportedModel, SourceError, LawBroken))
     return text if is_expected else f"{type(error).__name__}: {text}"

@@ -18,7 +18,6 @@ The count is made at each model's default configuration, on meta; the law at a s
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,12 +54,10 @@ class WidthVerdict:
     changes: bool
     widths: tuple[int, ...] = ()
     reason: str = ""
-    seconds: float = 0.0
 
 
 def width_verdict(library: str, name: str) -> WidthVerdict:
     """Try three quarters, a half and two thirds of the width at the default configuration, on meta."""
-    began = time.process_time()
     try:
         settings = UNSET.get(name, {}) if library == "hf" else {}
         model = find.build_on_meta(find.find(f"{library}/{name}", overrides=settings))
@@ -80,10 +77,9 @@ def width_verdict(library: str, name: str) -> WidthVerdict:
             reason = _line(error)
             continue
         if surgery.read(written) == target:
-            widths = tuple(dict.fromkeys(primary_widths(target)))
-            return WidthVerdict(library, name, True, widths, seconds=time.process_time() - began)
+            return WidthVerdict(library, name, True, tuple(dict.fromkeys(primary_widths(target))))
         reason = "another shape is read back"
-    return WidthVerdict(library, name, False, reason=reason, seconds=time.process_time() - began)
+    return WidthVerdict(library, name, False, reason=reason)
 
 
 def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
@@ -92,9 +88,7 @@ def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
     """
     shape = surgery.read(model)
     axes = width_axes(model, shape)
-    if not axes:
-        return False
-    if not _run_narrow(model, shape, call):
+    if not axes or not _run_narrow(model, shape, call):
         return False
     model = randomise(model)
     tensors = dict(_named_tensors(model))
@@ -184,12 +178,11 @@ def _changed_inputs(model: nn.Module, widths: set[int], change: Callable[[Tensor
                     return change(value, axis)
         return value
 
-    def change_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(map(change_one, args)), {name: change_one(value) for name, value in kwargs.items()}
-
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         running.append(module)  # the call may be of a tower alone
-        return change_all(args, kwargs) if len(running) == 1 else None
+        if len(running) > 1:
+            return None
+        return tuple(map(change_one, args)), {name: change_one(value) for name, value in kwargs.items()}
 
     def leave(*_: Any) -> None:
         running.pop()
