@@ -18,6 +18,7 @@ from leanify.upstream.inputs import example_inputs
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}
 TEXT = {"hidden_size": 60, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 96, "vocab_size": 67}
+GPT2 = {"n_embd": 60, "n_layer": 4, "n_head": 3, "vocab_size": 67}
 GROUPED_QUERY = {**TEXT, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
 
 
@@ -48,9 +49,7 @@ CASES = {
     "hf vit": Case("vit", {**{k: v for k, v in TEXT.items() if k != "vocab_size"}, "image_size": 32}),
     "bert": Case("bert", TEXT, native=False),
     "roberta": Case("roberta", TEXT, native=False),
-    "gpt2": Case(
-        "gpt2", {"n_embd": 60, "n_layer": 4, "n_head": 3, "vocab_size": 67}, "AutoModelForCausalLM", native=False
-    ),
+    "gpt2": Case("gpt2", GPT2, "AutoModelForCausalLM", native=False),
     "llama": Case("llama", GROUPED_QUERY, "AutoModelForCausalLM"),
     "llama, one kv head": Case("llama", {**GROUPED_QUERY, "num_key_value_heads": 1}),
     "qwen2": Case("qwen2", GROUPED_QUERY),
@@ -59,9 +58,8 @@ CASES = {
 
 def outputs(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> list[Tensor]:
     """What a model gives on a fixed random batch of two."""
-    inputs = inputs if inputs is not None else batch(model)
     with torch.no_grad():
-        return list(flatten_tensors(call(model, inputs)))
+        return list(flatten_tensors(call(model, batch(model) if inputs is None else inputs)))
 
 
 def batch(model: nn.Module) -> dict[str, Tensor]:

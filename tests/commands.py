@@ -112,10 +112,13 @@ class Process:
     def wait(self) -> Result:
         return Result(_send_request({"wait": self.pid}), self.read_output(self.out), self.read_output(self.err))
 
+    def runs(self) -> bool:
+        return bool(_send_request({"runs": self.pid}))
+
     def wait_for_line(self, prefix: str) -> None:
         """Wait for a line on standard error that begins so."""
         while not any(line.startswith(prefix) for line in self.read_output(self.err).splitlines()):
-            assert _send_request({"runs": self.pid}), self.read_output(self.err)
+            assert self.runs(), self.read_output(self.err)
             time.sleep(0.02)
 
     def read_output(self, file: Path) -> str:
@@ -209,12 +212,9 @@ def _serve() -> None:
 def _run_request(request: dict[str, Any]) -> int:
     for number, mode, path in ((0, os.O_RDONLY, os.devnull), (1, 577, request["out"]), (2, 577, request["err"])):
         os.dup2(os.open(path, mode), number)
-    for number, handler in (
-        (signal.SIGINT, signal.default_int_handler),  # which a shell ignores for what it runs in the background
-        (signal.SIGTERM, signal.SIG_DFL),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what runs in its background
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["where"])
@@ -252,11 +252,8 @@ def run_forked(
         os.close(out[0])
     outputs = _read_pipes([err[0], out[0]] if reader else [err[0]])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return (
-        code,
-        outputs.get(out[0], b"").decode(errors="surrogateescape"),
-        outputs[err[0]].decode(errors="surrogateescape"),
-    )
+    said, complained = (outputs.get(end, b"").decode(errors="surrogateescape") for end in (out[0], err[0]))
+    return code, said, complained
 
 
 def _use_one_core() -> None:

@@ -127,9 +127,8 @@ KINDS = {
 
 def start(words: tuple[str, ...], out: Path) -> commands.Process:
     variables = {"COLUMNS": "80", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return commands.start(
-        "kills:command_in_group", *(word.replace("{out}", str(out)) for word in words), cwd=out.parent, **variables
-    )
+    words = tuple(word.replace("{out}", str(out)) for word in words)
+    return commands.start("kills:command_in_group", *words, cwd=out.parent, **variables)
 
 
 def comes_within(seconds: float, is_there: Callable[[], bool]) -> bool:
@@ -142,7 +141,7 @@ def comes_within(seconds: float, is_there: Callable[[], bool]) -> bool:
 
 
 def ends_within(process: commands.Process, seconds: float) -> bool:
-    return comes_within(seconds, lambda: not commands._send_request({"runs": process.pid}))
+    return comes_within(seconds, lambda: not process.runs())
 
 
 def signal_group(group: int, number: int) -> bool:
