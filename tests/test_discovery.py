@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zoo import laws, tiny, tiny_transformers
+from zoo import laws, tiny
 
 import leanify
 from leanify.discovery.row_laws import Trial
@@ -17,11 +17,12 @@ from leanify.lens import families
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import get_origin
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 @pytest.fixture(autouse=True)
 def table() -> Iterator[None]:
     """What a test forgets is put back."""
-    torch.set_num_threads(1)
     tiny.warm()
     rows = families.all_rows()
     before = dict(rows)
@@ -43,7 +44,6 @@ def forget(model: nn.Module) -> list[str]:
     return attentions
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("library", "name"),
     [
@@ -65,15 +65,6 @@ def test_unknown_model_obeys_every_law(library: str, name: str) -> None:
     laws.hold(model, call)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_discovery_uses_no_memory() -> None:
-    origin = get_origin(tiny.build("hf", "llama")[0])
-    model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
-    forget(model)
-    assert leanify.read(model).stages[0].depth == tiny_transformers.LAYERS
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_equal_blocks_are_tried_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A trial fills a module with weights; on meta, where large models are read, the others of its class need none."""
@@ -93,7 +84,6 @@ def test_equal_blocks_are_tried_once(monkeypatch: pytest.MonkeyPatch, name: str)
     assert len(tried) == len(set(tried)), "a class of equal blocks is tried once"
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(("library", "name"), [("timm", "vit_tiny_patch16_224"), ("hf", "vit"), ("hf", "phi")])
 def test_discovery_works_in_every_precision(library: str, name: str, dtype: torch.dtype) -> None:
@@ -122,7 +112,6 @@ def test_wrong_row_is_blamed() -> None:
 
 
 @pytest.mark.parametrize(("library", "name"), [("timm", "beit_base_patch16_224"), ("hf", "olmo2")])
-@pytest.mark.filterwarnings("ignore")
 def test_unreadable_model_names_attempts(library: str, name: str) -> None:
     """A model that no reading explains is refused with what was tried."""
     model, _ = tiny.build(library, name)
@@ -143,7 +132,6 @@ def test_unrunnable_model_is_refused() -> None:
         leanify.read(nn.Sequential(Attention()))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_discovered_row_is_ordinary() -> None:
     model, _ = tiny.build("hf", "bert")
     (name,) = (one for one in forget(model) if one.endswith("BertAttention"))
@@ -157,7 +145,6 @@ def test_discovered_row_is_ordinary() -> None:
     assert name not in families.all_rows()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_readings_stay_with_their_model() -> None:
     """What is read of one model is not believed of the next."""
     one, _ = tiny.build("hf", "bert")

@@ -29,12 +29,6 @@ MIXTURES = ("mixtral", "gpt_oss", "switch_transformers")  # gate and up beside, 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    tiny.warm()
-
-
 def with_units(shape: Architecture, units: int) -> Architecture:
     return shape.map_layers(lambda layer: replace(layer, mlp=units) if layer.mlp else layer)
 
@@ -65,11 +59,8 @@ DEEP: dict[str, object] = {
 SOURCES: dict[str, dict[str, object]] = {
     "mixtral": {**SHAPE, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 64, "num_local_experts": 8},
     "qwen3_moe": {
-        **SHAPE,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 64,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
+        **{**SHAPE, "num_key_value_heads": 2, "moe_intermediate_size": 64},
+        **{"num_experts": 8, "num_experts_per_tok": 2},
     },
     "deepseek_v3": {  # a dense layer first, a shared expert beside the routed ones, which stand in groups
         **{**SHAPE, **DEEP, "num_key_value_heads": 4, "v_head_dim": 8, "intermediate_size": 128},
@@ -81,14 +72,9 @@ NUMBERS = [(4, 1), (4, 2), (12, 3), (8, 1)]
 
 
 @cache
-def small(name: str, cls: str | None = "AutoModelForCausalLM") -> nn.Module:
+def small(name: str) -> nn.Module:
     torch.manual_seed(0)
-    model = leanify.load(name, overrides=SOURCES[name], cls=cls)
-    return running.randomise(model)
-
-
-def with_experts(shape: Architecture, experts: int, active: int) -> Architecture:
-    return shape.map_layers(lambda x: replace(x, experts=experts, active=active) if x.experts else x)
+    return running.randomise(leanify.load(name, overrides=SOURCES[name], cls="AutoModelForCausalLM"))
 
 
 def logits(model: nn.Module) -> torch.Tensor:
@@ -102,7 +88,8 @@ def logits(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(("experts", "active"), NUMBERS)
 def test_expert_count_matches_upstream(name: str, experts: int, active: int, tmp_path: Path) -> None:
     model = small(name).float()
-    wanted = with_experts(leanify.read(model), experts, active)
+    shape = leanify.read(model)
+    wanted = shape.map_layers(lambda x: replace(x, experts=experts, active=active) if x.experts else x)
     lean = leanify.write(model, wanted)
     assert leanify.read(lean) == wanted
     given = logits(lean)

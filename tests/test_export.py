@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, Case
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 import leanify
 from leanify.carrying.blocks import disable_cache
@@ -28,11 +27,18 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
 
 SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16), "num_classes": 7}
+T5 = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 67}
+MIXTRAL = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "num_local_experts": 3, "vocab_size": 67}  # fmt: skip
+FAMILIES = CASES | {
+    "swin": Case("swin_tiny_patch4_window7_224", SWIN), "t5": Case("t5", T5), "mixtral": Case("hf/mixtral", MIXTRAL),
+}  # fmt: skip
+LONG = pytest.mark.long
 
 
 def saved(name: str, place: Path, lean: bool = True) -> Path:
     """A lean directory of a core family: one block fewer and twice the heads, or as upstream has it."""
-    model = CASES[name].load() if name in CASES else OTHERS[name]()
+    model = FAMILIES[name].load()
     shape = leanify.read(model)
     if lean:
         longest = max(shape.stages, key=lambda stage: stage.depth)
@@ -46,25 +52,6 @@ def saved(name: str, place: Path, lean: bool = True) -> Path:
     return place / "lean"
 
 
-def swin() -> nn.Module:
-    return leanify.load("swin_tiny_patch4_window7_224", overrides=SWIN)
-
-
-def t5() -> nn.Module:
-    small = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
-    return leanify.load("t5", overrides={**small, "vocab_size": 67})
-
-
-def mixtral() -> nn.Module:
-    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return leanify.load(
-        "hf/mixtral", overrides={**small, "num_key_value_heads": 2, "num_local_experts": 3, "vocab_size": 67}
-    )
-
-
-OTHERS: dict[str, Any] = {"swin": swin, "t5": t5, "mixtral": mixtral}
-
-
 @pytest.mark.parametrize(
     ("name", "format"),
     [
@@ -72,7 +59,7 @@ OTHERS: dict[str, Any] = {"swin": swin, "t5": t5, "mixtral": mixtral}
         ("gpt2", "onnx"),
         pytest.param("mixtral", "onnx", marks=pytest.mark.slow),
         *(
-            pytest.param(name, format, marks=pytest.mark.long)
+            pytest.param(name, format, marks=LONG)
             for name in ("vit", "swin", "bert", "gpt2", "llama", "t5")
             for format in ("torch-export", "onnx")
             if (name, format) not in {("vit", "torch-export"), ("gpt2", "onnx")}
@@ -89,9 +76,6 @@ def test_lean_model_exports(name: str, format: str, tmp_path: Path) -> None:
     written = leanify.export(lean, format=format, output=tmp_path / "model")
     assert written.stat().st_size > 10_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lean", "model"]
-
-
-LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=LONG), "gpt2", pytest.param("llama", marks=LONG)])
@@ -113,12 +97,10 @@ def test_custom_shape_loads_with_code(name: str, tmp_path: Path) -> None:
     loaded = auto.from_pretrained(out, trust_remote_code=True)
     if name != "bert":
         ids = torch.randint(5, 60, (1, 6), generator=torch.Generator().manual_seed(0))
-        with_cache, without = (
-            loaded.generate(ids, max_new_tokens=6, do_sample=False, use_cache=cache, pad_token_id=0)
-            for cache in (True, False)
-        )
-        assert torch.equal(with_cache, without)
-        assert torch.equal(with_cache, model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0))
+        expected = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        for cache in (True, False):
+            again = loaded.generate(ids, max_new_tokens=6, do_sample=False, use_cache=cache, pad_token_id=0)
+            assert torch.equal(again, expected)
 
 
 def unequal(shape: Any) -> Any:
@@ -167,9 +149,8 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
 
 def test_every_output_tensor_is_compared() -> None:
     a, b = torch.ones(2), torch.zeros(3)
-    assert [
-        len(x) for x in _tensors({"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())})
-    ] == [2, 3, 2]
+    outputs = {"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())}
+    assert [len(x) for x in _tensors(outputs)] == [2, 3, 2]
 
 
 def test_rounding_is_no_export_difference() -> None:
@@ -209,9 +190,8 @@ def test_program_takes_any_batch_and_length(format: str, tmp_path: Path) -> None
         if format == "onnx":
             session = pytest.importorskip("onnxruntime").InferenceSession(str(file))
             names = [each.name for each in session.get_inputs()]
-            given = torch.from_numpy(
-                session.run(None, {n: x.numpy() for n, x in zip(names, (ids, mask), strict=True)})[0]
-            )
+            arrays = {name: value.numpy() for name, value in zip(names, (ids, mask), strict=True)}
+            given = torch.from_numpy(session.run(None, arrays)[0])
         else:
             given = torch.export.load(file).module()(ids, mask)[0]
         assert torch.allclose(given, wanted, atol=1e-4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from cases import TEXT, price_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -114,8 +115,6 @@ def test_units_are_chosen_in_turn() -> None:
 
 def test_foreign_head_labels_are_refused(tmp_path: Path) -> None:
     """Labels that were asked for anew draw a new head; weights beside a configuration that fits none are damage."""
-    import transformers
-
     config = transformers.BertConfig(**TEXT, num_labels=5)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
     with pytest.warns(UserWarning, match="re-initialised"):
@@ -126,6 +125,3 @@ def test_foreign_head_labels_are_refused(tmp_path: Path) -> None:
     save_file(cut, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(leanify.SourceError, match=r"classifier\.weight \(4, 60\).*\(5, 60\)"):
         leanify.load(tmp_path / "bert")
-
-
-# -- verdicts ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import refused
 
 import leanify
 from leanify.core import recipe as recipes
@@ -105,22 +106,19 @@ def test_classes_sort_numerically_or_alphabetically(tmp_path: Path, labels: list
 def test_proposed_columns_exist(tmp_path: Path, names: tuple[str, str], settings: dict[str, Any]) -> None:
     """Only columns of the table, or COLUMN; typed, they are what is read."""
     file = write(tmp_path / "train.csv", [dict(zip(names, row.values(), strict=True)) for row in ROWS])
-    with pytest.raises(leanify.DataError) as refused:
+    with pytest.raises(leanify.DataError) as refusal:
         read(file, **settings)
-    message = str(refused.value)
+    message = str(refusal.value)
     assert f"it has {', '.join(names)}" in message
     words = shlex.split(message.partition("that it has: ")[2])
-    asked = dict(word.removeprefix("data.").split("=", 1) for word in words if word != "--set")
+    assert set(words[::2]) == {"--set"}
+    asked = dict(word.removeprefix("data.").split("=", 1) for word in words[1::2])
     if "COLUMN" in message:
         assert set(asked.values()) <= {"COLUMN", '["COLUMN"]'}
         return
-    value = recipes.apply_settings(
-        recipes.Recipe(ModelSection("bert"), DataSection("data", "text-classification", str(file), **settings)),
-        [word for word in words if word != "--set"],
-    )
-    assert value.data is not None
-    found = LabelledTable.read(file, value.data, Faults())
-    assert found.columns == f"{names[0]} → {names[1]}"
+    data = DataSection("data", "text-classification", str(file), **settings)
+    value = recipes.apply_settings(recipes.Recipe(ModelSection("bert"), data), words[1::2])
+    assert LabelledTable.read(file, value.data, Faults()).columns == f"{names[0]} → {names[1]}"
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -133,9 +131,8 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 def test_table_trains_a_classifier(tmp_path: Path) -> None:
     """A model and a table make a classifier that keeps its labels."""
     write(tmp_path / "train.csv", ROWS)
-    run = RunDirectory.open(
-        training.train(training.resolve("bert", [f"data.path={tmp_path}", *TINY]), tmp_path / "run")
-    )
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
+    run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
     assert (run.recipe.data.task, run.recipe.data.holdout) == ("text-classification", 0.1)
     assert run.rows()[-1]["top1"] > 90
     model: Any = leanify.load(run.path)
@@ -157,31 +154,22 @@ def test_unknown_labels_can_be_skipped(tmp_path: Path) -> None:
     """Rows of a class that training lacks; "-", as in SNLI, is no class and needs no setting."""
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "meh"}, {"review": "y", "stars": "meh"}])
-    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
-    assert recipe.data is not None
-    with pytest.raises(leanify.DataError, match=r"'meh'.*neg, pos.* 2 of 8 .*data\.on_error=skip"):
-        own_texts.splits(recipe.data, preparation.build_model(recipe))
-    recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
-    assert recipe.data is not None
-    found = own_texts.splits(recipe.data, preparation.build_model(recipe))
+    settings = [f"data.path={tmp_path}", *TINY]
+    recipe = training.resolve("bert", settings)
+    with refused(leanify.DataError, r"'meh'.*neg, pos.* 2 of 8 .*data\.on_error=skip", tmp_path / "run"):
+        training.train(recipe, tmp_path / "run")
+    found = splits([*settings, "data.on_error=skip"])
     assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 2)
     write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
-    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
-    assert recipe.data is not None
-    assert len(own_texts.splits(recipe.data, preparation.build_model(recipe)).validation) == 6
-
-
-def test_unknown_labels_are_refused(tmp_path: Path) -> None:
-    """So is a single class."""
-    write(tmp_path / "train.csv", ROWS)
-    write(tmp_path / "valid.csv", [{"review": "x", "stars": "meh"}])
-    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
-    with pytest.raises(leanify.DataError, match=r"'meh'.*neg, pos"):
-        training.train(recipe, tmp_path / "run")
+    assert len(splits(settings).validation) == 6
     write(tmp_path / "train.csv", ROWS[::2])
-    with pytest.raises(leanify.DataError, match="only one class, pos"):
+    with refused(leanify.DataError, "only one class, pos", tmp_path / "run"):
         training.train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+
+
+def splits(settings: list[str]) -> Any:
+    recipe = training.resolve("bert", settings)
+    return own_texts.splits(recipe.data, preparation.build_model(recipe))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
