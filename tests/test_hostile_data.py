@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ BAD_ROWS = {
 def test_misread_rows_are_named_or_skipped(tmp_path: Path, name: str) -> None:
     """Nothing is cut, replaced or moved to another column in silence, whichever reader opens the table."""
     row, words = BAD_ROWS[name]
-    good = CELLS.encode().replace(b'",', b'"\t').replace(b"t,l", b"t\tl") if name.endswith(".tsv") else CELLS.encode()
+    good = CELLS.encode()
+    if name.endswith(".tsv"):
+        good = good.replace(b'",', b'"\t').replace(b"t,l", b"t\tl")
     if name.endswith(".jsonl"):
         good = b"\n" + b"".join(json.dumps({"text": text, "label": label}).encode() + b"\n" for text, label in ROWS)
     file = tmp_path / name
@@ -169,17 +172,14 @@ def test_non_image_cell_is_named(tmp_path: Path, cell: Any) -> None:
 
 def test_pipes_are_refused(tmp_path: Path) -> None:
     """A pipe is no data and no recipe."""
-    os.mkfifo(tmp_path / "pipe")
-    os.mkfifo(tmp_path / "pipe.toml")
+    for name in ("pipe", "pipe.toml", "pipe.py"):
+        os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match="is a pipe"):
         training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={tmp_path / 'pipe'}"])
-    for place in (tmp_path / "pipe.toml", tmp_path):
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    for place in (tmp_path / "pipe.toml", tmp_path / "zero.toml", tmp_path):
         with pytest.raises(RecipeError, match="pipe"):
             recipes.load(place)
-    (tmp_path / "zero.toml").symlink_to("/dev/zero")
-    with pytest.raises(RecipeError, match="pipe"):
-        recipes.load(tmp_path / "zero.toml")
-    os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(SourceError, match=r"pipe\.py"):
         find.find(f"{tmp_path}/pipe.py:make")
     with pytest.raises(LeanifyError, match=r"pipe\.toml"):
@@ -211,10 +211,10 @@ def test_missing_unknown_token_is_one_message(tmp_path: Path) -> None:
 
 
 def test_runaway_tokenizer_is_one_message(tmp_path: Path) -> None:
-    library = import_transformers()
     made = rust.Tokenizer(rust.models.WordLevel({"[UNK]": 0, "[PAD]": 1, "b": 2}, unk_token="[UNK]"))
     made.pre_tokenizer = rust.pre_tokenizers.Split(rust.Regex(r"(a+)+$"), "isolated")
-    tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]"}
+    tokenizer = import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **names)
     tokenizer.save_pretrained(tmp_path)
     words = "a" * 50 + "!"
     with pytest.raises(DataError, match="retry-limit"):
@@ -307,31 +307,19 @@ def pictures(tmp_path: Path) -> Path:
     return make_pictures(tmp_path / "data", train=12, validation=4)
 
 
-def broken(folder: Path, how: str) -> Path:
-    """An image that cannot be read."""
-    file = folder / "train" / "a" / "99.png"
-    if how == "pipe":
-        os.mkfifo(file)
-    elif how == "link":
-        file.symlink_to("nowhere.png")
-    elif how == "bomb":
-        file.write_bytes(bounds.png_file(20_000, 20_000, 8, 0, b""))
-    else:
-        file.write_bytes((folder / "train/a/1.png").read_bytes()[:50])
-    return file
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pipe": (os.mkfifo, "is a pipe or a device"),
+    "link": (lambda file: file.symlink_to("nowhere.png"), "is a broken link"),
+    "bomb": (lambda file: file.write_bytes(bounds.png_file(20_000, 20_000, 8, 0, b"")), "exceeds limit"),
+    "cut": (lambda file: file.write_bytes(file.with_name("1.png").read_bytes()[:50]), "cannot be"),
+}
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("pipe", "is a pipe or a device"),
-        ("link", "is a broken link"),
-        ("bomb", "exceeds limit"),
-        ("cut", "cannot be"),
-    ],
-)
-def test_dirty_images_are_named_or_counted(pictures: Path, tmp_path: Path, how: str, words: str) -> None:
-    file = broken(pictures, how)
+@pytest.mark.parametrize("how", BROKEN)
+def test_dirty_images_are_named_or_counted(pictures: Path, tmp_path: Path, how: str) -> None:
+    write, words = BROKEN[how]
+    file = pictures / "train" / "a" / "99.png"
+    write(file)
     settings = [f"data.path={pictures}"]
     with pytest.raises(DataError, match=rf"the image {file} .*{words}.*data\.on_error=skip"):
         training.train(recipes.parse(IMAGES), tmp_path / "run", settings=settings)
@@ -349,11 +337,11 @@ def test_dirty_images_are_named_or_counted(pictures: Path, tmp_path: Path, how: 
 # -- subsets ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Sorted:
     """A data set that lies class by class, as folders do."""
 
-    def __init__(self, labels: Any) -> None:
-        self.labels = labels
+    labels: Any
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -362,12 +350,13 @@ class Sorted:
 def test_subset_keeps_class_proportions() -> None:
     """It is the same for every run."""
     labels = np.repeat([3, 5, 9], [100, 300, 600])
-    places = choose_indices(Sorted(labels), 50, "random")
+    data = Sorted(labels)
+    places = choose_indices(data, 50, "random")
     assert np.unique(labels[places], return_counts=True)[1].tolist() == [5, 15, 30]
     assert (np.diff(places) > 0).all()
-    assert places.tolist() == choose_indices(Sorted(labels), 50, "random").tolist() != list(range(50))
-    assert choose_indices(Sorted(labels), 50, "first").tolist() == list(range(50))
-    assert choose_indices(Sorted(labels), 5000, "random").tolist() == list(range(1000))
+    assert places.tolist() == choose_indices(data, 50, "random").tolist() != list(range(50))
+    assert choose_indices(data, 50, "first").tolist() == list(range(50))
+    assert choose_indices(data, 5000, "random").tolist() == list(range(1000))
     assert len(choose_indices(Sorted(np.linspace(0, 1, 77)), 10, "random")) == 10  # numbers are no classes
     for samples in range(1, 40):
         assert apportion(np.array([7, 11, 13, 9]), samples).sum() == samples
@@ -375,9 +364,8 @@ def test_subset_keeps_class_proportions() -> None:
 
 def test_small_samples_have_all_classes(pictures: Path) -> None:
     """Few images of a folder and few batches of validation have all classes."""
-    trainer = loop.Trainer(
-        recipes.apply_settings(recipes.parse(IMAGES), [f"data.path={pictures}", "data.samples=6", "run.eval_batches=1"])
-    )
+    settings = [f"data.path={pictures}", "data.samples=6", "run.eval_batches=1"]
+    trainer = loop.Trainer(recipes.apply_settings(recipes.parse(IMAGES), settings))
     train: Any = trainer.splits.train
     assert np.bincount(train.labels).tolist() == [3, 3]
     places = choose_indices(trainer.splits.validation, 4, "random")

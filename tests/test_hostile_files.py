@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -38,20 +40,22 @@ from leanify.sources.tensors import read_tensors
 from leanify.spectra.plots import check_plot
 from leanify.training.loop import Trainer
 
-LIMIT = 3 << 30  # bytes of address space beyond those that Python and torch take
+LIMITED = """import resource, torch, leanify
+from leanify.core.errors import LeanifyError
+size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 30), -1))  # beyond what Python and torch take
+try:
+{code}
+except LeanifyError as error:
+    print(f'refused: {{error}}')
+"""
 
 
 def alone(code: str, *arguments: Any, seconds: float = 60) -> str:
     """Run code in a process with little memory and time. Returns what it prints; "hangs" or its signal otherwise."""
-    limited = "import resource, torch, leanify\nfrom leanify.core.errors import LeanifyError\n"
-    limited += "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-    limited += f"resource.setrlimit(resource.RLIMIT_AS, (size + {LIMIT}, -1))\n"
-    limited += "try:\n" + "".join(f"    {line}\n" for line in code.splitlines())
-    limited += "except LeanifyError as error:\n    print(f'refused: {error}')\n"
+    words = [sys.executable, "-c", LIMITED.format(code=indent(code, "    ")), *map(str, arguments)]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", limited, *map(str, arguments)], capture_output=True, text=True, timeout=seconds
-        )
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return "hangs"
     return done.stdout if done.returncode == 0 else f"{done.returncode}: {done.stderr[-500:]}"
@@ -215,18 +219,18 @@ def entry(name: str, size: int, content: bytes = b"") -> bytes:
     return data + content + bytes(-len(content) % 512)
 
 
-READ = "import sys\nfrom pathlib import Path\nfrom leanify.layouts import tar_shards\n"
-READ += (
-    "from leanify.layouts.faults import Faults\nprint(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"
-)
+READ = """import sys
+from pathlib import Path
+from leanify.layouts import tar_shards
+from leanify.layouts.faults import Faults
+print(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"""
 
 
 def test_negative_member_size_is_refused(tmp_path: Path) -> None:
     """Its reader went back to where it had come from, for ever."""
     shard = tmp_path / "train-000000.tar"
     shard.write_bytes(entry("0.png", 3, b"png") + entry("1.png", -1024) + bytes(1024))
-    assert "refused: " in alone(READ, shard)
-    assert "negative size" in alone(READ, shard)
+    assert re.search("refused: .*negative size", alone(READ, shard))
 
 
 @pytest.mark.parametrize(
@@ -334,13 +338,12 @@ def test_edited_kappa_file_is_harmless(compared: Path, tmp_path: Path, text: str
 def test_tables_are_inert(capsys: Any) -> None:
     """CSV and Markdown neither drive a terminal nor compute in a spreadsheet."""
     evil = "=cmd|' /C calc'!A1\x1b[2J\x07"
-    for kind in ("csv", "markdown"):
+    for kind in ("markdown", "csv"):
         show(kind, {}, [{evil: evil, "a": "-3.5", "b": "@SUM(A1)", "c": "-2+cmd"}], lambda: None)
         out = capsys.readouterr().out
         assert not {"\x1b", "\x07"} & set(out)
         assert "\\x1b[2J" in out
-    show("csv", {}, [{evil: evil, "a": "-3.5", "b": "@SUM(A1)", "c": "-2+cmd"}], lambda: None)
-    for cells in csv.reader(io.StringIO(capsys.readouterr().out)):
+    for cells in csv.reader(io.StringIO(out)):
         assert not [cell for cell in cells if cell.startswith(("=", "@")) or cell == "-2+cmd"]
         assert cells[1] in ("a", "-3.5")
 
