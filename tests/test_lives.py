@@ -16,7 +16,7 @@ from zoo import running, table, tiny
 
 import leanify
 
-SAMPLE = [
+SAMPLE = [  # seconds each
     ("timm", "vit_base_patch16_224"), ("timm", "xcit_nano_12_p16_224"), ("timm", "swin_tiny_patch4_window7_224"),
     ("timm", "davit_tiny"), ("timm", "volo_d1_224"), ("timm", "tnt_s_patch16_224"), ("timm", "cait_xxs24_224"),
     ("timm", "eva02_tiny_patch14_224"), ("hf", "bert"), ("hf", "gpt2"), ("hf", "llama"), ("hf", "t5"),
@@ -29,8 +29,7 @@ def everything() -> list[tuple[str, str]]:
     return [(library, name) for library in tiny.LIBRARIES for name in table.supported_models(library)]
 
 
-DEAR = ("volo_d1_224", "davit_tiny", "tnt_s_patch16_224", "t5")  # seconds each
-CASES = [pytest.param(*case, id="/".join(case), marks=[pytest.mark.slow] if case[1] in DEAR else []) for case in SAMPLE]
+CASES = [pytest.param(*case, id="/".join(case), marks=pytest.mark.slow) for case in SAMPLE]
 LONG = [pytest.param(*case, id="/".join(case), marks=pytest.mark.long) for case in everything() if case not in SAMPLE]
 
 
