@@ -14,6 +14,7 @@ from leanify.comparison.statistics import Estimate, Part, Run, RunTable, Shares
 from recipes.research.statistics_simulated import LIMIT, LOOKS, World, halves, simulate
 
 RNG = np.random.default_rng(20250601)
+TIED = np.array([np.zeros((3, 6)), [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]])
 
 
 def runs(table: np.ndarray) -> list[Run]:
@@ -104,24 +105,20 @@ def test_samples_part_leaves_out_noise_of_runs(seeds: int) -> None:
 
 def test_noise_is_subtracted_once() -> None:
     """Runs whose outcomes have nothing in common: what the seeds' part already has is all of the samples' part."""
-    table = np.zeros((2, 3, 6))
-    table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
-    found = RunTable(runs(table + np.arange(3)[:, None] * [[[1]], [[-1]]])).difference("d1", "d0")
+    found = RunTable(runs(TIED + np.arange(3)[:, None] * [[[1]], [[-1]]])).difference("d1", "d0")
     assert found.seed_part.variance > 0
     assert found.sample_part.variance == 0.0
 
 
 def test_tied_runs_keep_sample_noise() -> None:
     """Runs of equal means that answer differently: what belongs to one run and one sample is known all the same."""
-    table = np.zeros((2, 3, 6))
-    table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
-    found = RunTable(runs(table)).difference("d1", "d0")
-    rest = table[1] - table[1].mean(0)  # runs and the whole have a mean of 0
+    found = RunTable(runs(TIED)).difference("d1", "d0")
+    rest = TIED[1] - TIED[1].mean(0)  # runs and the whole have a mean of 0
     assert found.seed_part.variance == pytest.approx((rest**2).sum() / 10 / 6 / 3)
     assert found.seed_part.freedom == 10  # (3 − 1) · (6 − 1)
     floor = 6.0**2 / 3 / 5 / 6  # one sample's worth of difference in each run, averaged over 3 runs
     assert found.seed_part.variance + found.sample_part.variance == pytest.approx(max(floor, found.seed_part.variance))
-    two = RunTable(runs(table[:, :2])).difference("d1", "d0")  # two seeds answer nothing, and stay careful
+    two = RunTable(runs(TIED[:, :2])).difference("d1", "d0")  # two seeds answer nothing, and stay careful
     assert two.seed_part.variance == 0.0
 
 

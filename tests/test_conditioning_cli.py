@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 from commands import run_here
+from PIL import Image
 from safetensors.torch import save_file
 
 from leanify.sources.find import load
@@ -32,15 +33,11 @@ def leanify(capsys):
 
 @pytest.fixture
 def images(tmp_path):
-    from PIL import Image
-
-    folder = tmp_path / "images"
-    (folder / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat").mkdir(parents=True)
     for index in range(5):
-        Image.frombytes("RGB", (40, 50), torch.randint(256, (6000,), dtype=torch.uint8).numpy().tobytes()).save(
-            folder / "cat" / f"{index}.png"
-        )
-    return folder
+        pixels = torch.randint(256, (50, 40, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(tmp_path / "images" / "cat" / f"{index}.png")
+    return tmp_path / "images"
 
 
 # -- results --------------------------------------------------------------------------------------------------------

@@ -107,14 +107,9 @@ def test_towers_have_own_controls(bart: PriceList, which: tuple[int, ...]) -> No
             continue
         new = found[i]
         assert (new.heads, new.depth) == (2, stage.depth)
-        others = [[*found[:i], new._replace(mlp=units), *found[i + 1 :]] for units in range(8, 400, 8)]
-        own = [abs(_stage(bart, tuple(other), i) - _stage(bart, shape, i)) for other in others]
-        assert abs(_stage(bart, found, i) - _stage(bart, shape, i)) == min(own)
-
-
-def _stage(prices: PriceList, shape: Shape, i: int) -> int:
-    stage = shape[i]
-    return int(prices.stage(i, stage).params)
+        wanted = bart.stage(i, stage).params
+        others = [abs(bart.stage(i, new._replace(mlp=units)).params - wanted) for units in range(8, 400, 8)]
+        assert abs(bart.stage(i, new).params - wanted) == min(others)
 
 
 @pytest.mark.parametrize("lean", LEAN)
@@ -135,7 +130,7 @@ def test_stages_widen_by_one_factor(swin: PriceList, less: int, more: float) -> 
     """Swin: every stage is rounded for itself, the leading one also a step up or down; of three the nearest."""
     prices = swin
     (tower,) = towers(prices.architecture, prices.stage_indices)
-    old = [stage for stage in prices.baseline if stage is not None]
+    old = list(prices.baseline)
     assert len(old) == 4
     lean = tuple(s._replace(depth=max(1, s.depth - less), heads=round(more * s.heads)) for s in old)
     wanted = params(prices, lean)

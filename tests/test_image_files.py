@@ -16,10 +16,9 @@ from leanify.layouts import image_files
 from leanify.layouts.recognition import check_is_no_data, recognise
 
 
-def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:
+def image(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8), colour).convert(mode).save(path)
-    return path
+    Image.new("RGB", (8, 8), (200, 0, 0)).save(path)
 
 
 def test_recognised_images_are_read(tmp_path: Path) -> None:
@@ -119,9 +118,8 @@ def test_empty_class_is_refused_at_once(tmp_path: Path, split: str) -> None:
 def test_unread_kinds_are_counted(tmp_path: Path) -> None:
     """Photos of a telephone beside others; and a class whose name is a tool's."""
     for name in ("cats", "dogs", "cache"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "0.png").touch()
-        (tmp_path / name / "1.png").touch()
+        for number in range(2):
+            image(tmp_path / name / f"{number}.png")
     for number in range(3):
         (tmp_path / "cats" / f"{number}.HEIC").touch()
     found = recognise(tmp_path)
@@ -137,15 +135,13 @@ def test_unread_kinds_are_counted(tmp_path: Path) -> None:
 def test_splits_inside_classes_are_mentioned(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         for split in ("train", "val"):
-            (tmp_path / name / split).mkdir(parents=True)
-            (tmp_path / name / split / "0.png").touch()
+            image(tmp_path / name / split / "0.png")
     found = recognise(tmp_path)
     assert "folders train, val: their images are mixed, unless you move them" in found.description
 
 
 def test_classes_are_counted_by_number(tmp_path: Path) -> None:
     for name in ("10", "9", "1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "0.png").touch()
+        image(tmp_path / name / "0.png")
     found = recognise(tmp_path)
     assert "(1, 9, 10)" in found.description

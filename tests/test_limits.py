@@ -36,9 +36,13 @@ def vit() -> PriceList:
 @pytest.fixture(scope="module")
 def towers() -> PriceList:
     """An encoder and a decoder of different widths of MLP."""
+    return bart()
+
+
+def bart(**sizes: int) -> PriceList:
     small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    return price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    return price_list(leanify.load("bart", overrides={**small, **heads, **sizes}, device="meta"), 16)
 
 
 # -- dividing a saving ------------------------------------------------------------------------------------------------
@@ -88,9 +92,7 @@ def test_towers_save_by_block_parameters(towers: PriceList) -> None:
 
 def test_tower_saving_is_capped() -> None:
     """A decoder of three blocks with MLPs of one width can save little, so the encoder saves the rest."""
-    small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 3, "encoder_ffn_dim": 64, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    prices = price_list(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+    prices = bart(decoder_layers=3, decoder_ffn_dim=16)
     whole = int(prices.total(prices.baseline).params)
     request = Request(limits={"params": round(0.75 * whole)})
     grids = make_grids(prices, request)
@@ -123,18 +125,10 @@ def grid(vit: PriceList) -> Grid:
     return found
 
 
-def _limits(grid: Grid, place: int, slack: float = 0.1) -> dict[str, Limit]:
-    """Limits that one design meets exactly."""
-    return {
-        cost: Limit(float(getattr(grid.cost, cost)[place]), slack * float(getattr(grid.cost, cost)[place]))
-        for cost in ("params", "macs")
-    }
-
-
 def test_within_includes_the_limit(grid: Grid) -> None:
     place = len(grid) // 2
-    limits = _limits(grid, place)
     params, macs = grid.cost.params, grid.cost.macs
+    limits = {"params": Limit(float(params[place]), 0.0), "macs": Limit(float(macs[place]), 0.0)}  # met exactly
     expected = [p <= params[place] and m <= macs[place] for p, m in zip(params, macs, strict=True)]
     assert is_within(grid, limits).tolist() == expected
     assert is_within(grid, limits)[place]
@@ -158,9 +152,8 @@ def test_nearest_are_within_slack(grid: Grid) -> None:
     """Within a slack of the least unused budget."""
     limits = {"params": Limit(2e7, 4e5), "macs": Limit(4e9, 1e8)}
     among = np.arange(len(grid)) % 3 == 0
-    unused = []
-    for i in range(len(grid)):
-        unused.append(min((2e7 - float(grid.cost.params[i])) / 4e5, (4e9 - float(grid.cost.macs[i])) / 1e8))
+    costs = zip(grid.cost.params.tolist(), grid.cost.macs.tolist(), strict=True)
+    unused = [min((2e7 - params) / 4e5, (4e9 - macs) / 1e8) for params, macs in costs]
     least = min(each for each, is_in in zip(unused, among, strict=True) if is_in)
     expected = [bool(is_in) and each <= least + 1 for each, is_in in zip(unused, among, strict=True)]
     assert nearest(grid, limits, among).tolist() == expected

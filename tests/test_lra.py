@@ -53,9 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def settings_of(name: str, folder: Path) -> list[str]:
-    if name in ("listops", "pathfinder"):
-        return [*SHORT, *FEW]
-    return [*SHORT, f"data.path={folder}"]
+    return [*SHORT, *(FEW if name in ("listops", "pathfinder") else [f"data.path={folder}"])]
 
 
 @pytest.mark.slow
