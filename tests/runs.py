@@ -19,6 +19,7 @@ import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -105,6 +106,11 @@ def make_pictures(data: Path, classes: Iterable[str] = "ab", size: int = 8, **sp
             for number in range(count):
                 Image.new("RGB", (size, size), (10 * number % 256,) * 3).save(data / split / name / f"{number}.png")
     return data
+
+
+def git(*arguments: str) -> None:
+    """A command of git in the current directory."""
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *arguments], check=True, capture_output=True)
 
 
 def change_json(file: Path, **values: Any) -> None:

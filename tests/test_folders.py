@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,7 @@ def test_trainer_files_stay_unopened(bert: Path, tmp_path: Path) -> None:
     """What a trainer keeps beside the weights is never opened."""
     for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"):
         (bert / name).write_bytes(b"not even a pickle")
-    lean = regrown(bert, tmp_path / "lean")
-    names = {path.name for path in lean.iterdir()}
+    names = {path.name for path in regrown(bert, tmp_path / "lean").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "leanify.json"} <= names
     assert not any(name.endswith((".bin", ".pt", ".pth")) for name in names)
 
@@ -204,8 +203,7 @@ def test_file_keys_open_nothing(file: str, words: Any, message: str, tmp_path: P
     if file == "architecture":
         config = {"architecture": words}
     if file == "wrapper":
-        config = {"model_type": "timm_wrapper", "architecture": "vit_tiny_patch16_224", "model_args": words}
-        config |= {"architectures": ["TimmWrapperModel"]}
+        config |= {"model_type": "timm_wrapper", "architectures": ["TimmWrapperModel"]}
         config["timm_wrapper"] = {**config}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "evil.pth").write_bytes(b"never read")
@@ -349,22 +347,18 @@ def test_next_process_cleans_up(tmp_path: Path) -> None:
 
 def test_sweeps_take_nothing_that_is_written(tmp_path: Path) -> None:
     """Another process may look for litter between the making of a file and its lock."""
-    over = threading.Event()
 
-    def sweep() -> None:
-        while not over.is_set():
-            writing.remove_litter(tmp_path)
-
-    sweeper = threading.Thread(target=sweep)
-    sweeper.start()
-    try:
+    def write() -> None:
         for number in range(200):
             writing.write(tmp_path / "file", "x", sync=False)
             with writing.new_directory(tmp_path / str(number)) as folder:
                 (folder / "file").write_text("x")
-    finally:
-        over.set()
-        sweeper.join()
+
+    with ThreadPoolExecutor(1) as thread:
+        written = thread.submit(write)
+        while not written.done():
+            writing.remove_litter(tmp_path)
+    written.result()
     assert len(list(tmp_path.glob("*/file"))) == 200
     assert list(tmp_path.glob(".*")) == []
 

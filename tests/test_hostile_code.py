@@ -76,22 +76,17 @@ def asked(*arguments: str) -> str:
 # -- pickles ----------------------------------------------------------------------------------------------------------
 
 
-def zipped(file: Path, value: Any) -> None:
-    torch.save(value, file)
+WRITERS: dict[str, Callable[[Path, Any], Any]] = {
+    "zipped": lambda file, value: torch.save(value, file),
+    "legacy": lambda file, value: torch.save(value, file, _use_new_zipfile_serialization=False),
+    "raw": lambda file, value: file.write_bytes(pickle.dumps(value)),
+}
 
 
-def legacy(file: Path, value: Any) -> None:
-    torch.save(value, file, _use_new_zipfile_serialization=False)
-
-
-def raw(file: Path, value: Any) -> None:
-    file.write_bytes(pickle.dumps(value))
-
-
-@pytest.mark.parametrize("write", [zipped, legacy, raw])
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("value", [{"state_dict": {"a": Evil()}}, {"a": torch.ones(2), "b": Nested()}])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "shard"])
-def test_code_pickles_are_not_opened(folder: Path, name: str, value: Any, write: Callable[[Path, Any], None]) -> None:
+def test_code_pickles_are_not_opened(folder: Path, name: str, value: Any, write: Callable[[Path, Any], Any]) -> None:
     (folder / "model.safetensors").unlink()
     if name == "shard":
         write(folder / "a.bin", value)
@@ -168,8 +163,8 @@ def test_tokenizer_code_never_runs(folder: Path) -> None:
 @pytest.mark.parametrize("key", ["checkpoint_path", "pretrained_cfg"])
 def test_options_in_files_open_nothing(folder: Path, key: str) -> None:
     """A recipe and a lean directory open nothing that their options name."""
-    zipped(folder / "evil.pth", Evil())
-    value = {"file": "evil.pth"} if key.startswith("pretrained_cfg") else "evil.pth"
+    torch.save(Evil(), folder / "evil.pth")
+    value = {"file": "evil.pth"} if key == "pretrained_cfg" else "evil.pth"
     recipe = recipes.parse(RECIPE).to_dict()
     recipe["model"]["override"][key] = value
     with pytest.raises(LeanifyError, match=key):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fuzz_intact import HF, RECIPE, TIMM
 from PIL import Image
-from runs import make_pictures
+from runs import git, make_pictures
 from studies import two_designs
 
 import leanify
@@ -65,10 +65,6 @@ def test_repository_programs_never_run(tmp_path: Path, monkeypatch: pytest.Monke
     program = tmp_path / "program"
     program.write_text(f'#!/bin/sh\nmkdir -p "{tmp_path / RAN}/$1"\ncat\n')
     program.chmod(0o755)
-
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *arguments], check=True, capture_output=True)
-
     git("init")
     (tmp_path / "a.txt").write_text("one")
     git("add", "a.txt")

@@ -10,12 +10,11 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import run_forked, run_here
 from fuzz_intact import HF, RECIPE, TIMM
-from runs import change_json, write_shard
+from runs import change_json, git, write_shard
 from studies import two_designs
 
 import leanify
@@ -270,20 +269,13 @@ def test_plots_show_names_literally(name: str, copied: Path, tmp_path: Path, cap
 def test_odd_names_in_repository_are_recorded(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that are not UTF-8: git prints them as they are with core.quotePath=false."""
     monkeypatch.chdir(tmp_path)
-
-    def git(*arguments: str | bytes) -> None:
-        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *arguments], check=True, capture_output=True)
-
     git("init")
     git("config", "core.quotePath", "false")
     git("commit", "--allow-empty", "-m", "x")
-    if kind == "a file's name":
-        Path(os.fsdecode(b"caf\xe9.txt")).touch()
-    elif kind == "a folder's name":
-        Path(os.fsdecode(b"d\xe9")).mkdir()
-        (Path(os.fsdecode(b"d\xe9")) / "a").touch()
-    else:
-        (tmp_path / "a").touch()
+    name = {"a file's name": b"caf\xe9.txt", "a filter's name": b"a", "a folder's name": b"d\xe9/a"}[kind]
+    Path(os.fsdecode(name)).parent.mkdir(exist_ok=True)
+    Path(os.fsdecode(name)).touch()
+    if kind == "a filter's name":
         with (tmp_path / ".git" / "config").open("ab") as file:
             file.write(b'[filter "caf\xe9"]\n\tclean = cat\n')
     assert machine.environment()["git"]["changed"] is True
@@ -495,16 +487,6 @@ def test_option_numbers_are_bounded(line: str, tmp_path: Path, capsys: Any) -> N
 def test_threads_count_alike() -> None:
     """They share the environment, in which transformers' checks are turned off for a count."""
     model = leanify.load("bert", overrides=HF["bert"])
-    counts: list[Any] = []
-
-    def count() -> None:
-        for _ in range(2):
-            counts.append(leanify.profile(model, measure=False).macs)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(counts) == 8
+    with ThreadPoolExecutor(4) as threads:
+        counts = list(threads.map(lambda _: leanify.profile(model, measure=False).macs, range(8)))
     assert len(set(counts)) == 1
