@@ -99,9 +99,8 @@ def test_study_time_counts_runs_and_trials(rehearsed: None) -> None:
     trials = (6 + 2) * (timing.startup + (timing.run - timing.startup) / 2)
     expected = 6 * timing.run + trials + 2 * duration.MEASURING
     assert duration.study_seconds(full, timings, 1) == pytest.approx(expected)
-    assert duration.study_seconds(full, timings, 2) == pytest.approx(
-        (6 * timing.run + trials) / 2 + 2 * duration.MEASURING
-    )
+    halved = (6 * timing.run + trials) / 2 + 2 * duration.MEASURING
+    assert duration.study_seconds(full, timings, 2) == pytest.approx(halved)
     assert "12 runs, 300 steps each" in duration.describe(full, timings, 1)
 
 
@@ -131,9 +130,8 @@ def test_minutes_take_away_rates_then_seeds_then_designs(
 def test_too_few_minutes_are_refused(rehearsed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     full = replace(plan(*NAMES), seeds=(0, 1, 2))
     timings = duration.time_designs(full)
-    with pytest.raises(
-        RecipeError, match=r"--minutes 2 is too few: baseline and lean .* 3 seeds .* 300 steps"
-    ) as caught:
+    words = r"--minutes 2 is too few: baseline and lean .* 3 seeds .* 300 steps"
+    with pytest.raises(RecipeError, match=words) as caught:
         duration.fit_minutes(full, timings, 2.0, 1)
     enough = float(re.findall(r"--minutes (\d+),", str(caught.value))[0])
     assert duration.fit_minutes(full, timings, enough, 1)
@@ -163,10 +161,8 @@ def test_tables_are_counted(tmp_path: Path, rows: int, epochs: int) -> None:
 def test_own_model_fits_few_pictures(tmp_path: Path) -> None:
     """A model without a recipe is trained as own-images is; trained weights take a lower rate for a shorter time."""
     folder = pictures(tmp_path / "pictures", (32, 32), "RGB", count=50)
-    plan = leanify.redesign(
-        "vit_tiny_patch16_224", target_params=0.5, min_depth=2, overrides={"img_size": 32, "depth": 4}
-    )
-    plan.save(tmp_path / "fresh")
+    sizes = {"img_size": 32, "depth": 4}
+    leanify.redesign("vit_tiny_patch16_224", target_params=0.5, min_depth=2, overrides=sizes).save(tmp_path / "fresh")
     leanify.save(leanify.load(tmp_path / "fresh"), tmp_path / "trained")
     fresh, trained = (training.resolve(tmp_path / name, [f"data.path={folder}"]) for name in ("fresh", "trained"))
     for recipe, epochs, rate in ((fresh, 100, 1e-3), (trained, 100, 1e-4)):

@@ -62,11 +62,9 @@ def test_full_rank_heads_can_answer() -> None:
     x = points["points"]
     near = torch.softmax(-5000 * x @ x.mT, -1) @ x - targets
     assert near.square().sum(-1).mean() < 0.01
-    task = Regression()
-    found = {
-        name: value.double() for name, value in task.tally_batch(lambda points: 0 * points, points, targets).items()
-    }  # type: ignore[arg-type]
-    assert task.metrics(found)["loss"] == pytest.approx(1, abs=1e-6)
+    tally = Regression().tally_batch(lambda points: 0 * points, points, targets)
+    loss = Regression().metrics({name: value.double() for name, value in tally.items()})["loss"]
+    assert loss == pytest.approx(1, abs=1e-6)
 
 
 def test_error_matches_scikit_learn() -> None:

@@ -54,15 +54,10 @@ def test_code_of_its_own_is_said(kind: str, cls: str, tmp_path: Path) -> None:
 def test_lists_follow_the_layers(shape: dict[str, int], tmp_path: Path) -> None:
     """Gemma 3n lists the hidden units and a sparsity of each layer."""
     per_layer = {"intermediate_size": [24] * 4, "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0]}
-    keys: dict[str, Any] = {
-        **DECODER,
-        "head_dim": 8,
-        "num_key_value_heads": 1,
-        "hidden_size_per_layer_input": 4,
-        "laurel_rank": 4,
-    }
-    keys |= {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 50, "altup_num_inputs": 2, **per_layer}
-    model = leanify.load(write_config(tmp_path / "old", "Gemma3nTextConfig", "Gemma3nForCausalLM", **keys))
+    keys = {"head_dim": 8, "num_key_value_heads": 1, "hidden_size_per_layer_input": 4, "laurel_rank": 4}
+    keys |= {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 50, "altup_num_inputs": 2}
+    folder = write_config(tmp_path / "old", "Gemma3nTextConfig", "Gemma3nForCausalLM", **DECODER | keys | per_layer)
+    model = leanify.load(folder)
     before = leanify.read(model)
     new = leanify.write(model, Architecture(before.source, (before.stages[0].reshape(**shape),)))
     leanify.save(new, tmp_path / "new")
@@ -78,9 +73,8 @@ def test_measured_positions_keep_their_head_dim(kind: str, tmp_path: Path) -> No
     """LongRoPE has a factor for each pair of channels: a split is refused in one sentence."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     positions = {"max_position_embeddings": 64, "rope_parameters": {**rope, "original_max_position_embeddings": 32}}
-    folder = write_config(
-        tmp_path, f"{kind}Config", f"{kind}ForCausalLM", **DECODER, **positions, num_key_value_heads=2
-    )
+    keys = {**DECODER, **positions, "num_key_value_heads": 2}
+    folder = write_config(tmp_path, f"{kind}Config", f"{kind}ForCausalLM", **keys)
     with pytest.raises(leanify.LeanifyError, match="measured for a head_dim of 8; heads can be added"):
         leanify.redesign(folder, target_params=0.7, heads_mode="split")
 

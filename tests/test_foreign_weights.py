@@ -180,9 +180,8 @@ def test_weights_in_other_forms_are_named(file: str, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(b"GGUF")
     with pytest.raises(leanify.LeanifyError, match=UNREAD[file]):  # alone
         leanify.load(tmp_path)
-    import_transformers().BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2).save_pretrained(
-        tmp_path
-    )
+    config = import_transformers().BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+    config.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=f"{UNREAD[file]}.*its weights are new"):  # beside a configuration
         find.find(tmp_path)
 

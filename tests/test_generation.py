@@ -41,12 +41,8 @@ def generated(model: Any) -> tuple[int, int]:
             model(**inputs, decoder_input_ids=words[:, :1], use_cache=True)
         before = model(**inputs, decoder_input_ids=words[:, :-1], use_cache=True)
         with FlopCounterMode(display=False) as token:
-            model(
-                encoder_outputs=(before.encoder_last_hidden_state,),
-                decoder_input_ids=words[:, -1:],
-                past_key_values=before.past_key_values,
-                use_cache=True,
-            )
+            cached = {"past_key_values": before.past_key_values, "use_cache": True}
+            model(encoder_outputs=(before.encoder_last_hidden_state,), decoder_input_ids=words[:, -1:], **cached)
     return prompt.get_total_flops() // 2, token.get_total_flops() // 2
 
 
@@ -55,10 +51,8 @@ def generated(model: Any) -> tuple[int, int]:
 def test_cached_generation_cost_matches_upstream(name: str, cls: str | None) -> None:
     """A prompt and a token cost what upstream takes with its cache."""
     cls = "WhisperForConditionalGeneration" if cls and name == "whisper" else cls
-    prices = PriceList(
-        model_costs(name, Options(overrides={**SOURCES[name], **({"class": cls} if cls else {})}, context=CONTEXT)),
-        (0, 1),
-    )
+    overrides = SOURCES[name] | ({"class": cls} if cls else {})
+    prices = PriceList(model_costs(name, Options(overrides=overrides, context=CONTEXT)), (0, 1))
     encoder, decoder = prices.baseline
     other = encoder._replace(heads=8, mlp=64), decoder._replace(depth=2, heads=6, mlp=160)
     for design in (make_design(prices, (encoder, decoder)), make_design(prices, other)):

@@ -153,9 +153,8 @@ def test_weights_match_library_format(tmp_path: Path) -> None:
     """An oracle, byte for byte: every type, no elements, no dimension, names beyond ASCII."""
     tensors = {f"é{i}": torch.ones(3, 2).to(kind) for i, kind in enumerate(checkpoint_writing.DTYPES)}
     tensors |= {"none": torch.ones(0, 3), "one": torch.tensor(1.5), "turned": torch.arange(6.0).view(2, 3).T}
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "a", metadata={"format": "pt"}
-    )
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, tmp_path / "a", metadata={"format": "pt"})
     with checkpoint_writing.open_hashed(tmp_path / "b", hashlib.sha256()) as file:
         checkpoint_writing.write_tensors(tensors, file)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -255,9 +254,8 @@ def test_interrupt_names_step_and_resume(tmp_path: Path, monkeypatch: pytest.Mon
         step(self, number, batches)
 
     monkeypatch.setattr(loop.Trainer, "step", interrupted)
-    with pytest.raises(
-        Interrupted, match=rf"^saved at step 1; continue with: leanify train --resume {tmp_path}/run$"
-    ) as e:
+    words = rf"^saved at step 1; continue with: leanify train --resume {tmp_path}/run$"
+    with pytest.raises(Interrupted, match=words) as caught:
         training.train(TINY, tmp_path / "run")
-    assert e.value.code == 143
+    assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

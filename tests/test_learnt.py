@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from commands import Result
 from commands import run as command
 from PIL import Image
 
@@ -70,10 +71,12 @@ def test_built_in_data_are_not_judged(tmp_path: Path) -> None:
     assert judge_run(RunDirectory.open(leanify.train("digits", tmp_path / "run", settings=settings))) is None
 
 
+def train(recipe: str, run: Path, *settings: str) -> Result:
+    return command("train", recipe, *(word for one in settings for word in ("--set", one)), "-o", str(run))
+
+
 def test_command_ends_with_judgement(folder: Path, tmp_path: Path) -> None:
-    settings = [f"data.path={folder}", *THIN, "schedule.epochs=1"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    done = command("train", "own-images", *words, "-o", str(tmp_path / "run"))
+    done = train("own-images", tmp_path / "run", f"data.path={folder}", *THIN, "schedule.epochs=1")
     assert "learnt: top1 " in done.stdout
     assert "of logistic regression on 4 × 4 pixels" in done.stdout
     facts = json.loads(command("train", "--resume", str(tmp_path / "run"), "--json").stdout)
@@ -85,9 +88,8 @@ def test_next_line_names_the_text(tmp_path: Path) -> None:
     """The recipe alone has no data that could be compared."""
     text = tmp_path / "notes.txt"
     text.write_text("a few words in a row. " * 100)
-    settings = [f"data.path={text}", "model.override.n_layer=3", "schedule.steps=2", "schedule.warmup=1"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    done = command("train", "own-text", *words, "-o", str(tmp_path / "run"))
+    short = ["model.override.n_layer=3", "schedule.steps=2", "schedule.warmup=1"]
+    done = train("own-text", tmp_path / "run", f"data.path={text}", *short)
     assert done.stdout.splitlines()[-1].strip() == f"leanify compare {text}"
 
 

@@ -16,17 +16,7 @@ import lra_listops as listops
 from leanify.core.errors import DataError, RecipeError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
-from lra_listops import (
-    CLOSE,
-    OPERATORS,
-    WORDS,
-    ListOpsOptions,
-    forest,
-    generated,
-    lengths,
-    published,
-    samples_drawn,
-)
+from lra_listops import CLOSE, OPERATORS, WORDS, ListOpsOptions
 
 PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
 
@@ -81,7 +71,7 @@ def theirs() -> tuple[list[list[str]], float]:
 
 @pytest.fixture(scope="module")
 def ours() -> tuple[list[list[str]], list[int]]:
-    made = generated(PUBLISHED)
+    made = listops.generated(PUBLISHED)
     parts = np.split(made["symbols"], made["ends"][:-1])
     return [[WORDS[symbol] for symbol in part] for part in parts], made["labels"].tolist()
 
@@ -95,7 +85,7 @@ def test_values_match_another_evaluator(ours: tuple[list[list[str]], list[int]])
 
 def test_small_trees_have_equal_values() -> None:
     """Medians of two, digits alone, and levels without an operator."""
-    source = samples_drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
+    source = listops.samples_drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
     for _ in range(2000):
         symbols, label = next(source)
         assert value([WORDS[symbol] for symbol in symbols]) == label
@@ -125,7 +115,7 @@ def alike(one: Counter[object], other: Counter[object]) -> None:
 
 def test_eight_percent_of_trees_fit(theirs: tuple[list[list[str]], float]) -> None:
     rng = np.random.default_rng(0)
-    sizes = np.concatenate([lengths(forest(rng, 4096, PUBLISHED))[0] for _ in range(10)])
+    sizes = np.concatenate([listops.lengths(listops.forest(rng, 4096, PUBLISHED))[0] for _ in range(10)])
     share = ((sizes > 500) & (sizes < 2000)).mean()
     assert share == pytest.approx(0.08, abs=0.005)
     assert share == pytest.approx(theirs[1], abs=0.01)  # of some 11,000 trees
@@ -137,7 +127,7 @@ def test_constant_answers_score_16_percent(ours: tuple[list[list[str]], list[int
 
 def test_seed_decides_and_nothing_repeats() -> None:
     small = {"shortest": 5, "longest": 30, "depth": 3, "train": 500, "validation": 50, "test": 50}
-    one, two, other = (generated(ListOpsOptions(**small, seed=seed)) for seed in (3, 3, 4))
+    one, two, other = (listops.generated(ListOpsOptions(**small, seed=seed)) for seed in (3, 3, 4))
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not np.array_equal(one["labels"], other["labels"])
     parts = np.split(one["symbols"], one["ends"][:-1])
@@ -148,7 +138,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     lines = ["Source\tTarget", "( ( ( [MAX 4 ) 3 ) ] )\t4", "( ( ( [SM 9 ) 3 ) ] )\t2"]
     for name in listops.PUBLISHED.values():
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-    found = published(tmp_path / "basic_val.tsv")
+    found = listops.published(tmp_path / "basic_val.tsv")
     inputs, labels = found.batch(np.array([0, 1]))
     assert labels.tolist() == [4, 2]
     assert [[WORDS[symbol] for symbol in row] for row in inputs["input_ids"].tolist()] == [
@@ -161,7 +151,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "basic_val.tsv").write_text("\n".join([*lines, broken]))
         with pytest.raises(DataError, match=rf"basic_val.tsv, {words}"):
-            published(tmp_path / "basic_val.tsv")
+            listops.published(tmp_path / "basic_val.tsv")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +171,7 @@ def test_impossible_options_are_refused(options: dict[str, object], words: str) 
 def test_too_few_expressions_are_refused() -> None:
     few = ListOpsOptions(shortest=0, longest=2, depth=1, train=20, validation=1, test=1)  # ten digits
     with pytest.raises(DataError, match=" 10 "):
-        generated(few)
+        listops.generated(few)
 
 
 @pytest.mark.slow
