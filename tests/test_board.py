@@ -30,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     return studies.open_folder(request, where / "study")
 
 
+def outcome(folder: StudyFolder, status: str, **values: Any) -> Outcome:
+    return Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), status, **values)
+
+
 def train_two(folder: StudyFolder) -> None:
     """What the engine and its workers tell of two runs, one of which ends."""
     with Board(folder) as board:
@@ -38,18 +42,15 @@ def train_two(folder: StudyFolder) -> None:
             board.row(key, {"began": "words", "step": 0, "steps": 9000})
             board.row(key, {"step": 2500, "split": "train", "loss": 1.25})
             board.progress.refresh()
-        folder.record(
-            Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "finished", metric="top1", quality=61.5)
-        )
+        folder.record(outcome(folder, "finished", metric="top1", quality=61.5))
         board.on_end(FIRST)
         board.progress.refresh()
     (folder.path / "runs" / f"{FIRST}.json").unlink()
 
 
 def drawn(monkeypatch: Any, capsys: Any, folder: StudyFolder, width: int) -> list[str]:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("TTY_INTERACTIVE", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
+    for name, value in (("TTY_COMPATIBLE", 1), ("TTY_INTERACTIVE", 1), ("COLUMNS", width)):
+        monkeypatch.setenv(name, str(value))
     train_two(folder)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
 
@@ -111,7 +112,7 @@ def test_page_and_next_command_are_separate(folder: StudyFolder, capsys: Any) ->
     page = folder.path / "report.html"
     for reason in ("", "no room"):
         if reason:
-            folder.record(Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "failed", reason))
+            folder.record(outcome(folder, "failed", reason=reason))
         render_study(studies.finish_study(folder), page)
         *lines, blank, named, below, more, explained = capsys.readouterr().out.splitlines()
         assert (blank, named, below) == ("", f"page  {page}", "")

@@ -12,9 +12,7 @@ from commands import run
 
 import leanify
 
-SMALL = [
-    "--override", "img_size=32", "--override", "embed_dim=60", "--override", "depth=6", "--override", "num_heads=3",
-]  # fmt: skip
+SMALL = [f"--override={pair}" for pair in ("img_size=32", "embed_dim=60", "depth=6", "num_heads=3")]
 
 
 def test_redesign_writes_directory_and_table(tmp_path: Path) -> None:

@@ -21,11 +21,9 @@ SHAPE = {"depth": 3, "heads": 6, "mlp": 96}
 
 
 def of_recipe(folder: Path, source: str, overrides: dict[str, int], cls: str = "") -> Path:
-    lines = [f'source = "{source}"', *(f"{key} = {value}" for key, value in SHAPE.items())]
-    lines += [f'class = "{cls}"'] if cls else []
-    lines += ["[model.override]", *(f"{key} = {value}" for key, value in overrides.items())]
+    model = {"source": source, **SHAPE, "override": overrides, **({"class": cls} if cls else {})}
     path = folder / "shape.toml"
-    path.write_text("[model]\n" + "\n".join(lines) + "\n")
+    path.write_text(recipe.from_dict({"model": model}).to_toml())
     return path
 
 

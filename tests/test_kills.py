@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import CODE
 from kills import KINDS, kill_often
-from PIL import Image
-from runs import DIGITS, final_state, nothing_left, run_modes
+from runs import DIGITS, final_state, make_pictures, nothing_left, run_modes
 from test_training_processes import RECIPE as TWO
 
 import leanify
@@ -43,13 +41,7 @@ def distilled(home: Path) -> str:
 
 def pictured(home: Path) -> str:
     """A folder of images that two workers read, change and erase."""
-    draw = np.random.default_rng(0)
-    for split, number in (("train", 40), ("validation", 8)):
-        for kind in "abc":
-            (home / "data" / split / kind).mkdir(parents=True)
-            for name in range(number):
-                pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(home / "data" / split / kind / f"{name}.png")
+    make_pictures(home / "data", "abc", train=40, validation=8)
     settings = ["data.name=pictures", f"data.path={home / 'data'}", "data.workers=2", "data.erase=0.3", "data.samples="]
     settings += ["data.holdout=0", "model.override.in_chans=3", "model.override.num_classes=3", "schedule.epochs=3"]
     settings += ["data.rand_augment=rand-m9-mstd0.5-inc1"]

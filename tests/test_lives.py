@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -107,11 +106,11 @@ def is_compiled(model: nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    assert all(torch.equal(a, b) for a, b in zip(given(found), given(expected), strict=True))
+    torch.testing.assert_close(given(found), given(expected), atol=0, rtol=0)
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    assert all(close(a, b) for a, b in zip(given(found), given(expected), strict=True))
+    torch.testing.assert_close(given(found), given(expected), atol=1e-4, rtol=1e-3)
 
 
 def reached(model: nn.Module, args: Any, kwargs: Any) -> set[str]:
@@ -122,9 +121,3 @@ def reached(model: nn.Module, args: Any, kwargs: Any) -> set[str]:
     assert all(gradient.isfinite().all() for gradient in gradients.values())
     assert len(gradients) > 10
     return set(gradients)
-
-
-def close(one: Tensor, other: Tensor) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.allclose(one, other, atol=1e-4, rtol=1e-3)
