@@ -137,9 +137,16 @@ def start(entry: str, *arguments: str, cwd: Path | None = None, **environment: s
 
 
 def command(*arguments: str) -> int:
-    """The command line in a process that is to end with it."""
+    """The command line in a process that is to end with it; 120 where what is left at its end cannot be written."""
     sys.argv = ["leanify", *arguments]
-    return exit_code_after_flush()
+    code = exit_code_of_main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # closed, and so None
+            try:
+                stream.flush()
+            except OSError:
+                code = 120
+    return code
 
 
 @cache
@@ -266,18 +273,6 @@ def _use_one_core() -> None:
 def reopen_streams(encoding: str) -> None:
     """Streams as the interpreter makes them at its start."""
     sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding=encoding, closefd=False) for n in (1, 2))
-
-
-def exit_code_after_flush() -> int:
-    """The exit code of the command; 120 where the interpreter could not write what is left at its end."""
-    code = exit_code_of_main()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # closed, and so None
-            try:
-                stream.flush()
-            except OSError:
-                code = 120
-    return code
 
 
 def _read_pipes(ends: list[int]) -> dict[int, bytes]:

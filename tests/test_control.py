@@ -48,17 +48,12 @@ def allowed(multiple: int) -> list[int]:
     return [one for one in (multiple, 32, 16, 8) if one <= multiple]
 
 
-def offs(prices: PriceList, stage: StageShape, wanted: int, step: int) -> np.ndarray:
-    """How far every multiple of hidden units is from the size that is wanted."""
-    found: np.ndarray = np.abs(prices.total((stage._replace(mlp=np.arange(step, 12_000, step)),)).params - wanted)
-    return found
-
-
 def brute(prices: PriceList, lean: StageShape, size: int, multiple: int = 64) -> int:
     """How far the nearest control is: the first multiple that comes within half of a thousandth ends the search."""
     wanted, nearest = params(prices, (lean,)), 10**12
     for step in allowed(multiple):
-        nearest = min(nearest, int(offs(prices, lean._replace(heads=6, head_dim=64), wanted, step).min()))
+        stage = lean._replace(heads=6, head_dim=64, mlp=np.arange(step, 12_000, step))
+        nearest = min(nearest, int(np.abs(prices.total((stage,)).params - wanted).min()))
         if nearest <= CLOSE * size / 2:
             break
     return nearest
