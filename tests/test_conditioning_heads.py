@@ -53,10 +53,6 @@ def model(request):
     return build_model(FAMILIES[request.param])
 
 
-def places_of(model):
-    return list(sites.locate(model).layers)
-
-
 def batch_for(model) -> dict[str, Tensor]:
     name = getattr(model, "main_input_name", "x")
     if name == "input_ids":
@@ -105,7 +101,7 @@ def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float 
 
 @torch.no_grad()
 def test_a_concatenates_heads(model):
-    places = places_of(model)
+    places = list(sites.locate(model).layers)
     with watching(model, places) as (calls, inputs):
         model(**batch_for(model))
     assert len(calls) == len(inputs) == len(places)
@@ -124,7 +120,7 @@ def test_a_concatenates_heads(model):
 @torch.no_grad()
 def test_head_weights_give_head_values(model):
     """v_i = x W_v[i]ᵀ + b, and A W_oᵀ = Σ A_i W_o[i]ᵀ: no rotation or norm stands between."""
-    places = places_of(model)
+    places = list(sites.locate(model).layers)
     xs: dict[nn.Module, Tensor] = {}
     makers = [_maker_of_v(place) for place in places]
     hooks = [maker.register_forward_pre_hook(lambda module, args: xs.update({module: args[0]})) for maker in makers]
@@ -162,7 +158,7 @@ def _maker_of_v(place) -> nn.Module:
 @torch.no_grad()
 def test_kappa_matches_reference(model):
     """Hooks, float64 svdvals, one sample at a time."""
-    places = places_of(model)
+    places = list(sites.locate(model).layers)
     batch = batch_for(model)
     with watching(model, places) as (_, inputs):
         model(**batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -55,14 +54,13 @@ def test_gpu_run_learns_and_resumes(tmp_path: Path, precision: str) -> None:
     whole = training.train(tiny(f"run.precision={precision}"), tmp_path / "whole")
     losses = [row["loss"] for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
     assert losses[-1] < losses[0]
-    steps = [point.step for point in RunDirectory.open(whole).checkpoints()]
     last = RunDirectory.open(whole).checkpoints()[-1]
     before = final_state(whole)["rows"]
     for file in last.path.iterdir():
         file.unlink()
     training.train(resume=whole)
     after = final_state(whole)["rows"]
-    assert RunDirectory.open(whole).checkpoints()[-1].step == steps[-1]
+    assert RunDirectory.open(whole).checkpoints()[-1].step == last.step
     for mine, theirs in zip(before, after, strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
 
@@ -114,7 +112,7 @@ def test_processes_match_gpu_count(tmp_path: Path, shard: str) -> None:
 
 
 def test_device_is_named_in_report() -> None:
-    facts = json.loads(json.dumps(leanify.profile("vit_tiny_patch16_224", repeats=2, device="cuda:0").to_json()))
+    facts = leanify.profile("vit_tiny_patch16_224", repeats=2, device="cuda:0").to_json()
     assert torch.cuda.get_device_name(0) in facts["device"]
     with pytest.raises(leanify.LeanifyError, match="is not available; available: cpu, cuda:0"):
         machine.parse_device(f"cuda:{torch.cuda.device_count()}")

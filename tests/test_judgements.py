@@ -42,8 +42,8 @@ def test_tower_scores_weigh_parameters() -> None:
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
     each = []
     for tower, stage in zip(towers(prices.architecture, prices.stage_indices), prices.baseline, strict=True):
-        preferred = ranking.preference(prices, tower)
-        each.append(float(preferred.score(stage.depth, stage.heads, stage.head_dim, stage.mlp)))
+        sizes = (stage.depth, stage.heads, stage.head_dim, stage.mlp)
+        each.append(float(ranking.preference(prices, tower).score(*sizes)))
     assert abs(each[0] - each[1]) > 0.1
     by_hand = (weights[0] * each[0] + weights[1] * each[1]) / sum(weights)
     assert ranking.score(prices, prices.baseline) == pytest.approx(by_hand)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import leanify
 from leanify.carrying.blocks import replace_blocks, stage_blocks
@@ -50,35 +50,35 @@ def kinds_of_layers(name: str) -> nn.Module:
     return model.eval()
 
 
+def carried(model: nn.Module, *sizes: int, **more: int) -> tuple[Any, dict[str, Tensor]]:
+    """The model with a stage of these sizes, blocks dropped by drawn tokens; and a batch of them."""
+    batches = [{"input_ids": torch.randint(3, 200, (2, 12))} for _ in range(4)]
+    shape = leanify.read(model)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(*sizes, **more),))
+    return transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), wanted, moves=("drop",)), batches[0]
+
+
 @pytest.mark.parametrize("name", ["smollm3", "gemma3_text", "cohere2", "olmo3", "qwen2"])
 def test_any_kind_of_layer_is_lost(name: str, tmp_path: Path) -> None:
     """Dropping the blocks that do nothing changes nothing, also in the folder that upstream's classes open."""
     model = kinds_of_layers(name)
-    batches = [{"input_ids": torch.randint(3, 200, (2, 12))} for _ in range(4)]
-    shape = leanify.read(model)
-    stage = shape.stages[0]
-    shorter = replace(shape, stages=(stage.reshape(depth=5),))
-    result = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), shorter, moves=("drop",))
+    result, batch = carried(model, 5)
     assert sorted(step.blocks for step in result.steps[1:]) == [(index,) for index in IDLE]
     assert result.damage < 1e-6
     leanify.save(result.model, tmp_path / "lean")
     for opened in (result.model, leanify.load(tmp_path / "lean")):
         with torch.no_grad():
-            before, after = (one.eval()(**batches[0]).logits for one in (model, opened))
+            before, after = (one.eval()(**batch).logits for one in (model, opened))
         assert float((before - after).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["smollm3", "cohere2"])
 def test_kinds_stay_with_other_heads(name: str, tmp_path: Path) -> None:
-    model = kinds_of_layers(name)
-    batches = [{"input_ids": torch.randint(3, 200, (2, 12))} for _ in range(4)]
-    shape = leanify.read(model)
-    wider = replace(shape, stages=(shape.stages[0].reshape(5, 6, mlp=96),))
-    result = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), wider, moves=("drop",))
+    result, batch = carried(kinds_of_layers(name), 5, 6, mlp=96)
     leanify.save(result.model, tmp_path / "lean")
     again = leanify.load(tmp_path / "lean")
     with torch.no_grad():
-        now, later = (one.eval()(**batches[0]).logits for one in (result.model, again))
+        now, later = (one.eval()(**batch).logits for one in (result.model, again))
     assert float((now - later).abs().max()) < 1e-4
     kinds = [block.self_attn.__dict__.get("use_rope", block.self_attn.sliding_window) for block in again.model.layers]
     assert len(set(kinds)) == 2
@@ -91,15 +91,12 @@ def test_kinds_are_stored_with_free_heads(tmp_path: Path) -> None:
     config = library.ModernBertConfig(**sizes | {"num_hidden_layers": 4}, global_attn_every_n_layers=2)
     torch.manual_seed(0)
     model = library.ModernBertModel(config).eval()
-    batches = [{"input_ids": torch.randint(3, 200, (2, 12))} for _ in range(4)]
-    shape = leanify.read(model)
-    wider = replace(shape, stages=(shape.stages[0].reshape(2, 6),))
-    result = transfer_weights(CalibratedTeacher(model, batches[:2], batches[2:]), wider, moves=("drop",))
+    result, batch = carried(model, 2, 6)
     located = locate(model)
-    blocks = stage_blocks(located, shape.stages[0].name)
+    [stage] = leanify.read(model).stages
     with pytest.raises(UnsupportedModel, match="another block would stand at place 0"):  # the first one has no norm
-        replace_blocks(located, {shape.stages[0].name: [*enumerate(blocks)][1:3]})
+        replace_blocks(located, {stage.name: [*enumerate(stage_blocks(located, stage.name))][1:3]})
     leanify.save(result.model, tmp_path / "lean")
     with torch.no_grad():
-        now, later = (one.eval()(**batches[0])[0] for one in (result.model, leanify.load(tmp_path / "lean")))
+        now, later = (one.eval()(**batch)[0] for one in (result.model, leanify.load(tmp_path / "lean")))
     assert torch.equal(now, later)

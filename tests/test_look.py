@@ -38,11 +38,14 @@ def pictures(folder: Path, counts: dict[str, int], level: int | None = None) -> 
     return folder
 
 
-def look(folder: Path, *settings: str) -> Look:
-    name = "own-images" if any(path.suffix == ".png" for path in folder.rglob("*.png")) else "own-sentences"
-    more = SMALL if name == "own-images" else THIN
-    recipe = resolve(name, [f"data.path={folder}", *more, *settings])
+def look_at(name: str, *settings: str) -> Look:
+    recipe = resolve(name, settings)
     return inspect_splits(build_data(recipe, build_model(recipe)))
+
+
+def look(folder: Path, *settings: str) -> Look:
+    name, small = ("own-images", SMALL) if any(folder.rglob("*.png")) else ("own-sentences", THIN)
+    return look_at(name, f"data.path={folder}", *small, *settings)
 
 
 def test_sound_data_raises_no_warning(tmp_path: Path) -> None:
@@ -133,8 +136,7 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
             write_shard(place / f"{split}-000000.tar", zip([data[i] for i in chosen], labels, strict=True))
     if kind == "saved":
         datasets.DatasetDict(saved).save_to_disk(place)
-    recipe = resolve("own-images", [f"data.path={place}", *SMALL])
-    [warning] = inspect_splits(build_data(recipe, build_model(recipe))).warnings
+    [warning] = look_at("own-images", f"data.path={place}", *SMALL).warnings
     assert warning.startswith("2 of 4 validation samples are among the training samples, too")
 
 
@@ -146,8 +148,7 @@ def test_equal_texts_are_named(tmp_path: Path, start: int) -> None:
     (tmp_path / "train.txt").write_text(text)
     for validation, expected in ((text[start : start + 3000], True), (other, False)):
         (tmp_path / "validation.txt").write_text(validation)
-        recipe = resolve("own-text", [f"data.path={tmp_path}"])
-        warnings = inspect_splits(build_data(recipe, build_model(recipe))).warnings
+        warnings = look_at("own-text", f"data.path={tmp_path}").warnings
         assert any("of the validation text are in the training text, too" in each for each in warnings) is expected
 
 
