@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from studies import RECIPE
 
 from leanify.comparison import comparing as studies
@@ -98,8 +99,6 @@ def test_failures_and_differences_are_counted(study: Study) -> None:
 
 def test_single_difference_stays_inside_figure(study: Study) -> None:
     """Its bar ends where its interval does, which need not be as far on both sides."""
-    from matplotlib.figure import Figure
-
     pair = replace(study.pairs[0], difference=1.0, low=-2.0, high=1.5)
     one = replace(study, pairs=[pair])
     axes = Figure().subplots()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from studies import NARROW, outcomes, recipe_file
 
 import leanify
@@ -76,8 +77,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_designs_share_start_and_teacher(trained: Path, tmp_path: Path) -> None:
     """The baseline takes them as they are, others carried over; every seed of a design has the same start."""
-    import torch
-
     file = str(recipe_file(tmp_path))
     request = studies.Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
     folder = studies.open_folder(request, tmp_path / "s")

@@ -14,6 +14,7 @@ from commands import run_here
 from PIL import Image
 from safetensors.torch import save_file
 
+from leanify import condition
 from leanify.sources.find import load
 from leanify.sources.overrides import parse_overrides
 from leanify.upstream.build import build_model
@@ -63,12 +64,10 @@ def test_json_has_contract_keys(leanify):
 
 
 def test_command_equals_library_probe(leanify):
-    import leanify as library
-
     torch.manual_seed(0)
     model = load(TINY_VIT[0], overrides=parse_overrides([o.removeprefix("--override=") for o in TINY_VIT[1:]]))
     torch.manual_seed(0)
-    probe = library.condition(model, torch.randn(3, 3, 32, 32))
+    probe = condition(model, torch.randn(3, 3, 32, 32))
     _, out, _ = leanify(*TINY_VIT, "--samples", 3, "--json")
     kappas = json.loads(out)["models"][0]["layers"][1]["kappas"]
     assert kappas == pytest.approx(list(probe.layers[1].kappas), rel=1e-5)

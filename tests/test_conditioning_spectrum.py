@@ -10,6 +10,7 @@ import torch
 from threadpoolctl import threadpool_info
 from torch import Tensor
 
+from leanify.spectra.measure import condition
 from leanify.spectra.spectrum import TOLERANCE, _solve_gram, _solve_svd, spectra
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
@@ -151,8 +152,6 @@ def test_nonfinite_values_give_local_nan(bad):
 
 def test_low_rank_survives_rounding():
     """W_v of rank r in each of 3 heads leaves A the rank 3 r, and float32 noise where zeros were meant."""
-    from leanify.spectra.measure import condition
-
     torch.manual_seed(0)
     model = build_model(Origin("timm", "vit_tiny_patch16_224", {"depth": 2}))
     with torch.no_grad():

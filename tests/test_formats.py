@@ -15,6 +15,7 @@ from commands import run_here
 import leanify
 from leanify.cli import formats
 from leanify.core import recipe as recipes
+from leanify.core.recipe_aliases import ALIASES
 from leanify.core.units import format_count
 from leanify.search.amounts import amount, check_budget
 
@@ -98,8 +99,6 @@ def test_wrong_setting_names_right_one(setting: str, words: str) -> None:
 
 
 def test_suggested_names_are_keys() -> None:
-    from leanify.core.recipe_aliases import ALIASES
-
     own = {key for key in ALIASES.values() if not key.startswith("model.override.")}  # the rest are the model's
     assert own <= set(recipes.all_keys())
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 from sklearn import metrics as sklearn
+from transformers import BertConfig, BertModel
 
 import glue
 import leanify
@@ -50,8 +51,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    from transformers import BertConfig, BertModel
-
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = tokenizers._wrap(tokenizers._train(200, (data / "cola/train.tsv").read_text().splitlines))

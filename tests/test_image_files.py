@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from timm.data import create_dataset
 
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
@@ -39,8 +40,6 @@ def test_recognised_images_are_read(tmp_path: Path) -> None:
 
 
 def test_samples_follow_timms_order(tmp_path: Path) -> None:
-    from timm.data import create_dataset
-
     for name in ("b", "a10", "a2"):
         for i in (10, 9, 1):
             image(tmp_path / name / f"{i}.png")

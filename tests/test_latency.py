@@ -9,6 +9,7 @@ from cases import IMAGE, price_list
 from torch import nn
 
 import leanify
+from leanify.cli import app
 from leanify.core.architecture import Architecture, primary_layer
 from leanify.profiling.clock import Clock, Pair
 from leanify.search import measured_limits as limits
@@ -100,8 +101,6 @@ def test_busy_machine_is_a_warning(machine: type[Machine]) -> None:
 
 
 def test_table_shows_latencies(capsys: pytest.CaptureFixture[str]) -> None:
-    from leanify.cli import app
-
     small = [word for key, value in SMALL["overrides"].items() for word in ("--override", f"{key}={value}")]
     app("redesign")(args=["vit_base", "--max-latency", "0.6", *small], standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())

@@ -14,6 +14,7 @@ from scipy.stats import chi2_contingency, ks_2samp
 import leanify
 import lra_listops as listops
 from leanify.core.errors import DataError, RecipeError
+from leanify.core.strict_toml import read_table
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from lra_listops import CLOSE, OPERATORS, WORDS, ListOpsOptions
@@ -162,8 +163,6 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, object], words: str) -> None:
-    from leanify.core.strict_toml import read_table
-
     with pytest.raises(RecipeError, match=words):
         read_table(ListOpsOptions, options, "data.options")
 
