@@ -87,7 +87,6 @@ def test_pipe_gets_periodic_lines(monkeypatch: Any, capsys: Any, folder: StudyFo
 
 
 def test_results_follow_a_blank_line(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
-    """Results stand apart from what was shown before them."""
     assert drawn(monkeypatch, capsys, folder, 80)[-1] == ""
     with pytest.raises(LeanifyError), Board(folder):
         raise LeanifyError("no results follow")
@@ -108,7 +107,6 @@ def test_quiet_hides_progress(monkeypatch: Any, capsys: Any, folder: StudyFolder
 
 
 def test_page_and_next_command_are_separate(folder: StudyFolder, capsys: Any) -> None:
-    """The page and the next command stand apart from the answers."""
     page = folder.path / "report.html"
     for reason in ("", "no room"):
         if reason:

@@ -50,7 +50,6 @@ def test_profile_ratios_are_to_first(measured: list[str]) -> None:
 
 
 def test_nonempty_output_is_refused_first(tmp_path: Path) -> None:
-    """A directory that is not empty is refused before any work."""
     (tmp_path / "mine").touch()
     done = run("redesign", "vit_base", "--target-params", "0.5", "-o", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -141,7 +140,6 @@ def test_quiet_leaves_the_result() -> None:
     ],
 )
 def test_shell_completes_names(words: str, found: str) -> None:
-    """The shell completes commands, models and recipes."""
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_LEANIFY_COMPLETE": "complete_bash"}
     done = run(**asked)
     assert found in done.stdout.split()

@@ -163,7 +163,6 @@ def test_plan_round_trips(tmp_path: Path) -> None:
 
 
 def test_plan_only_grows() -> None:
-    """A plan grows and does not change."""
     old = plan("baseline", "lean")
     grown = old.merge(plan("baseline", "lean", "control", seeds=(0, 1, 2)))
     assert [design.name for design in grown.designs] == ["baseline", "lean", "control"]
@@ -177,7 +176,6 @@ def test_plan_only_grows() -> None:
 
 
 def test_fingerprint_covers_run_settings() -> None:
-    """The fingerprint of a run changes with everything that determines the run."""
     old = plan("baseline", "lean")
     prints = {old.fingerprint(key) for key in old.runs()}
     assert len(prints) == 4

@@ -65,7 +65,6 @@ def study(tmp_path: Path) -> Study:
 
 
 def test_page_states_findings_and_links(study: Study) -> None:
-    """The page says what was found and links to its runs."""
     page = study.html(study.path / "report.html")
     text = page.read_text()
     for verdict in study.verdicts:

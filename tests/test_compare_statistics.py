@@ -192,7 +192,6 @@ def test_holm_matches_statsmodels() -> None:
 
 
 def test_holm_handles_missing_test() -> None:
-    """Holm's correction of a textbook example, and of one with a missing test."""
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.04, math.nan, 0.01])[0::2] == pytest.approx([0.04, 0.02])
 
@@ -237,7 +236,6 @@ def test_too_few_seeds_answer_nothing() -> None:
 
 
 def test_no_spread_means_no_interval() -> None:
-    """One run, and runs without spread, have no interval."""
     alone = RunTable([Run("a", 0, 90.0)])
     assert alone.mean("a").interval() is None
     assert math.isnan(alone.mean("a").probability_above(0))
@@ -245,7 +243,6 @@ def test_no_spread_means_no_interval() -> None:
 
 
 def test_looks_spend_the_error_rate() -> None:
-    """All looks together spend the error rate, and each costs more."""
     spent = [statistics.alpha_of(look) for look in range(1, 60)]
     assert sum(spent) == pytest.approx(statistics.ALPHA)
     assert spent == sorted(spent, reverse=True)

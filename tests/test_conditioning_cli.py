@@ -214,7 +214,6 @@ def test_theory_column_is_optional(leanify):
 
 @pytest.mark.parametrize("name", ["flaubert", "xlm"])
 def test_heads_sweep_without_block_list(leanify, name):
-    """Heads are swept in a model without a list of blocks."""
     tiny = [f"--override={o}" for o in ("n_layers=2", "emb_dim=64", "n_heads=4")]
     code, out, _ = leanify(name, *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16, "--json")
     assert code == 0
@@ -239,7 +238,6 @@ def test_unreadable_images_are_counted(leanify, images):
 
 
 def test_text_defaults_to_bytes(leanify, tmp_path):
-    """Text goes in as bytes where there is no tokenizer."""
     text = tmp_path / "some.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
     code, out, _ = leanify(*TINY_BERT, "--data", text, "--samples", 4, "--tokens", 30, "--json")

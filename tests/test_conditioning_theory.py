@@ -51,7 +51,6 @@ def test_quartiles_match_numpy(count: int) -> None:
 
 
 def test_infinite_values_reach_their_quartiles() -> None:
-    """An infinite value reaches only the quartiles that it takes part in."""
     assert quartiles([1.0, 2.0, 3.0, 4.0, math.inf]) == (2.0, 3.0, 4.0)
     assert quartiles([1.0, math.inf, math.inf]) == (math.inf, math.inf, math.inf)
 

@@ -61,7 +61,6 @@ def brute(prices: PriceList, lean: StageShape, size: int, multiple: int = 64) ->
 
 @pytest.mark.parametrize("multiple", [None, 64, 128, 24, 16])
 def test_control_uses_largest_close_steps(vit: PriceList, multiple: int | None) -> None:
-    """The control is the nearest in the largest steps that come close."""
     leans = [*LEAN, *((depth, heads, 64, 1024) for depth in range(2, 13) for heads in (7, 8, 10, 11, 13))]
     for depth, heads, head_dim, mlp in leans:
         lean = StageShape(depth, heads, head_dim, mlp)

@@ -113,7 +113,6 @@ def test_wrong_row_is_blamed() -> None:
 
 @pytest.mark.parametrize(("library", "name"), [("timm", "beit_base_patch16_224"), ("hf", "olmo2")])
 def test_unreadable_model_names_attempts(library: str, name: str) -> None:
-    """A model that no reading explains is refused with what was tried."""
     model, _ = tiny.build(library, name)
     gone = forget(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings"):
@@ -146,7 +145,6 @@ def test_discovered_row_is_ordinary() -> None:
 
 
 def test_readings_stay_with_their_model() -> None:
-    """What is read of one model is not believed of the next."""
     one, _ = tiny.build("hf", "bert")
     other, _ = tiny.build("hf", "bert")
     forget(one)

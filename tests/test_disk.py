@@ -61,7 +61,6 @@ def mixed_bert(folder: Path) -> tuple[Any, Path]:
 
 
 def test_upstream_keeps_varying_heads(tmp_path: Path) -> None:
-    """Heads that differ from layer to layer survive upstream's loader."""
     mixed, folder = mixed_bert(tmp_path)
     for load in (leanify.load, transformers.AutoModel.from_pretrained, transformers.BertModel.from_pretrained):
         assert leanify.read(load(folder)) == mixed
@@ -82,7 +81,6 @@ def test_plain_timm_builds_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["import leanify\n", ""], ids=["before", "after"])
 def test_timm_builds_with_leanify_imported(order: str, tmp_path: Path) -> None:
-    """It builds the model where leanify is imported, before or after timm."""
     folder = leanify.save(leanify.grow(CASES["vit"].load(), heads=4), tmp_path / "lean")
     code = TIMM_ALONE.format(order or missing_schemas(), folder).replace("print", "import leanify\nprint")
     both = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

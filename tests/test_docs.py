@@ -67,7 +67,6 @@ def test_blocks_run_or_give_reason() -> None:
 
 
 def test_checker_finds_missing_output(tmp_path: Path) -> None:
-    """The check itself finds what a page does not say."""
     page = tmp_path / "page.md"
     page.write_text(
         "```console\n$ echo one 0.2 s\none 0.1 s\n```\n\n```console\n$ echo two\nthree\n```\n\n```sh\nfalse\n```\n"
@@ -80,7 +79,6 @@ def test_checker_finds_missing_output(tmp_path: Path) -> None:
 
 
 def test_long_commands_are_shortened(tmp_path: Path) -> None:
-    """A long command is checked with less to do."""
     page = tmp_path / "page.md"
     page.write_text("<!-- shorter: --seeds 1 -->\n```sh\nleanify() { [ $# = 3 ]; }\nleanify compare\n```\n")
     (block,) = documents.parse_blocks(page.read_text())

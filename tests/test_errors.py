@@ -27,7 +27,6 @@ from leanify.core.errors import python_spelling
     ],
 )
 def test_options_become_keywords(said: str, meant: str) -> None:
-    """Options become keyword arguments, and commands stay."""
     assert python_spelling(said) == meant
 
 

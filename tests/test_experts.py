@@ -35,7 +35,6 @@ def with_units(shape: Architecture, units: int) -> Architecture:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_expert_widths_survive_the_disk(name: str) -> None:
-    """Other expert widths are built, and counted as priced."""
     model, call = tiny.build("hf", name)
     applied = laws.hold_all(model, call)
     assert applied["wider"]

@@ -80,7 +80,6 @@ def test_lean_model_exports(name: str, format: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=LONG), "gpt2", pytest.param("llama", marks=LONG)])
 def test_custom_shape_loads_with_code(name: str, tmp_path: Path) -> None:
-    """A shape that transformers cannot express loads with the code beside it."""
     lean = saved(name, tmp_path)
     model: Any = leanify.load(lean)
     if name == "llama":

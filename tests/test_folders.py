@@ -99,7 +99,6 @@ def regrown(source: Path, folder: Path) -> Path:
 
 
 def test_trainer_files_stay_unopened(bert: Path, tmp_path: Path) -> None:
-    """What a trainer keeps beside the weights is never opened."""
     for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"):
         (bert / name).write_bytes(b"not even a pickle")
     names = {path.name for path in regrown(bert, tmp_path / "lean").iterdir()}
@@ -195,7 +194,6 @@ def test_body_gets_head_from_source(bert: Path, tmp_path: Path) -> None:
     ],
 )
 def test_file_keys_open_nothing(file: str, words: Any, message: str, tmp_path: Path) -> None:
-    """Keys from files open no file and ask no network."""
     config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "model_args": words}
     if file == "architecture":
         config = {"architecture": words}
@@ -227,7 +225,6 @@ def test_checksum_reveals_flipped_bit(bert: Path, tmp_path: Path) -> None:
 
 
 def test_saving_replaces_old_card(bert: Path, tmp_path: Path) -> None:
-    """Saving over a lean directory forgets its card."""
     lean = leanify.save(leanify.load(bert), tmp_path / "lean")
     model: Any = leanify.load(lean)
     with torch.no_grad():
@@ -244,7 +241,6 @@ def test_unwritable_name_is_refused_first(tmp_path: Path, name: str, words: str)
 
 
 def test_non_pickle_error_is_plain(tmp_path: Path) -> None:
-    """What is no pickle is said without torch's advice."""
     for data in (b"", b"{}", b"\x80\x02]q\x00.", b"PK\x03\x04"):
         (tmp_path / "a.pt").write_bytes(data)
         with pytest.raises(leanify.SourceError) as found:
@@ -263,7 +259,6 @@ def test_index_names_local_files_only(bert: Path, tmp_path: Path, shard: str) ->
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "deep", "latin", "huge"])
 def test_oversized_text_files_are_refused(kind: str, tmp_path: Path) -> None:
-    """What is no small text file is one message."""
     file = tmp_path / "config.json"
     if kind == "fifo":
         os.mkfifo(file)
@@ -296,7 +291,6 @@ def test_upstream_errors_are_one_message(source: str, overrides: dict[str, Any])
 
 
 def test_requested_head_dim_survives_width() -> None:
-    """A head_dim that is asked for outlives another width."""
     sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     for keys in (list(sizes), list(reversed(sizes))):
         found = find.find("qwen3", overrides={key: sizes[key] for key in keys})
@@ -325,7 +319,6 @@ def test_infinite_config_value_is_kept(tmp_path: Path) -> None:
 
 
 def test_next_process_cleans_up(tmp_path: Path) -> None:
-    """What a killed process leaves is removed by the next."""
     code = (
         "import sys, time\nfrom leanify.core.files.writing import new_directory\n"
         "with new_directory(sys.argv[1]) as folder:\n"

@@ -124,7 +124,6 @@ def test_options_are_checked_before_torch(arguments: list[str]) -> None:
 
 
 def test_only_machines_get_full_precision(capsys: Any) -> None:
-    """Readers get four digits and machines all of them."""
     row = {"top1": 90.92592592592594, "loss": 0.1 + 0.2, "params": 1234567, "rows": [1 / 3]}
     assert shown("markdown", capsys, [row]).splitlines()[2] == "| 90.93 | 0.3000 | 1234567 | 0.3333 |"
     [_, cells] = csv.reader(shown("csv", capsys, [row]).splitlines())

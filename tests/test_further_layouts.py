@@ -149,7 +149,6 @@ def test_class_by_picture_in_an_object(tmp_path: Path, indent: int | None) -> No
 
 @pytest.mark.parametrize("names", ["cat.{} dog.{}", "Abyssinian_{} shiba_inu_{}", "a{} b{}"])
 def test_classes_in_names_become_a_table(tmp_path: Path, names: str) -> None:
-    """The proposed line writes the table that is read."""
     images = tmp_path / "images"
     for name in names.split():
         pictures(tmp_path, "images", number=10)

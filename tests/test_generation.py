@@ -49,7 +49,6 @@ def generated(model: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("cls", [None, "AutoModelForSeq2SeqLM"])
 def test_cached_generation_cost_matches_upstream(name: str, cls: str | None) -> None:
-    """A prompt and a token cost what upstream takes with its cache."""
     cls = "WhisperForConditionalGeneration" if cls and name == "whisper" else cls
     overrides = SOURCES[name] | ({"class": cls} if cls else {})
     prices = PriceList(model_costs(name, Options(overrides=overrides, context=CONTEXT)), (0, 1))

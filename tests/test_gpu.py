@@ -41,7 +41,6 @@ def test_gpu_growth_matches_cpu(name: str) -> None:
 
 
 def test_torch_and_nvml_peaks_are_shown() -> None:
-    """They stand beside the prediction."""
     memory = leanify.profile("vit_small_patch16_224", batch_size=8, repeats=3, device="cuda").memory
     assert memory.train_peak_bytes <= memory.train_reserved_bytes <= memory.nvml_used_bytes
     assert memory.train_predicted_bytes == pytest.approx(memory.train_peak_bytes, rel=0.05)
@@ -96,7 +95,6 @@ def test_oversized_batch_is_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard", ["false", "true"])
 def test_processes_match_gpu_count(tmp_path: Path, shard: str) -> None:
-    """More processes than GPUs are refused, and as many run."""
     (tmp_path / "recipe.toml").write_text(tiny(f"parallel.shard={shard}").to_toml())
     gpus = torch.cuda.device_count()
     for processes, code in ((gpus + 1, 2), (gpus, 0)):

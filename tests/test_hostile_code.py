@@ -162,7 +162,6 @@ def test_tokenizer_code_never_runs(folder: Path) -> None:
 
 @pytest.mark.parametrize("key", ["checkpoint_path", "pretrained_cfg"])
 def test_options_in_files_open_nothing(folder: Path, key: str) -> None:
-    """A recipe and a lean directory open nothing that their options name."""
     torch.save(Evil(), folder / "evil.pth")
     value = {"file": "evil.pth"} if key == "pretrained_cfg" else "evil.pth"
     recipe = recipes.parse(RECIPE).to_dict()

@@ -126,7 +126,6 @@ def test_misread_rows_are_named_or_skipped(tmp_path: Path, name: str) -> None:
 
 
 def test_spreadsheet_tables_are_read(tmp_path: Path) -> None:
-    """Tables as spreadsheets write them are read, or the fault is named."""
     data, whole = DataSection("x", "text-classification"), [((text,), str(label)) for text, label in ROWS]
     file = tmp_path / "a.csv"
     file.write_bytes(CELLS.replace("\n", "\r\n").encode("utf-8-sig"))
@@ -171,7 +170,6 @@ def test_non_image_cell_is_named(tmp_path: Path, cell: Any) -> None:
 
 
 def test_pipes_are_refused(tmp_path: Path) -> None:
-    """A pipe is no data and no recipe."""
     for name in ("pipe", "pipe.toml", "pipe.py"):
         os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match="is a pipe"):
@@ -387,7 +385,6 @@ def test_booleans_parse_as_typed(word: str) -> None:
 
 
 def test_duration_units_replace_each_other() -> None:
-    """A length in another unit replaces the recipe's."""
     value = recipes.parse(DIGITS)  # 3 epochs, 1 of them warm-up
     other = recipes.apply_settings(value, ["schedule.steps=300"]).schedule
     assert (other.epochs, other.steps, other.warmup) == (None, 300, 100)
@@ -400,7 +397,6 @@ def test_duration_units_replace_each_other() -> None:
 
 
 def test_timm_augmentation_runs_with_pillow(pictures: Path) -> None:
-    """It runs with any version of Pillow."""
     settings = [f"data.path={pictures}", "data.rand_augment=rand-m9-mstd0.5-inc1"]
     trainer = loop.Trainer(recipes.apply_settings(recipes.parse(IMAGES), settings))
     image = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))

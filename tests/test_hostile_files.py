@@ -263,7 +263,6 @@ def test_linked_pipe_is_refused_unopened(run: Path, tmp_path: Path) -> None:
 
 
 def test_kernel_files_are_not_read(bert: Path, tmp_path: Path) -> None:
-    """A file of the kernel is not read beside a model or below a plot."""
     (tmp_path / "plot.svg").symlink_to("/proc/kmsg")
     with pytest.raises(DirectoryError, match=r"plot\.svg"):
         check_plot(tmp_path / "plot.svg")
@@ -336,7 +335,6 @@ def test_edited_kappa_file_is_harmless(compared: Path, tmp_path: Path, text: str
 
 
 def test_tables_are_inert(capsys: Any) -> None:
-    """CSV and Markdown neither drive a terminal nor compute in a spreadsheet."""
     evil = "=cmd|' /C calc'!A1\x1b[2J\x07"
     for kind in ("markdown", "csv"):
         show(kind, {}, [{evil: evil, "a": "-3.5", "b": "@SUM(A1)", "c": "-2+cmd"}], lambda: None)
@@ -376,7 +374,6 @@ def test_invalid_file_names_are_one_message(tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_study_without_runs_is_handled(compared: Path, tmp_path: Path, capsys: Any) -> None:
-    """A study without its runs is one message or begins them."""
     study = shutil.copytree(compared, tmp_path / "study")
     shutil.rmtree(study / "runs")
     for line in (f"show {study}", f"compare {study} --report", f"compare {study}", f"runs {tmp_path}"):
@@ -400,7 +397,6 @@ def test_offline_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ambiguous_recipe_is_not_begun(tmp_path: Path) -> None:
-    """A recipe that would be read as another is not begun."""
     recipe = recipes.parse(RECIPE)
     odd = replace(recipe, model=replace(recipe.model, override={**recipe.model.override, "num_classes": None}))
     with pytest.raises(RecipeError, match=r"cannot be written to a recipe.*NoneType"):

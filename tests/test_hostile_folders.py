@@ -47,7 +47,6 @@ def study(tmp_path: Path) -> StudyFolder:
 
 
 def test_study_imports_nothing_local(study: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study imports no module of the folder it is run in."""
     for module in ("leanify", "torch", "json"):
         (tmp_path / f"{module}.py").write_text(f"import os\nos.mkdir({RAN!r})\n")
     monkeypatch.chdir(tmp_path)
@@ -149,7 +148,6 @@ def test_circular_links_are_named(pictures: Path, make: Callable[[Path], None]) 
 
 
 def test_copying_follows_no_links(tmp_path: Path) -> None:
-    """What lies beside a model is copied without what its links lead to."""
     model: Any = leanify.load("bert", overrides=HF["bert"])
     folder = tmp_path / "bert"
     model.save_pretrained(folder)
@@ -181,7 +179,6 @@ def sparse(file: Path) -> None:
 
 
 def test_large_files_are_not_read(tmp_path: Path) -> None:
-    """Files that should be small are not read when they are large."""
     run = leanify.train(recipes.parse(RECIPE), tmp_path / "run")
     lean = leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), tmp_path / "lean")
     sparse(lean / "leanify.json")

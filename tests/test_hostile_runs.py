@@ -227,7 +227,6 @@ def test_full_disk_at_checkpoint_is_named(room: int, tmp_path: Path) -> None:
 
 
 def test_kill_during_pruning_leaves_nothing(whole: Path, tmp_path: Path) -> None:
-    """Killed while checkpoints are written and pruned, a run leaves no litter."""
     codes = run_modes(tmp_path / "run", "aim:9", "aim:17", "write:60", "whole", recipe=TINY.to_toml())
     assert [code for code, _ in codes] == [-9, -9, -9, 0], codes
     nothing_left(tmp_path / "run")
@@ -235,7 +234,6 @@ def test_kill_during_pruning_leaves_nothing(whole: Path, tmp_path: Path) -> None
 
 
 def test_time_limit_and_hangup_save(whole: Path, tmp_path: Path) -> None:
-    """A time limit and a closed shell save first."""
     codes = run_modes(tmp_path / "run", "term:2", "hup:5", "whole", recipe=TINY.to_toml())
     assert codes == [(143, 2), (129, 5), (0, 6)]
     assert final_state(tmp_path / "run") == final_state(whole)

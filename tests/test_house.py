@@ -84,7 +84,6 @@ GUIDE = (PACKAGE.parent / "docs" / "internals" / "layout.md").read_text(encoding
 
 
 def test_guide_lists_rooms_in_order() -> None:
-    """The guide says what is in each room, from the top floor down."""
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| .+ \|$", GUIDE, re.MULTILINE)
     assert {room: int(floor) - 1 for floor, room in rows} == FLOOR
     assert [int(floor) for floor, _ in rows] == sorted((int(floor) for floor, _ in rows), reverse=True)

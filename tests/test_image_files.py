@@ -23,7 +23,6 @@ def image(path: Path) -> None:
 
 
 def test_recognised_images_are_read(tmp_path: Path) -> None:
-    """They are read whatever their format and depth."""
     for name in ("cat", "dog"):
         for suffix in ("png", "JPG", "jpeg", "webp", "gif", "bmp", "tif", "tiff"):
             image(tmp_path / name / f"plain.{suffix}")

@@ -129,7 +129,6 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 
 
 def test_table_trains_a_classifier(tmp_path: Path) -> None:
-    """A model and a table make a classifier that keeps its labels."""
     write(tmp_path / "train.csv", ROWS)
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
     run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
