@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from flows import missing_schemas
-from test_warm_shrink import data
+from test_warm_shrink import built, data
 from torch import Tensor, nn
-from zoo import tiny
 from zoo.running import randomise
 
 import leanify
@@ -47,8 +46,8 @@ def language_model(name: str, is_tied: bool) -> tuple[nn.Module, list[dict[str, 
     return model, [{"input_ids": torch.randint(3, 60, (3, 12))} for _ in range(4)]
 
 
-def image_model(name: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
-    model = randomise(tiny.build("timm", name)[0])
+def with_data(name: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    model, _ = built(name)
     return model, data(model, 4)
 
 
@@ -84,7 +83,7 @@ def confine(model: nn.Module, batches: list[dict[str, Tensor]], dimensions: int)
 @pytest.mark.parametrize("name", [*IMAGES, *(name for name in LANGUAGE if name != "gemma")])
 def test_confined_stream_is_kept(name: str) -> None:
     """A stream in 30 of 48 dimensions goes into 40 channels without loss, and not into 24."""
-    model, batches = language_model(name, False) if name in LANGUAGE else image_model(name)
+    model, batches = language_model(name, False) if name in LANGUAGE else with_data(f"timm/{name}")
     confine(model, batches, 30)
     teacher = teacher_of(model, batches)
     kept = rotate(teacher, rotated_architecture(teacher.architecture, 40))
@@ -108,9 +107,7 @@ def test_tied_head_becomes_its_own() -> None:
     [("hf/bert", "post-norm"), ("hf/t5", "one list of blocks"), ("timm/vit_base_patch16_clip_224", "2 norms")],
 )
 def test_other_models_are_refused(name: str, words: str) -> None:
-    library, _, rest = name.partition("/")
-    model = randomise(tiny.build(library, rest)[0])
-    teacher = teacher_of(model, data(model, 4))
+    teacher = teacher_of(*with_data(name))
     with pytest.raises(ShapeError, match=words):
         rotate(teacher, rotated_architecture(teacher.architecture, 40))
 
@@ -123,7 +120,7 @@ def test_constants_of_the_width_are_noticed() -> None:
 
 
 def test_forgotten_axis_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    teacher = teacher_of(*image_model("vit_base_patch16_224"))
+    teacher = teacher_of(*with_data("timm/vit_base_patch16_224"))
     read_axes = rotation._differing_axes
 
     def forget(model: nn.Module, narrow: nn.Module) -> dict[str, list[int]]:

@@ -8,13 +8,13 @@ from typing import Any
 import flows
 import pytest
 import torch
+from test_warm_shrink import built
 
 import leanify
 from leanify.profiling.counting import count, macs, observe_on_cpu, observe_on_meta
 from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.inputs import example_inputs
-from tests.zoo import tiny
 from tests.zoo.running import difference, outputs, randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run:UserWarning")
@@ -98,8 +98,7 @@ def test_qwen2_vl_needs_no_memory() -> None:
 
 @pytest.mark.parametrize("name", ["align", "idefics2", "idefics3", "pvt"])
 def test_types_outside_the_zoo_grow(name: str) -> None:
-    model, run = tiny.build("hf", name)
-    model = randomise(model)
+    model, run = built(f"hf/{name}")
     assert difference(outputs(leanify.grow(model, factor=2), run), outputs(model, run)) < 1e-10
 
 

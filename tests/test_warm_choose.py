@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_warm_shrink import built
+from test_warm_shrink import data as calibration
 from torch import nn
-from zoo import tiny
-from zoo.running import randomise
 
 import leanify
 from leanify.carrying.calibration import Moments
@@ -28,15 +28,12 @@ from leanify.carrying.narrow import common_heads, head_tables, moment_cuts
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.lens.located import LocatedLayer, Site
 from leanify.reshaping.sites import locate
-from leanify.upstream.inputs import example_inputs
 
 NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with biases, transposed, in groups, of pixels
 
 
 def layer_of(name: str) -> LocatedLayer:
-    library, _, rest = name.partition("/")
-    model, _ = tiny.build(library, rest)
-    return next(iter(locate(randomise(model)).layers))
+    return next(iter(locate(built(name)[0]).layers))
 
 
 def site_of(name: str, symbol: str) -> tuple[Site, nn.Module, str]:
@@ -188,18 +185,6 @@ def test_important_heads_and_groups_stay() -> None:
 
 
 # -- narrow -----------------------------------------------------------------------------------------------------------
-
-
-def calibration(model: nn.Module, count: int = 4) -> list[dict[str, Any]]:
-    torch.manual_seed(5)
-    made = [example_inputs(model, 2, 12) for _ in range(count)]
-    return [{k: v.double() if v.is_floating_point() else v for k, v in batch.items()} for batch in made]
-
-
-def built(name: str) -> tuple[nn.Module, Any]:
-    library, _, rest = name.partition("/")
-    model, call = tiny.build(library, rest)
-    return randomise(model), call
 
 
 @torch.no_grad()

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_warm_shrink import built
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
-from zoo import tiny
-from zoo.running import randomise
 
 from leanify.carrying.calibration import Moments
 from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
@@ -51,19 +50,18 @@ def oracle(w: np.ndarray, halves: list[np.ndarray], kept: np.ndarray) -> np.ndar
     return fitted(w, whole, kept, RIDGES[int(np.argmin(errors))])
 
 
+def with_ones(halves: list[np.ndarray]) -> list[np.ndarray]:
+    """The inputs beside the constant one of a bias."""
+    return [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
+
+
 def moments_of(halves: list[np.ndarray]) -> Moments:
-    sums = []
-    for half in halves:
-        with_one = torch.from_numpy(np.concatenate([half, np.ones((len(half), 1))], 1))
-        sums.append(with_one.T @ with_one)
-    return Moments(tuple(sums))
+    return Moments(tuple(torch.from_numpy(half.T @ half) for half in with_ones(halves)))
 
 
 def site_of(name: str, width: int = 0) -> tuple[Site, nn.Module]:
     """The MLP of a tiny model's first layer; ``width`` makes its output wider."""
-    library, _, rest = name.partition("/")
-    model, _ = tiny.build(library, rest)
-    site = next(iter(locate(randomise(model)).layers)).mlp
+    site = next(iter(locate(built(name)[0]).layers)).mlp
     _, module = output_projection(site, "m")
     if width:
         weight: Any = torch.randn(width, weight_matrix(module).shape[1], dtype=torch.float64)
@@ -98,15 +96,12 @@ def test_correction_strength_is_cross_validated(name: str, alike: float, tokens:
     rng = np.random.default_rng(3)
     halves = [inputs(rng, count, width, alike) for count in tokens]
     kept = np.arange(0, width, 2)
-    found = correct_output(
-        site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
-    )
-    new, bias = found
+    moments = {output_projection(site, "m")[0]: moments_of(halves)}
+    new, bias = correct_output(site, "m", {"m": torch.from_numpy(kept)}, moments)
     if isinstance(module.bias, Tensor):
         whole = np.concatenate([weight, module.bias.detach().double().numpy()[:, None]], 1)
-        halves = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
         solved = np.concatenate([new.double().numpy(), bias.double().numpy()[:, None]], 1)
-        wanted = oracle(whole, halves, np.append(kept, width))
+        wanted = oracle(whole, with_ones(halves), np.append(kept, width))
     else:
         assert bias is None
         solved, wanted = new.double().numpy(), oracle(weight, halves, kept)
@@ -121,12 +116,10 @@ def test_some_outputs_suffice_to_compare(width: int) -> None:
     rng = np.random.default_rng(5)
     halves = [inputs(rng, count, weight.shape[1] - 1, 0.5) for count in (50, 40)]
     kept = np.arange(0, weight.shape[1] - 1, 3)
-    found = correct_output(
-        site, "m", {"m": torch.from_numpy(kept)}, {output_projection(site, "m")[0]: moments_of(halves)}
-    )
-    with_ones = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
-    wanted = oracle(weight, with_ones, np.append(kept, weight.shape[1] - 1))
-    np.testing.assert_allclose(torch.cat([found[0], found[1][:, None]], 1).numpy(), wanted, rtol=1e-4, atol=1e-6)
+    moments = {output_projection(site, "m")[0]: moments_of(halves)}
+    new, bias = correct_output(site, "m", {"m": torch.from_numpy(kept)}, moments)
+    wanted = oracle(weight, with_ones(halves), np.append(kept, weight.shape[1] - 1))
+    np.testing.assert_allclose(torch.cat([new, bias[:, None]], 1).numpy(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_no_data_means_no_correction() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_warm_shrink import ALL, PRE_NORM, TOLERANCE, data, drop, halved, narrow
+from test_warm_shrink import ALL, PRE_NORM, TOLERANCE, built, data, drop, halved, narrow
 from torch import nn
 from zoo import tiny
 from zoo.running import difference, outputs, randomise
@@ -64,10 +64,8 @@ LAWS = {"dead block": dead_block, "dead units": dead_units}
 
 def held(name: str) -> Iterator[tuple[str, bool | None]]:
     """Every law's outcome for a model; None where it does not apply or the move is refused with a reason."""
-    library, _, rest = name.partition("/")
     for law, holds in LAWS.items():
-        model, call = tiny.build(library, rest)
-        model = randomise(model)
+        model, call = built(name)
         try:
             yield law, holds(model, call, locate(model))
         except (UnsupportedModel, ShapeError):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from test_warm_shrink import TOLERANCE
+from test_warm_shrink import built as built_upstream
 from torch import Tensor, nn
 from zoo import laws, tiny
 from zoo.running import difference, outputs, randomise
@@ -24,8 +26,6 @@ from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import UnsupportedModel
 from leanify.reshaping.sites import locate
 from leanify.upstream.inputs import example_inputs
-
-TOLERANCE = 1e-10
 
 
 def pair(model: nn.Module, stage: str, index: int, call: Callable[[nn.Module], Any]) -> nn.Module:
@@ -84,15 +84,6 @@ def own(blocks: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
     return x + sum(b.mlp(b.norm2(x)) for b in blocks)
 
 
-def own_gpt2() -> tuple[nn.Module, Any]:
-    model = leanify.load(
-        "gpt2.py:Gpt2",
-        overrides={"vocab": 31, "width": 24, "depth": 3, "heads": 3, "head_dim": 6, "mlp": 40},
-    )
-    ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
-    return model, lambda m: m(ids)
-
-
 FAMILIES = {
     "timm/vit_base_patch16_224": ("blocks", timm_vit),
     "timm/vit_small_patch14_dinov2": ("blocks", timm_vit),  # LayerScale
@@ -109,9 +100,11 @@ FAMILIES = {
 
 
 def built(name: str) -> tuple[nn.Module, Any]:
-    library, _, rest = name.partition("/")
-    model, call = own_gpt2() if library == "leanify" else tiny.build(library, rest)
-    return randomise(model), call
+    if name != "leanify/gpt2":
+        return built_upstream(name)
+    sizes = {"vocab": 31, "width": 24, "depth": 3, "heads": 3, "head_dim": 6, "mlp": 40}
+    ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    return randomise(leanify.load("gpt2.py:Gpt2", overrides=sizes)), lambda m: m(ids)
 
 
 def run(call: Any) -> Callable[[nn.Module], Any]:
@@ -134,11 +127,7 @@ def test_pair_equals_parallel_layers(name: str) -> None:
     layers = list(leanify.read(paired).layers())
     before = next(iter(leanify.read(model).layers()))
     assert len(layers) == depth - 1
-    assert (layers[1].heads, layers[1].kv_heads, layers[1].mlp) == (
-        2 * before.heads,
-        2 * before.kv_heads,
-        2 * before.mlp,
-    )
+    assert layers[1] == replace(before, heads=2 * before.heads, kv_heads=2 * before.kv_heads, mlp=2 * before.mlp)
 
 
 @pytest.mark.parametrize("name", ["hf/gpt2", "hf/llama"])
@@ -246,8 +235,7 @@ def test_dead_block_pairs_to_other(stage: int, fewer: int) -> None:
 
     With fewer heads, it keeps those that every layer does.
     """
-    model, _ = tiny.build("hf", "t5")
-    model = randomise(model)
+    model, _ = built("hf/t5")
     torch.manual_seed(0)
     batches = [example_inputs(model, 4, 12) for _ in range(12)]
     blocks = leanify.read(model).stages[stage]

@@ -40,10 +40,6 @@ def data(model: nn.Module, count: int = 3) -> list[dict[str, Tensor]]:
     return [{k: v.double() if v.is_floating_point() else v for k, v in batch.items()} for batch in made]
 
 
-def run_on(batch: dict[str, Tensor]) -> Any:
-    return lambda model: model(batch["x"]) if "x" in batch else model(**batch)
-
-
 class Uncorrected(CalibratedTeacher):
     """Its cuts leave the output projections as they were."""
 
