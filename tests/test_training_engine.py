@@ -12,6 +12,7 @@ import allocated
 import pytest
 import torch
 from runs import DIGITS, final_state
+from test_hostile_runs import Warnings
 
 from leanify.core import machine
 from leanify.core import recipe as recipes
@@ -166,16 +167,14 @@ def test_passes_fit_in_memory() -> None:
 
 def test_large_batch_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that does not fit is taken in more passes, which is said and recorded; the steps are the same."""
-    heard = []
-    listener = Callback()
-    listener.on_warning = heard.append  # type: ignore[method-assign]
+    heard = Warnings()
     whole = training.train(tiny("schedule.batch_size=64"), tmp_path / "whole")
     kept = memory.need(preparation.build_model(tiny()), None, keeps_gradients=True)
     monkeypatch.setattr(machine, "available_memory", lambda device: kept.of(20))
     monkeypatch.setattr(profiling, "weights_bytes", lambda model: 0)
-    split = training.train(tiny("schedule.batch_size=64"), tmp_path / "split", callback=listener)
+    split = training.train(tiny("schedule.batch_size=64"), tmp_path / "split", callback=heard)
     assert RunDirectory.open(split).recipe.run.accumulate == 4
-    assert any("in 4 passes" in words for words in heard)
+    assert any("in 4 passes" in words for words in heard.warnings)
     for mine, theirs in zip(RunDirectory.open(whole).rows(), RunDirectory.open(split).rows(), strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sklearn.metrics import f1_score
+from test_hostile_runs import Warnings
 from torch import nn
 
 import leanify
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.classification import Classification, macro_f1
-from leanify.training.callbacks import Callback
 
 COUNTS = (36, 6, 6)
 
@@ -59,16 +59,6 @@ def test_macro_f1_is_scikit_learns(seed: int) -> None:
     assert macro_f1(torch.tensor(predicted), torch.tensor(target)) == pytest.approx(expected)
 
 
-class Warnings(Callback):
-    """Collects warnings."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def on_warning(self, message: str) -> None:
-        self.messages.append(message)
-
-
 def test_unbalanced_run_reports_macro_f1(folder: Path, tmp_path: Path) -> None:
     heard = Warnings()
     small = [
@@ -81,6 +71,6 @@ def test_unbalanced_run_reports_macro_f1(folder: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(leanify.train(str(folder), tmp_path / "run", settings=small, callback=heard))
     row = next(row for row in run.rows() if row["split"] == "validation")
     assert 0 <= row["macro_f1"] <= 100
-    assert any("of one class (many): look at macro_f1" in message for message in heard.messages)
+    assert any("of one class (many): look at macro_f1" in message for message in heard.warnings)
     with pytest.raises(leanify.RecipeError, match=r"class_weights and data\.mixup"):
         leanify.train(str(folder), tmp_path / "mixed", settings=[*small, "data.mixup=0.5"])

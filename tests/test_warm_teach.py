@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import add_pooling, final_state
+from test_hostile_runs import Warnings
 from test_training_processes import launched
 
 import leanify
@@ -31,7 +32,6 @@ from leanify.tasks import usual_settings
 from leanify.tasks.sentence_embedding import embed, pool
 from leanify.training import default_recipe, rates, teacher_targets
 from leanify.training import start as training
-from leanify.training.callbacks import Callback
 from leanify.training.loop import Trainer
 from leanify.upstream.libraries import import_transformers
 
@@ -375,27 +375,17 @@ def test_file_name_identifies_embeddings(home: Path) -> None:
     assert digests[0] == digests[2]
 
 
-class Heard(Callback):
-    """Collects warnings."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def on_warning(self, message: str) -> None:
-        self.said.append(message)
-
-
 def test_trained_weights_compete_with_originals(home: Path, tmp_path: Path) -> None:
     """The teacher itself as student, at a rate that undoes it: step 0 is validated, kept as the best, and named."""
     settings = [f"data.path={home / 'data'}", *QUICK, "optim.lr=0.5", "optim.clip=1e9"]
-    heard = Heard()
+    heard = Warnings()
     whole = str(home / "teacher")
     run = RunDirectory.open(training.train(whole, tmp_path / "run", settings=settings, teacher=whole, callback=heard))
     first = next(row for row in run.rows() if row["split"] == "validation")
     assert first["step"] == 0
     best = run.best()
     assert best.step == 0
-    assert any("better than the weights" in words and "optim.lr" in words for words in heard.said)
+    assert any("better than the weights" in words and "optim.lr" in words for words in heard.warnings)
     again, before = leanify.load(run.path).state_dict(), leanify.load(home / "teacher").state_dict()
     assert all(torch.equal(again[name], before[name]) for name in again)
 
