@@ -70,11 +70,6 @@ def test_none_is_every_default() -> None:
     assert Options(**dict.fromkeys(NAMES)).changed_options == {}
 
 
-def test_unknown_option_is_type_error() -> None:
-    with pytest.raises(TypeError, match="max_param"):
-        leanify.redesign("vit_tiny", max_param=0.5)
-
-
 def test_recipes_and_models_are_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("LEANIFY_PRICES", raising=False)

@@ -53,6 +53,7 @@ def mains(plan: Plan, design: Design) -> list[Any]:
         ("t5", 0.75, {"num_layers": 12}),
         ("clip", 0.75, {}),
         ("llama", 0.7, LLAMA),
+        ("xcit_small_12_p16_224", 0.7, {}),
     ],
 )
 def test_plans_keep_the_rules(source: str, share: float, overrides: dict[str, Any]) -> None:
@@ -75,6 +76,7 @@ def test_plans_keep_the_rules(source: str, share: float, overrides: dict[str, An
     assert control != lean
     assert all(layer.mlp % 8 == 0 for _, layer in control)
     assert plan.control.params == pytest.approx(plan.lean.params, rel=0.001)
+    assert plan.control.head_dim == plan.baseline.head_dim
 
 
 def test_rules_follow_user_options() -> None:
