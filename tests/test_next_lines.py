@@ -43,12 +43,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"vit_tiny {TINY} --depth 3 --heads 3 -o control", "pets", ["compare vit_tiny", "train control"]),
         ("own_gpt.py:make --target-params 0.6 -o own", "", ["profile own_gpt.py:make own"]),
         ("digits-study --target-params 0.5 -o 'a b'", "", ["compare digits-study"]),
-        pytest.param(
-            f"vit_tiny {TINY} --weights best.pth.tar -o file",
-            "pets",
-            ["train file --set", "compare vit_tiny --weights"],
-            marks=pytest.mark.slow,
-        ),
+        (f"vit_tiny {TINY} --weights best.pth.tar -o file", "pets", ["train file --set", "compare vit_tiny --weights"]),
         ("old --depth 3 --weights old -o bare", "reviews", ["train bare --teacher old", "compare old --weights old"]),
     ],
 )

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from zoo import laws, table, tiny
@@ -34,40 +33,24 @@ HF = [
     "whisper", "funnel", "qwen3_next", "deepseek_v3", "mimi", "git", "pegasus_x", "zamba", "minicpmv4_7_vision",
     "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics", "neucodec",
 ]  # fmt: skip
-DEAR = {  # seconds each
-    "volo_d1_224", "levit_128s", "coatnet_rmlp_nano_rw_224", "tiny_vit_5m_224", "crossvit_tiny_240", "davit_tiny", "swinv2_cr_tiny_224",
-    "swinv2_tiny_window8_256", "twins_pcpvt_small", "qwen3_vit_88m_enc", "hiera_tiny_224", "twins_svt_small", "tnt_b_patch16_224", "pvt_v2_b0",
-    "pegasus_x", "mimi", "qwen3_next", "wavlm", "t5", "whisper", "funnel", "zamba", "gemma3n_text", "bart",
-    "siglip2", "t5gemma", "florence2", "bigbird_pegasus", "idefics", "neucodec",
-}  # fmt: skip
-slow = pytest.mark.slow
-
-
-def cheap_first(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=[slow] if name in DEAR else []) for name in names]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
+def warmed() -> None:
     tiny.warm()
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", cheap_first(TIMM))
+@pytest.mark.parametrize("name", TIMM)
 def test_laws_hold_for_timm(name: str) -> None:
     assert laws.hold_all(*tiny.build("timm", name))["grown"]
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", cheap_first(HF))
+@pytest.mark.parametrize("name", HF)
 def test_laws_hold_for_transformers(name: str) -> None:
     assert laws.hold_all(*tiny.build("hf", name))["grown"]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_wrong_layout_breaks_the_order_of_heads() -> None:
     model, call = tiny.build("hf", "bert")
     reference = outputs(randomise(model), call)
@@ -78,7 +61,6 @@ def test_wrong_layout_breaks_the_order_of_heads() -> None:
         laws.check_reordered(model, call, reference)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_inapplicable_law_is_skipped() -> None:
     assert [
         law for law, applied in laws.hold_all(*tiny.build("timm", "vit_tiny_patch16_224")).items() if not applied
@@ -86,19 +68,18 @@ def test_inapplicable_law_is_skipped() -> None:
     assert [law for law, applied in laws.hold_all(*tiny.build("hf", "gpt2")).items() if not applied] == []
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("library", "name", "answers", "reason"),
     [
         ("timm", "vit_tiny_patch16_224", (True, True, True, True), ""),
         ("timm", "coat_tiny", (False, False, False, None), "groups of heads"),
         ("timm", "halonet26t", (False, False, False, None), "without an output projection"),
-        pytest.param("hf", "olmo2", (True, True, True, True), "", marks=slow),
+        ("hf", "olmo2", (True, True, True, True), ""),
         ("hf", "bloom", (False, False, False, None), "ALiBi"),
         ("hf", "xlm", (True, True, False, None), "nothing to trade for heads"),
-        pytest.param("timm", "visformer_tiny", (True, True, True, True), "", marks=slow),
-        pytest.param("timm", "cpubone_nano", (True, True, True, True), "", marks=slow),
-        pytest.param("timm", "edgenext_xx_small", (True, True, True, True), "", marks=slow),
+        ("timm", "visformer_tiny", (True, True, True, True), ""),
+        ("timm", "cpubone_nano", (True, True, True, True), ""),
+        ("timm", "edgenext_xx_small", (True, True, True, True), ""),
     ],
 )
 def test_defaults_give_four_answers(library: str, name: str, answers: tuple[bool | None, ...], reason: str) -> None:
@@ -109,7 +90,6 @@ def test_defaults_give_four_answers(library: str, name: str, answers: tuple[bool
     assert bool(reason) == bool(found.reason)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_shallow_model_notes_its_flag() -> None:
     """Its 6 layers are fewer than log3 of its width, so that the published floor leaves none to trade."""
     assert answer_questions("hf/distilbert") == FourAnswers(True, True, True, True, flags="--min-depth 1")
@@ -163,7 +143,6 @@ def test_verdict_replaces_only_its_row(copied_table: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_check_writes_a_row(
     copied_table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
