@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import final_state
+from runs import final_state, refused
 
 import leanify
 from crammed_bert import CrammedBert
@@ -123,7 +123,7 @@ def test_bytes_round_trip() -> None:
     assert len(tokenizer) == 256 + len(tokenizers.SPECIAL)
 
 
-def test_wordpiece_training_is_deterministic(tmp_path: Path, monkeypatch: object) -> None:
+def test_wordpiece_training_is_deterministic() -> None:
     """It is trained to the same words, kept and loaded again."""
     first, _ = tokenizers.make_tokenizer("wordpiece-120", lambda: STORIES, "stories")
     [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
@@ -264,10 +264,8 @@ def test_paper_recipes_run(name: str, stories: Path) -> None:
 def test_bad_input_is_one_message(
     settings: list[str], error: type[Exception], words: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=words) as found:
+    with refused(error, words, tmp_path / "run"):
         training.train(at(stories, *settings), tmp_path / "run")
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()
 
 
 def test_step_lowers_mean_target_loss(stories: Path) -> None:

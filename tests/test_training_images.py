@@ -219,10 +219,8 @@ def test_bad_input_writes_nothing(
     spoil: Callable[[Path], None], settings: list[str], words: str, folder: Path, tmp_path: Path
 ) -> None:
     spoil(folder)
-    with pytest.raises((DataError, RecipeError), match=words) as found:
+    with refused((DataError, RecipeError), words, tmp_path / "run"):
         training.train(at(folder, *settings), tmp_path / "run")
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
