@@ -17,7 +17,6 @@ from leanify.core import recipe_code as code
 from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
-from leanify.training.callbacks import Callback
 from leanify.upstream import user_modules
 
 RECIPE = """
@@ -103,10 +102,6 @@ def test_own_data_resumes_anywhere(folder: Path, tmp_path: Path, monkeypatch: An
     assert last_row(full)["top1"] > 90
 
     # the run names the file absolutely, so that it goes on from another folder to the same numbers
-    class Stop(Callback):
-        def on_step_end(self, *_: Any) -> None:
-            raise KeyboardInterrupt
-
     again = training.train("mine/stripes.toml", "again", settings=["schedule.steps=12"])
     recipe = RunDirectory.open(again).recipe
     assert recipe.data.name == f"{folder}/stripes.py:splits"
@@ -130,7 +125,7 @@ def test_unnamed_data_code_never_runs(folder: Path) -> None:
     training.train("mine/stripes.toml", "other")  # named once, with these contents
 
 
-def test_changed_code_does_not_resume(folder: Path, monkeypatch: Any) -> None:
+def test_changed_code_does_not_resume(folder: Path) -> None:
     training.train("mine/stripes.toml", "run", settings=["data.name=mine/stripes.py:splits"])
     (folder / "stripes.py").write_text(STRIPES + "\n# changed\n")
     with pytest.raises(SourceError, match="which was not named here before"):

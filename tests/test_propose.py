@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 from zoo import tiny
 from zoo.laws import wrong_rows
 from zoo.propose import propose, toml
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def table() -> Iterator[dict[str, list[Row]]]:
     """The table of rows; what a test learns or forgets is put back."""
-    torch.set_num_threads(1)
     tiny.warm()
     rows, freed = families.all_rows(), forwards.FREED_CLASSES
     before, freed_before = dict(rows), dict(freed)

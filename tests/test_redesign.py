@@ -85,7 +85,7 @@ def test_body_budget_counts_blocks_alone() -> None:
     assert plan.chosen.params_body <= plan.baseline.params_body / 2 < plan.chosen.params
 
 
-def test_limits_bind_macs_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_bind_macs_and_memory() -> None:
     plan = leanify.redesign("vit_base", max_macs="8G")
     assert plan.chosen.macs <= 8e9
     small = {"overrides": {**IMAGE, "depth": 9}}

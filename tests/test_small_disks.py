@@ -19,10 +19,7 @@ from test_streams import here, ran
 from leanify.core import recipe as recipes
 
 ROOM = ("No space left", "no space left", "room", "free")  # one of them is in the message
-SIZES = [64, 128, 256, 512, 1024]
-
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a small disk")
-
 
 __all__ = ["here"]  # the fixture
 
@@ -56,7 +53,7 @@ def whole_or_one_message(code: int, words: list[str]) -> None:
 
 @pytest.mark.long
 @needs_root
-@pytest.mark.parametrize("kilobytes", SIZES)
+@pytest.mark.parametrize("kilobytes", [64, 128, 256, 512, 1024])
 def test_run_resumes_once_room_returns(tmp_path: Path, kilobytes: int) -> None:
     """Room ends a run as if nothing were."""
     recipe = tmp_path / "r.toml"
@@ -94,19 +91,13 @@ def one(line: str, here: Path) -> tuple[int, list[str]]:
     return code, [words for words in err.splitlines() if words.startswith("leanify:") and "wrote" not in words]
 
 
-SLOW = ("export", "program")  # they load what they wrote elsewhere, and trace
-
-
-def marks_of(name: str, size: int) -> list[pytest.MarkDecorator]:
-    if name in SLOW:
-        return [pytest.mark.long]
-    return [pytest.mark.slow] if name == "figure" else []
+LONG = ("export", "program")  # they load what they wrote elsewhere, and trace
 
 
 @needs_root
+@pytest.mark.parametrize("kilobytes", [4, 64])
 @pytest.mark.parametrize(
-    ("name", "kilobytes"),
-    [pytest.param(name, size, marks=marks_of(name, size)) for name in WRITERS for size in (4, 64)],
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in WRITERS]
 )
 def test_outputs_are_complete_or_absent(here: Path, tmp_path: Path, name: str, kilobytes: int) -> None:
     (tmp_path / "large").mkdir()

@@ -176,17 +176,13 @@ def test_kv_groups_grow_whole() -> None:
         leanify.grow(CASES["llama"].load("meta"), heads=8)
 
 
-class _Odd(nn.Module):
+class OddAttention(nn.Module):
     """An attention that no row describes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_heads = 2
         self.qkv = nn.Linear(8, 24)
-
-
-class OddAttention(_Odd):
-    pass
 
 
 def test_foreign_attention_is_named() -> None:

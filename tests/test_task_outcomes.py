@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,26 +193,11 @@ def test_huge_loss_has_finite_perplexity(task: Task, loss: float) -> None:
     assert math.isfinite(found["perplexity"])
 
 
-class _Split:
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
-
-
-class _Splits:
-    def __init__(self, *parts: Any) -> None:
-        self.train, self.validation, self.test = (part if part is None else _Split(part) for part in parts)
-
-
 def test_max_targets_cover_all_splits() -> None:
-    few, many = np.array([1, 3, 2]), np.array([4, 5])
-    splits: Any = _Splits(few, many, None)
-    assert _max_targets(splits) == 5
-    splits = _Splits(many, few, few)
-    assert _max_targets(splits) == 5
-    for unknown in (_Splits(few, None, many), _Splits(few, many, None)):
-        unknown.train = _Split(None)
-        splits = unknown
-        assert _max_targets(splits) is None
+    few, many, unknown = (SimpleNamespace(targets=each) for each in (np.array([1, 3, 2]), np.array([4, 5]), None))
+    for train, validation, test, most in ((few, many, None, 5), (many, few, few, 5), (unknown, many, None, None)):
+        splits: Any = SimpleNamespace(train=train, validation=validation, test=test)
+        assert _max_targets(splits) == most
 
 
 def test_masked_predictions_use_mask_positions() -> None:
