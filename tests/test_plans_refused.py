@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from commands import run_here
 from flows import FAMILIES
 from runs import refused
+from test_plans import LLAMA, SMALL_VIT
 
 import leanify
 from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
@@ -18,42 +18,26 @@ from leanify.reshaping.sites import locate
 from leanify.sources import find
 from leanify.upstream.inputs import describe_inputs
 
-SMALL_LLAMA = {
-    "num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 1000,
-}  # fmt: skip
-
-
-def overrides(words: dict[str, Any]) -> list[str]:
-    return [part for key, value in words.items() for part in ("--override", f"{key}={value}")]
+SMALL_LLAMA = " ".join(f"--override {key}={value}" for key, value in LLAMA.items())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (
-            ["vit_base", "--target-params", "0.5", "--depth", "12", "--mlp", "3072"],
-            r"--depth 12 and --mlp 3072: .*free",
-        ),
-        (["vit_base", "--target-params", "0.3", "--heads", "48"], r"with --heads 48: the smallest has 72,384,232 "),
-        (
-            ["vit_base", "--target-params", "0.9", "--max-macs", "0.1"],
-            r"no lean \(smallest .*--max-macs 0\.375.*--choose",
-        ),
-        (["llama", *overrides(SMALL_LLAMA), "--max-kv", "0.001"], r"8 bytes of key/value cache a token .*0\.375"),
-        (
-            ["t5", "--target-params", "encoder=0.05,decoder=0.9", "--min-depth", "2"],
-            "encoder cannot be built from 944,038",
-        ),
-        (["t5", "--target-params", "encoder=0.6,encoder=0.4"], "two budgets for encoder"),
-        (["t5", "--target-params", "0.75", "--heads", "encoder=100"], "with --heads encoder=100: the smallest"),
-        (["vit_base", "--target-params", "0.5", "--min-depth", "12"], "its 12 blocks are the fewest"),
-        (["llama", "--override", "num_hidden_layers=3000", "--depth", "5"], "more than 1,024 blocks"),
-        (["swin_tiny", "--override", "depths=[2, 2, 4000, 2]", "--heads", "5"], "more than 1,024 blocks"),
+        ("vit_base --target-params 0.5 --depth 12 --mlp 3072", r"--depth 12 and --mlp 3072: .*free"),
+        ("vit_base --target-params 0.3 --heads 48", r"with --heads 48: the smallest has 72,384,232 "),
+        ("vit_base --target-params 0.9 --max-macs 0.1", r"no lean \(smallest .*--max-macs 0\.375.*--choose"),
+        (f"llama {SMALL_LLAMA} --max-kv 0.001", r"8 bytes of key/value cache a token .*0\.375"),
+        ("t5 --target-params encoder=0.05,decoder=0.9 --min-depth 2", "encoder cannot be built from 944,038"),
+        ("t5 --target-params encoder=0.6,encoder=0.4", "two budgets for encoder"),
+        ("t5 --target-params 0.75 --heads encoder=100", "with --heads encoder=100: the smallest"),
+        ("vit_base --target-params 0.5 --min-depth 12", "its 12 blocks are the fewest"),
+        ("llama --override num_hidden_layers=3000 --depth 5", "more than 1,024 blocks"),
+        ("swin_tiny --override 'depths=[2, 2, 4000, 2]' --heads 5", "more than 1,024 blocks"),
     ],
 )
-def test_impossible_plan_is_one_message(arguments: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
-    code, out, err = run_here(shlex.join(["redesign", *arguments, "-o", str(tmp_path / "out")]), capsys)
+def test_impossible_plan_is_one_message(line: str, message: str, tmp_path: Path, capsys: Any) -> None:
+    code, out, err = run_here(f"redesign {line} -o {tmp_path / 'out'}", capsys)
     assert (code, out) == (2, "")
     text = " ".join(line for line in err.split("\n") if not line.startswith("planning "))  # a slow machine's progress
     assert re.search(message, text), text
@@ -71,8 +55,7 @@ def test_named_budget_is_accepted() -> None:
 
 
 def test_two_model_folder_names_both(tmp_path: Path, capsys: Any) -> None:
-    small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
-    plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
+    plan = leanify.redesign("vit_base", target_params=0.75, overrides=SMALL_VIT, min_depth=3)
     plan.save(tmp_path / "both", control=True)
     with pytest.raises(leanify.SourceError, match="control, lean"):
         leanify.load(tmp_path / "both")
