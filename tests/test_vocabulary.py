@@ -14,6 +14,7 @@ import pytest
 import torch
 import vocabularies
 from flows import missing_schemas
+from runs import add_pooling
 from torch import nn
 from vocabularies import KINDS
 
@@ -282,40 +283,31 @@ def test_padding_with_positions_behind_it_stays(tmp_path: Path) -> None:
     assert {0, 1} <= named_ids(old)
 
 
-@pytest.mark.slow
-def test_opens_without_leanify(tmp_path: Path) -> None:
-    """In transformers, tokenizers and sentence-transformers, which have never heard of leanify."""
-    words = tokenizer("WordPiece")
-    old = vocabularies.checkpoint(tmp_path / "old", "bert", "BertModel", words)
-    transformer, pooling = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
-    modules = [{"idx": 0, "name": "0", "path": "", "type": transformer}]
-    modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": pooling})
-    (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "old" / "1_Pooling").mkdir()
-    facts = {"word_embedding_dimension": old.config.hidden_size, "pooling_mode_mean_tokens": True}
-    (tmp_path / "old" / "1_Pooling" / "config.json").write_text(json.dumps(facts))
-    vocabulary, kept = choose(words, tmp_path / "old", old)
-    save_cut(old, vocabulary, kept, tmp_path / "new")
-    code = (
-        missing_schemas()
-        + f"""
+OPEN = """
 import sys, torch, transformers, tokenizers
-model = transformers.AutoModel.from_pretrained({str(tmp_path / "new")!r})
-words = transformers.AutoTokenizer.from_pretrained({str(tmp_path / "new")!r})
-other = tokenizers.Tokenizer.from_file({str(tmp_path / "new" / "tokenizer.json")!r})
+model, words = (library.from_pretrained("new") for library in (transformers.AutoModel, transformers.AutoTokenizer))
 ids = words("ba ko Li")["input_ids"]
-assert ids == other.encode("ba ko Li").ids
+assert ids == tokenizers.Tokenizer.from_file("new/tokenizer.json").encode("ba ko Li").ids
 model(torch.tensor([ids]))
 try:
     from sentence_transformers import SentenceTransformer
 except ImportError:
     pass
 else:
-    assert SentenceTransformer({str(tmp_path / "new")!r}, device="cpu").encode(["ba ko"]).shape[0] == 1
+    assert SentenceTransformer("./new", device="cpu").encode(["ba ko"]).shape[0] == 1
 assert "leanify" not in sys.modules
 """
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_opens_without_leanify(tmp_path: Path) -> None:
+    """In transformers, tokenizers and sentence-transformers, which have never heard of leanify."""
+    words = tokenizer("WordPiece")
+    old = vocabularies.checkpoint(tmp_path / "old", "bert", "BertModel", words)
+    add_pooling(tmp_path / "old", word_embedding_dimension=old.config.hidden_size, pooling_mode_mean_tokens=True)
+    vocabulary, kept = choose(words, tmp_path / "old", old)
+    save_cut(old, vocabulary, kept, tmp_path / "new")
+    subprocess.run([sys.executable, "-c", missing_schemas() + OPEN], check=True, cwd=tmp_path)
 
 
 def test_files_beside_follow(tmp_path: Path) -> None:

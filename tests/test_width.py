@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from flows import missing_schemas
+from studies import RECIPE
 from zoo import tiny, widths
 from zoo.running import LawBroken
 
@@ -26,21 +27,9 @@ from leanify.profiling.live_model import LiveModel
 from leanify.search.narrow_shape import WidthScale
 from leanify.search.redesign import live_model
 from leanify.upstream.inputs import example_inputs
+from recipes.research.own_modules import torch_encoder
 
-STUDY = """
-[model]
-source = "vit_tiny"
-override = { img_size = 8, patch_size = 2, in_chans = 1, num_classes = 10, embed_dim = 64, depth = 4, num_heads = 4 }
-[data]
-name = "digits"
-task = "classification"
-holdout = 0.2
-[optim]
-lr = 1e-3
-[schedule]
-epochs = 1
-batch_size = 64
-"""
+STUDY = recipes.apply_settings(recipes.parse(RECIPE), ["model.override.embed_dim=64", "model.override.num_heads=4"])
 SMALL_VIT = {"depth": 3, "img_size": 32}
 FAMILIES = [
     "timm/vit_tiny_patch16_224", "timm/xcit_nano_12_p16_224", "timm/cait_xxs24_224", "timm/eva02_tiny_patch14_224",
@@ -115,22 +104,11 @@ def test_prices_equal_counts(share: float) -> None:
     assert live.cost(target).macs == counting.observe_on_cpu(built, None, counting.macs)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.attn = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.fc1, self.fc2, self.act = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.GELU()
-
-    def forward(self, x: Any) -> Any:
-        x = x + self.attn(x, x, x, need_weights=False)[0]
-        return x + self.fc2(self.act(self.fc1(x)))
-
-
 def test_module_in_memory_is_refused() -> None:
-    model = nn.Sequential(*(Block(16) for _ in range(3)))
-    shape = leanify.read(model, torch.randn(1, 5, 16))
+    model, inputs = torch_encoder()
+    shape = leanify.read(model, inputs)
     with pytest.raises(ShapeError, match=r"make\(width=…\)"):
-        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=8)))
+        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=layer.width // 2)))
 
 
 MODULE = """
@@ -184,10 +162,8 @@ def test_ignored_argument_is_refused(tmp_path: Path) -> None:
 
 
 def test_study_asks_a_third_question(tmp_path: Path) -> None:
-    request = comparing.Request(
-        recipes.parse(STUDY), designs=("baseline", "lean", "control", "narrow"), target_params=0.7, seeds=(0, 1)
-    )
-    plan = comparing.make_plan(request)
+    designs = ("baseline", "lean", "control", "narrow")
+    plan = comparing.make_plan(comparing.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1)))
     assert plan.rivals == ("control", "narrow")
     assert list(question_margins(plan, 1.0)) == ["baseline", "control", "narrow"]
     lean, narrow = plan.design("lean"), plan.design("narrow")
@@ -199,9 +175,8 @@ def test_study_asks_a_third_question(tmp_path: Path) -> None:
 
 
 def test_shape_called_narrow_is_no_rival() -> None:
-    request = comparing.Request(
-        recipes.parse(STUDY), designs=("baseline", "lean", "narrow=depth:2,heads:4"), target_params=0.7, seeds=(0, 1)
-    )
+    designs = ("baseline", "lean", "narrow=depth:2,heads:4")
+    request = comparing.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1))
     assert comparing.make_plan(request).rivals == ()
 
 
@@ -320,12 +295,6 @@ FOLDERS = [  # source, its small size, the width: heads divide it, so that upstr
 OPEN = """
 import sys, torch
 folder, library, name = sys.argv[1:]
-declared = torch.library.Library("torchvision", "DEF")
-for schema in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
-    try:
-        declared.define(schema)
-    except RuntimeError:
-        pass  # torchvision has it
 if library == "timm":
     import timm
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -356,8 +325,8 @@ def test_upstream_alone_opens_narrow_folders(
     inputs = example_inputs(narrow, 1, tokens=12)
     torch.save(inputs, f"{folder}-inputs.pt")
     library = "timm" if set(inputs) == {"x"} else "hf"
-    arguments = [str(folder), library, type(narrow).__name__]
-    done = subprocess.run([sys.executable, "-c", OPEN, *arguments], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", missing_schemas() + OPEN, str(folder), library, type(narrow).__name__]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         result: Any = counting.call(narrow, inputs)
