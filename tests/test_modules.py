@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from recipes.research.own_modules import (
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": torch.enable_grad, "eval": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
+FREE = {"multiple": 4, "min_mlp": 0.3, "min_depth": 1}  # the bounds of plans are made for larger models
 
 
 def made(make: Callable[[], Example]) -> tuple[nn.Module, dict[str, Any]]:
@@ -55,13 +57,8 @@ def outputs(model: nn.Module, inputs: dict[str, Any], mode: str = "no_grad") -> 
     wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
     with MODES[mode](), InDouble():
         result = model(**wide)
-    return [tensor.detach() for tensor in tensors(result)]
-
-
-def tensors(result: Any) -> list[Tensor]:
-    """The tensors that a model returns."""
     found = result if isinstance(result, (tuple, list)) else [result]
-    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+    return [tensor.detach() for tensor in found if isinstance(tensor, Tensor)]
 
 
 def difference(one: list[Tensor], other: list[Tensor]) -> float:
@@ -74,14 +71,8 @@ def test_own_module_is_read(make: Callable[[], Example]) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     shape = leanify.read(model, inputs=inputs)
     for stage in shape.stages:
-        primary = stage.primary
-        assert (stage.depth, stage.is_fixed, primary.heads, primary.head_dim, primary.mlp) == (
-            DEPTH,
-            False,
-            HEADS,
-            WIDTH // HEADS,
-            UNITS,
-        )
+        assert (stage.depth, stage.is_fixed) == (DEPTH, False)
+        assert (stage.primary.heads, stage.primary.head_dim, stage.primary.mlp) == (HEADS, WIDTH // HEADS, UNITS)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert leanify.read(model) == shape  # what was found is kept with the model
 
@@ -95,10 +86,11 @@ def test_growth_keeps_outputs(make: Callable[[], Example]) -> None:
     assert all(layer.heads == 2 * HEADS for layer in leanify.read(grown).layers())
     for mode in MODES:
         assert difference(outputs(model, inputs, mode), outputs(grown, inputs, mode)) < 1e-13, mode
-    heads = [module for module in grown.modules() if (row := families.find_row(module)) and row.is_attention]
     with torch.no_grad():
-        for parameter in (parameter for module in heads for parameter in module.parameters()):
-            parameter.normal_()
+        for module in grown.modules():
+            if (row := families.find_row(module)) and row.is_attention:
+                for parameter in module.parameters():
+                    parameter.normal_()
     assert difference(outputs(model, inputs), outputs(grown, inputs)) > 1e-6  # the new heads are alive
 
 
@@ -106,10 +98,10 @@ def test_growth_keeps_outputs(make: Callable[[], Example]) -> None:
 def test_shapes_are_written_and_read(make: Callable[[], Example]) -> None:
     model, inputs = made(make)
     shape = leanify.read(model, inputs=inputs)
-    lean = type(shape)(
-        shape.source, tuple(stage.reshape(depth=2, heads=HEADS + 2, mlp=UNITS // 2) for stage in shape.stages)
+    one, lean = (
+        replace(shape, stages=tuple(stage.reshape(**sizes) for stage in shape.stages))
+        for sizes in ({"depth": 1}, {"depth": 2, "heads": HEADS + 2, "mlp": UNITS // 2})
     )
-    one = type(shape)(shape.source, tuple(stage.reshape(depth=1) for stage in shape.stages))
     assert leanify.read(leanify.write(model, one)) == one
     written = leanify.write(model, lean)
     assert leanify.read(written) == lean
@@ -184,9 +176,9 @@ def test_weight_norm_trial_checks_sizes() -> None:
 @pytest.mark.parametrize("wrap", ["compiled", "parametrized", "parallel"])
 def test_wrapper_is_refused_untouched(wrap: str) -> None:
     model, inputs = made(torch_encoder)
+    wrapped: Any = model
     if wrap == "parametrized":
-        torch.nn.utils.parametrizations.weight_norm(model.layers[0].linear1)  # type: ignore[union-attr, index]
-        wrapped: Any = model
+        torch.nn.utils.parametrizations.weight_norm(wrapped.layers[0].linear1)
     else:
         wrapped = torch.compile(model) if wrap == "compiled" else nn.DataParallel(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"_orig_mod|remove_parametrizations|model\.module"):
@@ -196,9 +188,7 @@ def test_wrapper_is_refused_untouched(wrap: str) -> None:
 @pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
 def test_plan_prices_and_builds_module(make: Callable[[], Example]) -> None:
     model, inputs = made(make)
-    plan = leanify.redesign(
-        model, inputs=inputs, target_params=0.75, multiple=4, min_mlp=0.3, min_depth=1, max_macs=0.9
-    )
+    plan = leanify.redesign(model, inputs=inputs, target_params=0.75, max_macs=0.9, **FREE)
     lean = plan.build()
     assert type(lean) is type(model)
     assert leanify.read(lean) == plan.chosen.architecture
@@ -249,7 +239,7 @@ def test_named_code_rebuilds_saved_model(
     file = tmp_path / "mine.py"
     file.write_text(Path(own_modules.__file__).read_text("utf-8"), encoding="utf-8")
     model, inputs = made(make)
-    lean = leanify.redesign(model, inputs=inputs, target_params=0.8, multiple=4, min_mlp=0.3, min_depth=1).build()
+    lean = leanify.redesign(model, inputs=inputs, target_params=0.8, **FREE).build()
     leanify.save(lean, tmp_path / "lean", source=f"{file}:{make.__name__}")
     again = leanify.load(tmp_path / "lean")
     assert difference(outputs(lean.double(), inputs), outputs(again.double(), inputs)) == 0
@@ -288,15 +278,13 @@ def test_saving_needs_named_code(tmp_path: Path) -> None:
 def test_tied_blocks_stay_tied() -> None:
     """A block that stands twice keeps its depth."""
     model, inputs = made(inline)
-    blocks = model.get_submodule("blocks")
-    assert isinstance(blocks, nn.ModuleList)
+    blocks: Any = model.get_submodule("blocks")
     blocks[1].qkv.weight = blocks[0].qkv.weight
     grown = leanify.grow(model, factor=2, inputs=inputs)
     assert grown.get_parameter("blocks.0.qkv.weight") is grown.get_parameter("blocks.1.qkv.weight")
     assert difference(outputs(model.double(), inputs), outputs(grown.double(), inputs)) < 1e-13
     twice, inputs = made(inline)
     blocks = twice.get_submodule("blocks")
-    assert isinstance(blocks, nn.ModuleList)
     blocks[2] = blocks[0]
     with pytest.warns(UserWarning, match="its depth stays"):
         shape = leanify.read(twice, inputs=inputs)
@@ -309,16 +297,9 @@ def test_tied_blocks_stay_tied() -> None:
 
 def test_same_named_classes_are_separate() -> None:
     first, inputs = made(inline)
-
-    def other() -> type[nn.Module]:
-        class InlineBlock(PlainBlock):
-            pass
-
-        InlineBlock.__module__, InlineBlock.__qualname__ = own_modules.__name__, "InlineBlock"
-        return InlineBlock
-
+    other = type("InlineBlock", (PlainBlock,), {"__module__": own_modules.__name__})
     shape = leanify.read(first, inputs=inputs)
-    second, _ = tower(other())
+    second, _ = tower(other)
     assert leanify.read(second, inputs=inputs) == shape  # of the same sizes, in other parts
     assert families.attached_row(second.get_submodule("blocks.0")) is None
 
@@ -350,10 +331,5 @@ def test_inputs_may_be_in_containers(wrap: Callable[[Tensor], Any]) -> None:
     assert plan.chosen is not None
     assert sum(parameter.numel() for parameter in plan.build().parameters()) == plan.chosen.params
     assert leanify.profile(model, inputs=inputs, repeats=1).params == plan.baseline.params
-    assert inputs_size(leanify.grow(model, factor=2)) == 3
-
-
-def inputs_size(model: nn.Module) -> int:
-    """The samples of an example that is asked to have three."""
-    batch = example_inputs(model, 3)["batch"]
-    return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+    batch = example_inputs(leanify.grow(model, factor=2), 3)["batch"]
+    assert len(batch["x"] if isinstance(batch, dict) else batch[0]) == 3
