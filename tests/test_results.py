@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,23 +75,19 @@ def folder_of(
     return folder
 
 
-def noise_of(names: tuple[str, ...], seeds: int, sign: int = 1) -> RunTable:
-    made = outcomes_of if sign > 0 else losses_of
-    found = {
-        (name, seed): sign * made(name, seed).astype("float32").astype(float) for seed in range(seeds) for name in names
-    }
-    return RunTable(
-        [Run(name, seed, sign * float(made(name, seed).mean()), value) for (name, seed), value in found.items()]
-    )
+def noise_of(sign: int = 1, missing: tuple[str, int] | None = None) -> RunTable:
+    """Of four seeds of every design, but for a run that is missing."""
+    runs = []
+    for seed, name in product(range(4), NAMES):
+        found = sign * (outcomes_of if sign > 0 else losses_of)(name, seed)
+        runs.append(Run(name, seed, float(found.mean()), found.astype("float32").astype(float)))
+    return RunTable([run for run in runs if (run.design, run.seed) != missing])
 
 
 def test_quality_averages_over_seeds(tmp_path: Path) -> None:
     """Its interval is that of all runs."""
     found = read_study(folder_of(tmp_path / "s", failed={"wide": 1}))
-    noise = RunTable([
-        Run(name, seed, float(outcomes_of(name, seed).mean()), outcomes_of(name, seed))
-        for name in NAMES for seed in range(4) if (name, seed) != ("wide", 0)
-    ])  # fmt: skip
+    noise = noise_of(missing=("wide", 0))
     for result in found.results:
         low, high = noise.mean(result.name).interval() or (0, 0)
         assert result.quality.mean == pytest.approx(noise.mean(result.name).mean)
@@ -107,7 +104,7 @@ def test_quality_averages_over_seeds(tmp_path: Path) -> None:
 def test_lower_loss_is_better(tmp_path: Path) -> None:
     """No interval goes below a perfect loss."""
     found = read_study(folder_of(tmp_path / "s", sign=-1, best=0.0))
-    noise = noise_of(NAMES, 4, -1)
+    noise = noise_of(-1)
     lean = found.result("lean").quality
     low, high = noise.mean("lean").interval() or (0, 0)
     assert (lean.mean, lean.low, lean.high) == pytest.approx((-noise.mean("lean").mean, max(0, -high), -low))
@@ -154,7 +151,7 @@ def test_margin_defaults_to_share(tmp_path: Path) -> None:
 def test_designs_face_baseline_and_control(tmp_path: Path) -> None:
     """Only questions keep their p."""
     found = read_study(folder_of(tmp_path / "s"))
-    noise = noise_of(NAMES, 4)
+    noise = noise_of()
     wanted = {(name, "baseline") for name in NAMES if name != "baseline"}
     wanted |= {(name, "control") for name in NAMES if name not in ("baseline", "control")}
     assert {(pair.design, pair.against) for pair in found.pairs} == wanted
@@ -178,7 +175,7 @@ def test_designs_face_baseline_and_control(tmp_path: Path) -> None:
 
 def test_questions_with_and_without_margin(tmp_path: Path) -> None:
     found = read_study(folder_of(tmp_path / "s"))
-    noise = noise_of(NAMES, 4)
+    noise = noise_of()
     margins = {"baseline": found.margin, "control": 0.0}
     assert len(found.verdicts) == 2
     for verdict, (against, margin) in zip(found.verdicts, margins.items(), strict=True):
@@ -208,7 +205,7 @@ def test_later_looks_cost(tmp_path: Path) -> None:
     found = read_study(folder)
     assert found.look == 2
     assert all("look 2" in verdict.words for verdict in found.verdicts)
-    difference = noise_of(NAMES, 4).difference("lean", "baseline")
+    difference = noise_of().difference("lean", "baseline")
     pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("lean", "baseline"))
     assert (pair.low, pair.high) == pytest.approx(difference.interval(statistics.alpha_of(2)))
     assert pair.p == pytest.approx(statistics.two_sided(difference, 2))
@@ -227,17 +224,20 @@ def test_missing_answers_are_explained(tmp_path: Path) -> None:
     assert all(result.quality.mean is None and result.quality.failed == 4 for result in nothing.results)
 
 
-def reference(folder: StudyFolder, right: int) -> None:
-    found = 100.0 * (np.arange(SAMPLES) < right)
+def write_reference(folder: StudyFolder, found: np.ndarray) -> None:
     data = {"name": "a straight line", "value": float(found.mean()), "outcomes": found.tolist()}
     (folder.path / "reference.json").write_text(json.dumps(data))
+
+
+def first_right(count: int) -> np.ndarray:
+    return 100.0 * (np.arange(SAMPLES) < count)
 
 
 @pytest.mark.parametrize(("right", "learnt"), [(200, True), (299, False), (398, False)])
 def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) -> None:
     """Models no better than the reference."""
     folder = folder_of(tmp_path / "s")
-    reference(folder, right)
+    write_reference(folder, first_right(right))
     found = read_study(folder)
     assert found.learnt is learnt
     assert "a straight line" in found.learnt_why
@@ -252,10 +252,7 @@ def test_best_design_replaces_baseline(tmp_path: Path) -> None:
     """Between the worst design's and the best one's: only the best beats it."""
     for sign, best in ((1, 100.0), (-1, 0.0)):
         folder = folder_of(tmp_path / f"s{sign}", ("lean", "control", "wide"), sign=sign, best=best)
-        made = outcomes_of if sign > 0 else losses_of
-        middle = (made("wide", 0) if sign > 0 else losses_of("wide", 0) - 0.01).tolist()
-        data = {"name": "a line", "value": float(np.mean(middle)), "outcomes": middle}
-        (folder.path / "reference.json").write_text(json.dumps(data))
+        write_reference(folder, outcomes_of("wide", 0) if sign > 0 else losses_of("wide", 0) - 0.01)
         assert "lean" in read_study(folder).learnt_why
 
 
@@ -265,11 +262,7 @@ def test_falling_losses_have_not_learnt(falling: int, learnt: bool, tmp_path: Pa
     folder = folder_of(tmp_path / "s")
     for key in folder.plan.runs():
         losses = [2.0, 1.9, 1.8, 1.0] if key.seed < falling else [2.0, 1.2, 1.01, 1.0]
-        rows = [
-            {"step": step, "epoch": 1.0, "split": "validation", "loss": loss}
-            for step, loss in zip((0, 8, 16, 20), losses, strict=True)
-        ]
-        (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_losses(folder, key, losses, "validation")
     found = read_study(folder)
     assert found.learnt is learnt
     assert ("still falls" in found.learnt_why) is not learnt
@@ -384,7 +377,7 @@ def test_margin_has_metric_unit(tmp_path: Path) -> None:
 def test_reference_comparisons_are_named(tmp_path: Path) -> None:
     for names, said in ((NAMES, "the baseline ("), (("lean", "control"), "lean (")):
         folder = folder_of(tmp_path / str(len(names)), names)
-        reference(folder, 200)
+        write_reference(folder, first_right(200))
         assert read_study(folder).learnt_why.startswith(said)
 
 
@@ -395,8 +388,8 @@ def test_look_counts_most_seeds(tmp_path: Path) -> None:
     assert read_study(folder).look == 2
 
 
-def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float]) -> None:
-    rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": "train", "loss": loss} for i, loss in enumerate(losses)]
+def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float], split: str = "train") -> None:
+    rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": split, "loss": loss} for i, loss in enumerate(losses)]
     (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -433,7 +426,7 @@ def test_diverged_runs_are_named(tmp_path: Path) -> None:
 def test_design_at_chance_answers_nothing(tmp_path: Path) -> None:
     """The baseline beats the reference, and the control does not: its shape is not to blame."""
     folder = folder_of(tmp_path / "s")
-    reference(folder, 280)  # of 400: the control has 290 and a little more
+    write_reference(folder, first_right(280))  # of 400: the control has 290 and a little more
     found = read_study(folder)
     assert found.learnt
     to_baseline, to_control = found.verdicts
