@@ -15,45 +15,12 @@ import torch
 import leanify
 from leanify.cli import app
 from leanify.cli.predict import _print
-from leanify.core import recipe as recipes
 from leanify.data.images.decoding import Decoder
 from leanify.data.images.folder import transforms
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import start as training
 from leanify.training.curves import read_curves
 from leanify.training.predicting import Answer, predict
 
-IMAGES = """
-[model]
-source = "vit_tiny_patch16_224"
-override = { img_size = 16, patch_size = 8, embed_dim = 16, depth = 1, num_heads = 2 }
-[data]
-name = "data"
-task = "classification"
-workers = 0
-[optim]
-lr = 5e-3
-[schedule]
-epochs = 3
-batch_size = 16
-[run]
-log_every = 1
-"""
-TEXTS = """
-[model]
-source = "bert"
-override = { hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 16 }
-[data]
-name = "data"
-task = "text-classification"
-holdout = 0.25
-length = 16
-[optim]
-lr = 1e-2
-[schedule]
-epochs = 3
-batch_size = 8
-"""
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 
 
@@ -67,8 +34,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / split / name).mkdir(parents=True)
             for i in range(number):
                 Image.new("RGB", (20, 20), colour).save(folder / split / name / f"{i}.png")
-    recipe = recipes.apply_settings(recipes.parse(IMAGES), [f"data.path={folder}"])
-    return training.train(recipe, folder / "run")
+    settings = [f"data.path={folder}", "data.workers=0", "model.override.depth=1", "model.override.embed_dim=16"]
+    settings += ["schedule.epochs=3", "schedule.batch_size=16", "run.log_every=1"]
+    return leanify.train("own-images", folder / "run", settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +44,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     rows = [f"{('good', 'bad')[i % 2]} film {i},{('pos', 'neg')[i % 2]}" for i in range(32)]
     (folder / "train.csv").write_text("\n".join(["review,sentiment", *rows]))
-    recipe = recipes.apply_settings(recipes.parse(TEXTS), [f"data.path={folder}"])
+    settings = [f"data.path={folder}", "data.tokenizer=bytes", "data.length=16", "data.holdout=0.25"]
+    settings += ["model.override.num_hidden_layers=1", "schedule.epochs=3", "schedule.batch_size=8"]
     with pytest.warns(UserWarning, match="has no weights"):
-        return training.train(recipe, folder / "run")
+        return leanify.train("own-sentences", folder / "run", settings=settings)
 
 
 def called(capsys: Any, command: str, *arguments: Any) -> str:
