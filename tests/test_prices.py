@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +49,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "leanify" / "prices"
 
 
-@pytest.fixture
-def without_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on no model is found or built."""
-
-    def forbid() -> None:
-        def refuse(source: str, options: Options) -> None:
-            raise AssertionError(f"{source} was built")
-
-        monkeypatch.setattr(planning, "live_model", refuse)
-
-    return forbid
+def forbid_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no model is found or built."""
+    monkeypatch.setattr(planning, "live_model", lambda source, options: pytest.fail(f"{source} was built"))
 
 
 def planned(family: str) -> dict[str, Any]:
@@ -71,24 +62,22 @@ def planned(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.long) if f in LONG else f for f in FAMILIES])
-def test_cached_plan_equals_counted(
-    family: str, home: Path, monkeypatch: pytest.MonkeyPatch, without_models: Callable[[], None]
-) -> None:
+def test_cached_plan_equals_counted(family: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEANIFY_PRICES", "off")
     counted = planned(family)
     assert not home.exists()
     monkeypatch.delenv("LEANIFY_PRICES")
     assert planned(family) == counted
-    without_models()
+    forbid_models(monkeypatch)
     assert planned(family) == counted
 
 
-def test_new_question_reuses_cache(home: Path, without_models: Callable[[], None]) -> None:
+def test_new_question_reuses_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another question counts what is missing and keeps it."""
     source, overrides, _ = FAMILIES["decoder"]
     leanify.redesign(source, overrides=overrides, target_params=0.8)
     split = leanify.redesign(source, overrides=overrides, depth=4, heads=8, heads_mode="split").chosen
-    without_models()
+    forbid_models(monkeypatch)
     assert leanify.redesign(source, overrides=overrides, depth=4, heads=8, heads_mode="split").chosen == split
     assert len(list(home.iterdir())) == 1
 
@@ -121,9 +110,8 @@ def test_unwritable_cache_is_skipped(home: Path) -> None:
 
 def test_cached_redesign_imports_no_torch(home: Path) -> None:
     source, overrides, _ = FAMILIES["vit"]
-    arguments = ["redesign", source, "--target-params", "0.6"]
-    for key, value in overrides.items():
-        arguments += ["--override", f"{key}={value}"]
+    shape = [word for key, value in overrides.items() for word in ("--override", f"{key}={value}")]
+    arguments = ["redesign", source, "--target-params", "0.6", *shape]
     script = (
         "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
         "try: main()\n"

@@ -19,30 +19,15 @@ from leanify.search.ranking import Preference, grid_scores, lean_rule, preferenc
 from leanify.search.request import Request
 
 
-def priced(name: str, **overrides: Any) -> PriceList:
-    return price_list(leanify.load(name, overrides=overrides or None, device="meta"), 16)
-
-
 @pytest.fixture(scope="module")
-def vit_prices() -> PriceList:
-    return priced("vit_small")
-
-
-@pytest.fixture(scope="module")
-def gpt2_prices() -> PriceList:
-    return priced("gpt2", n_embd=48, n_head=4, n_layer=8, vocab_size=50)
-
-
-@pytest.fixture(scope="module")
-def vit(vit_prices: PriceList) -> Grid:
-    (found,) = make_grids(vit_prices, Request(Options(heads_mode="auto"), {"params": 11 * 10**6}))
-    return found
-
-
-@pytest.fixture(scope="module")
-def gpt2(gpt2_prices: PriceList) -> Grid:
-    (found,) = make_grids(gpt2_prices, Request(limits={"params": 10**5}))
-    return found
+def searched() -> dict[str, tuple[PriceList, Grid]]:
+    """The prices of a ViT and a GPT-2, each with the grid of a search."""
+    sizes = {"n_embd": 48, "n_head": 4, "n_layer": 8, "vocab_size": 50}
+    vit = price_list(leanify.load("vit_small", device="meta"), 16)
+    gpt2 = price_list(leanify.load("gpt2", overrides=sizes, device="meta"), 16)
+    (of_vit,) = make_grids(vit, Request(Options(heads_mode="auto"), {"params": 11 * 10**6}))
+    (of_gpt2,) = make_grids(gpt2, Request(limits={"params": 10**5}))
+    return {"vit": (vit, of_vit), "gpt2": (gpt2, of_gpt2)}
 
 
 VIT_B, CAUSAL = Layer(768, 12, 12, 64, 3072), Layer(1024, 16, 16, 64, 4096)
@@ -92,10 +77,9 @@ def test_narrow_heads_come_last() -> None:
 
 
 @pytest.mark.parametrize("which", ["vit", "gpt2"])
-def test_one_order_for_grid_and_design(which: str, request: pytest.FixtureRequest) -> None:
+def test_one_order_for_grid_and_design(which: str, searched: dict[str, tuple[PriceList, Grid]]) -> None:
     """What a search ranks and what a study ranks have one score."""
-    grid: Grid = request.getfixturevalue(which)
-    prices = request.getfixturevalue(f"{which}_prices")
+    prices, grid = searched[which]
     scores = grid_scores(grid, preference(prices, grid.tower))
     for i in range(0, len(grid), len(grid) // 20):
         assert score(prices, grid.get_shape(i)) == pytest.approx(scores[i])
@@ -105,24 +89,26 @@ def test_one_order_for_grid_and_design(which: str, request: pytest.FixtureReques
     assert grid.causal == (which == "gpt2")
 
 
-def test_caller_ranking_is_followed(vit: Grid, vit_prices: PriceList) -> None:
+def test_caller_ranking_is_followed(searched: dict[str, tuple[PriceList, Grid]]) -> None:
     """Equal scores go by size; narrower heads come later whatever the score."""
+    prices, vit = searched["vit"]
     inside = np.arange(0, len(vit), 5)
 
     def deepest(grid: Grid) -> Any:
         return -grid.depth.astype(float)
 
-    order = rank(vit, inside, preference(vit_prices, vit.tower), deepest)
+    order = rank(vit, inside, preference(prices, vit.tower), deepest)
     keys = [(max(0, 64 - int(vit.head_dim[i])), -int(vit.depth[i]), int(vit.params[i])) for i in order]
     assert keys == sorted(keys)
     assert len({key[0] for key in keys}) > 1
     assert len(order) == len(inside)
 
 
-def test_extra_blocks_cost_the_last(vit_prices: PriceList) -> None:
+def test_extra_blocks_cost_the_last(searched: dict[str, tuple[PriceList, Grid]]) -> None:
     """Blocks beyond the last one cost what it costs."""
-    (stage,) = vit_prices.baseline
-    at = {depth: vit_prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
+    prices, _ = searched["vit"]
+    (stage,) = prices.baseline
+    at = {depth: prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
     last = at[12] - at[11]
     assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)
 
