@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from leanify.core.errors import RecipeError
 from leanify.core.recipe import OptimSection, ScheduleSection
 from leanify.data.sampling import Order
 from leanify.training.schedule import build_rate, ramp_steps, steps_per_unit
@@ -77,12 +76,6 @@ def test_batch_grows_in_equal_steps(unit: str, share: float) -> None:
         assert [order.position(step) for step in (0, steps)] == pytest.approx([0, 200], abs=1)
     first = order.step_at(order.steps_per_epoch)  # an epoch's end cuts a batch short
     assert all(abs(64 * (step + 1) / (order.ramp + 1) - sizes[step]) < 1 for step in range(min(grown, first - 1)))
-
-
-def test_ramp_is_a_share() -> None:
-    for share in (1.0, 1.5, -0.1):
-        with pytest.raises(RecipeError, match="a share of the run"):
-            ramp_steps(ScheduleSection(64, steps=10, batch_ramp=share), 10)
 
 
 def test_length_batches_reshuffle_every_epoch() -> None:

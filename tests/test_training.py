@@ -18,7 +18,7 @@ from test_hostile_runs import Warnings
 
 import leanify
 from leanify.core import recipe as recipes
-from leanify.core.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
+from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
 from leanify.training import start as training
@@ -211,9 +211,7 @@ def test_bare_loop_finds_same_weights() -> None:
     data, batches = trainer.splits.train, trainer.batches(0)
     for step in range(5):
         trainer.step(step, batches)
-        optimizer.param_groups[0]["lr"] = 1e-9 if step == 0 else 2e-3 * step / 8
-        if step == 0:
-            optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.param_groups[0]["lr"] = 2e-3 * step / 8
         images, labels = data.batch(trainer.order.batch(step))  # type: ignore[attr-defined]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -233,8 +231,8 @@ def test_bare_loop_finds_same_weights() -> None:
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
         (["data.test=test"], RecipeError, "there is no such split"),
-        (["data.options.seed=1"], RecipeError, "data.options are for the function"),
-        (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
+        (["schedule.batch_ramp=1.0"], RecipeError, "a share of the run"),
+        (["schedule.batch_ramp=-0.1"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),
         (["schedule.kind=one-cycle", "schedule.warmup=0"], RecipeError, "one-cycle"),
         (["schedule.cooldown=1"], RecipeError, "triangular"),
@@ -246,8 +244,6 @@ def test_bare_loop_finds_same_weights() -> None:
         (["data.img_size=16"], RecipeError, "do not apply"),
         (["model.override.num_classes=9"], DataError, "9 outputs; --set model.override.num_classes=10"),
         (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
-        (["model.source=vit_bsae"], LeanifyError, "did you mean vit_base"),
-        (["data.nmae=digits"], RecipeError, "nearest: name"),
     ],
 )
 def test_conflicting_settings_write_nothing(

@@ -58,8 +58,6 @@ def test_lean_directory_keeps_learning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("digist", SourceError, "nearest: digits"),
-        ("vit_bsae", SourceError, "did you mean vit_base"),
         ("nowhere.toml", RecipeError, "neither a recipe file"),
         ("./nowhere", SourceError, "does not exist"),
     ],
