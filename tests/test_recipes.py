@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 import leanify
+from leanify.cli import app
 from leanify.cli.recipes import audit_rows
-from leanify.cli.recipes import recipes as recipes_command
 from leanify.core import built_in_recipes as built_in
 from leanify.core import recipe, strict_toml
 from leanify.core.errors import RecipeError
@@ -75,9 +74,7 @@ DISAGREEMENTS = {  # what the verdict must name where the printed row is not wha
 
 
 def command(*arguments: str) -> str:
-    app = typer.Typer()
-    app.command()(recipes_command)
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(app("recipes"), list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 
@@ -402,9 +399,8 @@ def test_keys_have_documented_types(section: str) -> None:
             assert tomllib.loads(f"value = {key.default}")
 
 
-def test_keys_are_listed_with_help(capsys: pytest.CaptureFixture[str]) -> None:
-    recipes_command(keys=True, as_json=True)
-    listed = {row["key"]: row for row in json.loads(capsys.readouterr().out)["keys"]}
+def test_keys_are_listed_with_help() -> None:
+    listed = {row["key"]: row for row in json.loads(command("--keys", "--json"))["keys"]}
     assert listed["schedule.batch_size"]["default"] is None
     assert listed["schedule.batch_size"]["required"]
     assert listed["optim.betas"]["default"] == "[0.9, 0.999]"

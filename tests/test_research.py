@@ -41,12 +41,10 @@ RESULTS = ROOT / "recipes" / "results"
 PAGES = [*sorted(RESULTS.glob("*.md")), ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def has_main(path: Path) -> bool:
-    return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
-
-
 SCRIPTS = sorted(
-    ".".join(path.relative_to(RESEARCH).with_suffix("").parts) for path in RESEARCH.rglob("*.py") if has_main(path)
+    ".".join(path.relative_to(RESEARCH).with_suffix("").parts)
+    for path in RESEARCH.rglob("*.py")
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
 
 

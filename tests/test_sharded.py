@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import commands
 import pytest
@@ -62,12 +61,8 @@ def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    return RunDirectory.open(run).rows()
-
-
 def same_losses(one: Path, other: Path, apart: float = 1e-4) -> None:
-    pairs = list(zip(rows(one), rows(other), strict=True))
+    pairs = list(zip(*(RunDirectory.open(run).rows() for run in (one, other)), strict=True))
     for mine, theirs in pairs:
         assert theirs["step"] == mine["step"]
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=apart)

@@ -163,10 +163,7 @@ def test_parquet_shards_are_one_table(tmp_path: Path) -> None:
     assert (found.kind, found.is_validated, found.samples, found.classes) == ("sentences", True, 30, 2)
     assert "(of 3 shards)" in found.description
     data = DataSection("data", "text-classification", path=str(tmp_path))
-    tables = (
-        own_texts.read_split_table(data, "train", Faults()),
-        own_texts.read_split_table(data, "validation", Faults()),
-    )
+    tables = [own_texts.read_split_table(data, split, Faults()) for split in ("train", "validation")]
     assert [list(table.lines) for table in tables] == [TEXTS[:30], TEXTS[30:]]
 
 

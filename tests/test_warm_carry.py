@@ -124,27 +124,26 @@ def llama_with_inert_blocks(depth: int, inert: slice) -> nn.Module:
     return model
 
 
+def paired(model: nn.Module, depth: int) -> list[tuple[int, ...]]:
+    """The pairs, in their order, that shorten a model to this depth."""
+    data = [example_inputs(model, 2, 12) for _ in range(4)]
+    shape = leanify.read(model)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(depth, 4, mlp=32),))
+    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted, moves=("pair",))
+    return [step.blocks for step in found.steps[1:]]
+
+
 def test_pairing_leaves_no_single_block() -> None:
     """The pair of blocks 1 and 2, taken first, would leave block 0 without a partner."""
     model = llama_with_inert_blocks(6, slice(1, 3))
-    data = [example_inputs(model, 2, 12) for _ in range(4)]
-    shape = leanify.read(model)
-    wanted = replace(shape, stages=(shape.stages[0].reshape(3, 4, mlp=32),))
-    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted, moves=("pair",))
-    assert sorted(step.blocks for step in found.steps[1:]) == [(0, 1), (2, 3), (4, 5)]
-    fewer = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
+    assert sorted(paired(model, 3)) == [(0, 1), (2, 3), (4, 5)]
     with pytest.raises(ShapeError, match="no further pair"):
-        transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), fewer, moves=("pair",))
+        paired(model, 2)
 
 
 def test_last_pair_is_not_separate() -> None:
     """The last blocks' pair, once made, shortens nothing: it was tried again and again."""
-    model = llama_with_inert_blocks(4, slice(2, 4))
-    data = [example_inputs(model, 2, 12) for _ in range(4)]
-    shape = leanify.read(model)
-    wanted = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
-    found = transfer_weights(CalibratedTeacher(model, data[:2], data[2:]), wanted, moves=("pair",))
-    assert [step.blocks for step in found.steps[1:]] == [(2, 3), (0, 1)]
+    assert paired(llama_with_inert_blocks(4, slice(2, 4)), 2) == [(2, 3), (0, 1)]
 
 
 def test_deeper_stages_repeat_last_block() -> None:
