@@ -77,9 +77,13 @@ def inputs(rng: np.random.Generator, tokens: int, width: int, alike: float) -> n
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
-def test_least_squares_matches_numpy(ridge: float) -> None:
+@pytest.mark.parametrize("factor", [None, 0, 2])
+def test_least_squares_matches_numpy(ridge: float, factor: int | None) -> None:
+    """Also where an input is dead, or is another one's multiple."""
     rng = np.random.default_rng(0)
     w, a, kept = rng.normal(size=(5, 12)), inputs(rng, 30, 12, 0.3), np.array([0, 2, 3, 7, 11])
+    if factor is not None:
+        a[:, 3] = factor * a[:, 2]
     found = least_squares(torch.from_numpy(w), torch.from_numpy(a.T @ a), torch.from_numpy(kept), ridge)
     np.testing.assert_allclose(found.numpy(), fitted(w, a, kept, ridge), rtol=1e-6, atol=1e-8)
     default = least_squares(torch.from_numpy(w), torch.from_numpy(a.T @ a), torch.from_numpy(kept))
