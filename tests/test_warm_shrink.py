@@ -1,7 +1,8 @@
-"""Dropping and narrowing: each step's law, in float64 on random parameters."""
+"""Dropping and narrowing: each step's law, in float64 on random parameters, over the families to which it applies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,18 @@ from zoo.running import difference, outputs, randomise
 
 import leanify
 from leanify.carrying.blocks import replace_blocks, stage_blocks
-from leanify.carrying.calibration import collect_outputs, divergence, moments
-from leanify.carrying.choose import survivors
+from leanify.carrying.calibration import collect_outputs, divergence, moments, run
+from leanify.carrying.choose import output_projection, survivors
 from leanify.carrying.narrow import narrow_model, projections
+from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher, Cut
-from leanify.core.errors import UnsupportedModel
+from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features
 from leanify.reshaping.sites import locate
 from leanify.upstream.inputs import example_inputs
 
+Call = Callable[[nn.Module], Any]
 TOLERANCE = 1e-10
 PRE_NORM = ["timm/vit_base_patch16_224", "timm/vit_small_patch14_dinov2", "hf/gpt2", "hf/llama", "hf/gpt_neox"]
 ALL = [*PRE_NORM, "hf/bert", "hf/t5", "timm/swin_tiny_patch4_window7_224", "timm/xcit_nano_12_p16_224"]
@@ -165,3 +169,78 @@ def test_counted_tokens_match_projections(name: str, masked: bool) -> None:
     teacher = CalibratedTeacher(model, batches[:2], batches[2:])
     found = moments(model, projections(locate(model)), batches[:2])
     assert teacher.tokens == min(each.tokens for each in found.values())
+
+
+# -- the laws of both moves; a slice of the zoos is every tenth model, all ten slices are all models -------------------
+
+
+def dead_block(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
+    """A residual block whose output projections are zero is dropped for nothing."""
+    for stage in located.stages:
+        if stage.container is None or len(stage.blocks) < 3:
+            continue
+        found = residuals(located, stage.name, lambda m: outputs(m, call))[1]
+        if not isinstance(found, Residual) or found.post_norm:
+            continue
+        alone = replace(located, stages=[replace(stage, blocks=stage.blocks[1:2])])
+        for module in projections(alone).values():
+            for parameter in module.parameters():
+                parameter.data.zero_()
+        return difference(outputs(drop(model, stage.name, 1), call), outputs(model, call)) < TOLERANCE
+    return None
+
+
+def dead_units(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
+    """Hidden units without a way out are narrowed for nothing."""
+    shape = halved(model, heads=False)
+    if shape == located.architecture:
+        return None
+    for layer in located.layers:
+        module = output_projection(layer.mlp, "m")[1] if layer.mlp is not None else None
+        if module is not None and layer.mlp is not None:
+            dead = torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2)
+            module.weight.data.index_fill_(linear_features(module).input_axis, dead, 0.0)  # type: ignore[operator, union-attr]
+    new = narrow(model, shape)
+    return leanify.read(new) == shape and difference(outputs(new, call), outputs(model, call)) < 1e-8
+
+
+LAWS = {"dead block": dead_block, "dead units": dead_units}
+
+
+def held(name: str) -> Iterator[tuple[str, bool | None]]:
+    """Every law's outcome for a model; None where it does not apply or the move is refused with a reason."""
+    for law, holds in LAWS.items():
+        model, call = built(name)
+        try:
+            yield law, holds(model, call, locate(model))
+        except (UnsupportedModel, ShapeError):
+            yield law, None
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_laws_of_the_moves(name: str) -> None:
+    outcomes = dict(held(name))
+    assert False not in outcomes.values()
+    assert outcomes["dead units"]
+    assert outcomes["dead block"] or name not in PRE_NORM
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_moves_obey_laws_over_zoo(library: str, part: int) -> None:
+    broken, applied = [], 0
+    for name in tiny.names(library)[part::10]:
+        try:
+            model, call = tiny.build(library, name)
+            outputs(randomise(model), call)
+            run(model, data(model, 1)[0])
+            locate(model)
+        except Exception:
+            continue  # the zoo's own tests say which models build here
+        for law, outcome in held(f"{library}/{name}"):
+            applied += outcome is not None
+            broken += [f"{name}: {law}"] if outcome is False else []
+    print(f"{library}, slice {part}: {applied} laws held against models, broken: {broken}")
+    assert applied > 10
+    assert not broken
