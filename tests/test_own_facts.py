@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from runs import add_pooling, make_documents
+from test_shrink_heads import SIZES, drawn
 
 import leanify
 from leanify.shrinking.judging import judge
@@ -59,14 +60,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit_head(model.head, model.eval().forward_head(model.forward_features(pixels), pre_logits=True), folder)
     timm.models.save_for_hf(model, folder / "vit", model_config=names, model_args=arguments)
 
-    library = import_transformers()
-    config = library.ViTConfig(
-        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64, image_size=SIDE, patch_size=4,
-        id2label={0: "bees", 1: "ants"}, label2id={"bees": 0, "ants": 1},
-    )  # fmt: skip
-    classifier = library.ViTForImageClassification(config)
-    size = {"height": SIDE, "width": SIDE}
-    processor = library.ViTImageProcessor(size=size, image_mean=[0.2, 0.3, 0.4], image_std=[0.3, 0.2, 0.1], resample=2)
+    classes = {"id2label": {0: "bees", 1: "ants"}, "label2id": {"bees": 0, "ants": 1}}
+    classifier = drawn("ViTForImageClassification", image_size=SIDE, patch_size=4, **SIZES, **classes)
+    statistics = {"image_mean": [0.2, 0.3, 0.4], "image_std": [0.3, 0.2, 0.1]}
+    processor = import_transformers().ViTImageProcessor(size={"height": SIDE, "width": SIDE}, resample=2, **statistics)
     pictures = [Image.open(file).convert("RGB") for file, _ in files(folder)]
     hidden = classifier.eval().vit(processor(pictures, return_tensors="pt")["pixel_values"]).last_hidden_state[:, 0]
     fit_head(classifier.classifier, hidden, folder)
@@ -95,28 +92,23 @@ def accuracy(answers: dict[Path, str], here: Path) -> float:
     return 100 * right / len(answers)
 
 
+@torch.no_grad()
 def timm_answers(here: Path) -> dict[Path, str]:
     """What timm alone answers for each picture."""
     timm = import_timm()
     model = timm.create_model(f"local-dir:{here / 'vit'}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    answers = {}
-    for file, _ in files(here):
-        with torch.no_grad():
-            answers[file] = ("bees", "ants")[int(model(transform(Image.open(file).convert("L"))[None]).argmax())]
-    return answers
+    pictures = {file: transform(Image.open(file).convert("L"))[None] for file, _ in files(here)}
+    return {file: ("bees", "ants")[int(model(picture).argmax())] for file, picture in pictures.items()}
 
 
+@torch.no_grad()
 def transformers_answers(here: Path) -> dict[Path, str]:
     library = import_transformers()
     model = library.AutoModelForImageClassification.from_pretrained(here / "hf").eval()
     processor = library.AutoImageProcessor.from_pretrained(here / "hf")
-    answers = {}
-    for file, _ in files(here):
-        with torch.no_grad():
-            output = model(**processor(Image.open(file).convert("RGB"), return_tensors="pt"))
-        answers[file] = model.config.id2label[int(output.logits.argmax())]
-    return answers
+    pictures = {file: processor(Image.open(file).convert("RGB"), return_tensors="pt") for file, _ in files(here)}
+    return {file: model.config.id2label[int(model(**each).logits.argmax())] for file, each in pictures.items()}
 
 
 @pytest.mark.parametrize(("name", "answer"), [("vit", timm_answers), ("hf", transformers_answers)])
@@ -137,9 +129,8 @@ def test_timm_facts_are_written_again(here: Path, tmp_path: Path) -> None:
     assert {
         key: list(v) if isinstance(v, tuple) else v for key, v in model.pretrained_cfg.items() if key in FACTS
     } == FACTS
-    leanify.save(
-        leanify.write(model, leanify.read(model).map_layers(lambda layer: replace(layer, mlp=64))), tmp_path / "again"
-    )
+    narrow = leanify.read(model).map_layers(lambda layer: replace(layer, mlp=64))
+    leanify.save(leanify.write(model, narrow), tmp_path / "again")
     again = json.loads((tmp_path / "again" / "config.json").read_text())["pretrained_cfg"]
     assert again.pop("label_names") == ["bees", "ants"]
     assert {key: again[key] for key in FACTS} == {key: stored[key] for key in FACTS}

@@ -27,6 +27,7 @@ import torch
 import typer
 from PIL import Image
 from runs import add_pooling
+from test_shrink_heads import drawn
 
 from leanify import cli
 from leanify.cli import COMMANDS
@@ -166,7 +167,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with (place / "imdb" / f"{split}.csv").open("w", newline="") as file:
             rows = [". ".join(sentence() for _ in range(20)) + "." for _ in range(count)]
             csv.writer(file).writerows([("text",), *((row,) for row in rows)])
-    write_vit(place / "vit")
+    shape = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+    shape |= {"image_size": 16, "patch_size": 8, "id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+    drawn("ViTForImageClassification", **shape).save_pretrained(place / "vit")
     for split, number in product(("train", "validation"), range(40)):
         (place / "pictures" / split / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         noise = Image.effect_noise((16, 16), 20 + 40 * (number % 2))
@@ -183,16 +186,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def write_vit(place: Path) -> None:
-    import transformers
-
-    config = transformers.ViTConfig(
-        hidden_size=24, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=8,
-        id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1},
-    )  # fmt: skip
-    transformers.ViTForImageClassification(config).save_pretrained(place)
-
-
 def write_encoder(place: Path, cls: str = "BertModel") -> None:
     """MiniLM's layers, heads and hidden units, 48 wide, in sentence-transformers' layout."""
     import transformers
@@ -204,8 +197,7 @@ def write_encoder(place: Path, cls: str = "BertModel") -> None:
     transformers.BertTokenizerFast(str(place / "vocab.txt"), model_max_length=64).save_pretrained(place)
     shape = {"hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     labels = {} if cls == "BertModel" else {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
-    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **shape, **labels)
-    getattr(transformers, cls)(config).save_pretrained(place)
+    drawn(cls, vocab_size=len(words), max_position_embeddings=64, **shape, **labels).save_pretrained(place)
     if cls == "BertModel":
         add_pooling(place, word_embedding_dimension=48, pooling_mode_mean_tokens=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flows import missing_schemas
+from test_shrink_heads import drawn
 from test_warm_shrink import built, data
 from torch import Tensor, nn
 from zoo.running import randomise
@@ -21,6 +22,7 @@ from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.rotation import rotate, rotated_architecture
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import ShapeError
+from leanify.data.texts.tokenizers import make_tokenizer
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
 from leanify.reshaping import surgery
@@ -28,7 +30,6 @@ from leanify.reshaping.sites import locate
 from leanify.shrinking.candidates import Budget, Prices, candidates
 from leanify.shrinking.original import Original
 from leanify.sources import find
-from leanify.upstream.libraries import import_transformers
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -147,9 +148,7 @@ def priced(place: Path, budget: Budget) -> Prices:
 
 def test_width_fits_the_budget(tmp_path: Path) -> None:
     """The widest that fits, its head counted once more where it was the embeddings."""
-    library: Any = import_transformers()
-    config = library.LlamaConfig(**GROUPED, tie_word_embeddings=True)
-    library.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    drawn("LlamaForCausalLM", **GROUPED, tie_word_embeddings=True).save_pretrained(tmp_path)
     prices = priced(tmp_path, Budget(0.8))
     [candidate] = candidates(prices, ["rotated"])
     model = leanify.load(tmp_path)
@@ -165,9 +164,8 @@ def test_width_fits_the_budget(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
     """Nine heads on three groups divide few widths: the widest that upstream builds within the budget is taken."""
-    library: Any = import_transformers()
     sizes = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
-    library.LlamaForCausalLM(library.LlamaConfig(**{**GROUPED, **sizes})).save_pretrained(tmp_path)
+    drawn("LlamaForCausalLM", **{**GROUPED, **sizes}).save_pretrained(tmp_path)
     prices = priced(tmp_path, Budget(0.8, "body"))
     assert "rotated" not in [candidate.name for candidate in candidates(prices)], "by name only"
     [candidate] = candidates(prices, ["rotated"])
@@ -179,13 +177,9 @@ def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_shrunk_model_opens_in_its_library(tmp_path: Path) -> None:
     """A language model with tied embeddings, shrunk, healed for a few steps, and opened by transformers alone."""
-    library: Any = import_transformers()
-    torch.manual_seed(0)
-    config = library.LlamaConfig(**{**GROUPED, "vocab_size": 300}, tie_word_embeddings=True, max_position_embeddings=64)
-    library.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    make_bytes = "from leanify.data.texts.tokenizers import make_tokenizer\nimport sys\n"
-    make_bytes += "make_tokenizer('bytes', lambda: [], '')[0].save_pretrained(sys.argv[1])"
-    run([sys.executable, "-c", make_bytes, tmp_path / "llama"], check=True)
+    sizes = {**GROUPED, "vocab_size": 300, "max_position_embeddings": 64}
+    drawn("LlamaForCausalLM", **sizes, tie_word_embeddings=True).save_pretrained(tmp_path / "llama")
+    make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(tmp_path / "llama")
     (tmp_path / "text.txt").write_text("".join(f"line {i} of a text about {i * i}\n" for i in range(2000)))
     settings = ["data.length=32", "schedule.steps=4", "schedule.batch_size=4", "data.samples=64"]
     result = leanify.shrink(

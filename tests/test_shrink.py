@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from commands import typed
 from runs import add_pooling, make_documents
-from test_layouts import timm
+from test_layouts import timm, typed
+from test_shrink_heads import SIZES, drawn
 from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
 import leanify
@@ -40,12 +39,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shrink")
     make_documents(folder, images="pets", sentences="reviews", checkpoint="old")
     timm(folder / "pictures")
-    library = import_transformers()
-    shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
-    tokenizer = library.BertTokenizerFast.from_pretrained(folder / "old")
-    torch.manual_seed(0)
-    config = library.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape)
-    library.LlamaForCausalLM(config).save_pretrained(folder / "speaker")
+    tokenizer = import_transformers().BertTokenizerFast.from_pretrained(folder / "old")
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    drawn("LlamaForCausalLM", **sizes).save_pretrained(folder / "speaker")
     tokenizer.save_pretrained(folder / "speaker")
     (folder / "text.txt").write_text("a warm film about a dog and a cold town in the war. " * 120)
     return folder
@@ -236,7 +232,7 @@ def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFi
     prices = Prices(resolve(source, here / "reviews", []), Budget(share))
     several = candidates(prices, ("heads", "control", "narrow"))
     assert "heads" not in [one.name for one in several]
-    assert all(one.design is not None and one.design.params <= share * prices.baseline.params for one in several)
+    assert all(one.design is not None and one.params <= share * prices.baseline.params for one in several)
     assert "more heads" in capsys.readouterr().err
 
 

@@ -27,48 +27,42 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "i
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
+def drawn(cls: str, seed: int = 0, **options: Any) -> Any:
+    """A model of transformers with drawn weights."""
+    kind = getattr(import_transformers(), cls)
+    torch.manual_seed(seed)
+    return kind(kind.config_class(**options))
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints with several heads beside one tokenizer, a table of scores and a text."""
     folder = tmp_path_factory.mktemp("heads")
     make_documents(folder, checkpoint="bare", images="pets")
     leanify.save(leanify.load("vit_tiny", overrides={"img_size": 32, "embed_dim": 48, "depth": 3}), folder / "thousand")
-    library = import_transformers()
-    tokenizer = library.BertTokenizerFast.from_pretrained(folder / "bare")
-    torch.manual_seed(0)
+    tokenizer = import_transformers().BertTokenizerFast.from_pretrained(folder / "bare")
+    labels = {"id2label": dict(enumerate(["cold", "dog", "film", "town", "war", "warm"]))}
     common = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, **SIZES}
-    bert = library.BertConfig(**common)
+    t5 = {"vocab_size": len(tokenizer), "d_model": 32, "num_heads": 2}
+    bart = {"d_model": 32, "decoder_layers": 4, "encoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    bart |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "forced_eos_token_id": None}
+    bart |= {"eos_token_id": tokenizer.sep_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tower = {**SIZES, "num_hidden_layers": 2}
+    towers = {"text_config": {**common, **tower}, "vision_config": {"image_size": 32, "patch_size": 8, **tower}}
     models = {
-        "masked": library.BertForMaskedLM(bert),
-        "names": library.BertForTokenClassification(library.BertConfig(num_labels=5, **common)),
-        "number": library.BertForSequenceClassification(library.BertConfig(num_labels=1, **common)),
-        "four": library.BertForSequenceClassification(library.BertConfig(num_labels=4, **common)),
-        "experts": library.MixtralForCausalLM(
-            library.MixtralConfig(num_local_experts=3, num_key_value_heads=2, **common)
+        "masked": drawn("BertForMaskedLM", **common),
+        "names": drawn("BertForTokenClassification", num_labels=5, **common),
+        "number": drawn("BertForSequenceClassification", num_labels=1, **common),
+        "four": drawn("BertForSequenceClassification", num_labels=4, **common),
+        "experts": drawn("MixtralForCausalLM", num_local_experts=3, num_key_value_heads=2, **common),
+        "seq2seq": drawn("T5ForConditionalGeneration", d_ff=64, num_layers=3, **t5),
+        "encoder": drawn("T5EncoderModel", d_ff=128, num_layers=4, **t5),
+        "several": drawn(
+            "BertForSequenceClassification", problem_type="multi_label_classification", **labels, **common
         ),
-        "seq2seq": library.T5ForConditionalGeneration(
-            library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=64, num_layers=3, num_heads=2)
-        ),
-        "encoder": library.T5EncoderModel(
-            library.T5Config(vocab_size=len(tokenizer), d_model=32, d_ff=128, num_layers=4, num_heads=2)
-        ),
+        "end": drawn("BartForSequenceClassification", **bart, **labels, **common),
+        "pictures": drawn("CLIPModel", **towers),
     }
-    labels = {"id2label": dict(enumerate(["cold", "dog", "film", "town", "war", "warm"])), **common}
-    models["several"] = library.BertForSequenceClassification(
-        library.BertConfig(problem_type="multi_label_classification", **labels)
-    )
-    sizes = {"d_model": 32, "decoder_layers": 4, "encoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": tokenizer.sep_token_id}
-    models["end"] = library.BartForSequenceClassification(
-        library.BartConfig(forced_eos_token_id=None, pad_token_id=tokenizer.pad_token_id, **sizes, **heads, **labels)
-    )
-    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    models["pictures"] = library.CLIPModel(
-        library.CLIPConfig(
-            text_config={"vocab_size": len(tokenizer), "max_position_embeddings": 64, **tower},
-            vision_config={"image_size": 32, "patch_size": 8, **tower},
-        )
-    )
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)

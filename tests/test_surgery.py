@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, GROUPED_QUERY, Case, batch, equal, outputs
+from test_shrink_heads import SIZES, drawn
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 from zoo import laws, running, tiny
@@ -23,7 +24,6 @@ from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
 from leanify.upstream.derived_attributes import drop_path_rates
-from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import get_origin
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -321,12 +321,10 @@ def test_old_head_caches_are_dropped() -> None:
 
 def test_position_maps_follow_heads() -> None:
     """DeBERTa-v2 that does not share its keys projects the relative positions for each head, too."""
-    library: Any = import_transformers()
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     options = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": False}
-    model = library.DebertaV2Model(library.DebertaV2Config(vocab_size=60, **sizes, **options)).eval()
+    model = drawn("DebertaV2Model", vocab_size=60, **SIZES, **options).eval()
     shape = leanify.read(model)
-    new = leanify.write(model, replace(shape, stages=(shape.stages[0].reshape(2, heads=3),))).eval()
+    new = leanify.write(model, replace(shape, stages=(shape.stages[0].reshape(heads=3),))).eval()
     attention = new.encoder.layer[0].attention.self
     assert attention.pos_key_proj.out_features == attention.pos_query_proj.out_features == 48
     assert new(torch.arange(1, 9)[None])[0].isfinite().all()

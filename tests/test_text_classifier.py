@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_shrink_heads import SIZES, drawn
 
 import leanify
 from leanify.core import recipe as recipes
@@ -22,14 +23,11 @@ WORDS = [f"word{number} was {mood}" for number in range(30) for mood in ("good",
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT with its tokenizer, as transformers saves it."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = tokenizers._wrap(tokenizers._train(200, lambda: WORDS))
     tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=48, **sizes)).save_pretrained(folder)
+    sizes = {**SIZES, "num_hidden_layers": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 48}
+    drawn("BertForMaskedLM", **sizes).save_pretrained(folder)
     return folder
 
 

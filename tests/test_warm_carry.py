@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import typed
 from safetensors.torch import load_file, save_file
+from test_layouts import typed
+from test_shrink_heads import drawn
 from torch import Tensor, nn
 from zoo import tiny
 
@@ -28,7 +29,6 @@ from leanify.core.recipe import DistillSection
 from leanify.data.texts import tokenizers
 from leanify.training.teachers import load_teacher
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.libraries import import_transformers
 
 NAMES = ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "timm/swin_tiny_patch4_window7_224"]
 
@@ -116,12 +116,8 @@ def test_pair_or_drop_follows_importance() -> None:
 
 def llama_with_inert_blocks(depth: int, inert: slice) -> nn.Module:
     """A model in which the blocks of this slice do nothing, so that their pair costs nothing."""
-    library = import_transformers()
-    config = library.LlamaConfig(
-        hidden_size=24, num_hidden_layers=depth, num_attention_heads=2, intermediate_size=16, vocab_size=64
-    )
-    torch.manual_seed(0)
-    model = library.LlamaModel(config).eval()
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+    model: Any = drawn("LlamaModel", num_hidden_layers=depth, **sizes).eval()
     for block in model.layers[inert]:
         nn.init.zeros_(block.self_attn.o_proj.weight)
         nn.init.zeros_(block.mlp.down_proj.weight)
@@ -235,13 +231,9 @@ def test_free_shapes_keep_the_budget() -> None:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("warm")
-    library = import_transformers()
-    config = library.LlamaConfig(
-        hidden_size=48, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        intermediate_size=96, vocab_size=261, max_position_embeddings=64,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    library.LlamaForCausalLM(config).save_pretrained(folder / "source")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 96}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 261, "max_position_embeddings": 64}
+    drawn("LlamaForCausalLM", **sizes).save_pretrained(folder / "source")
     tokenizers.make_tokenizer("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
     (folder / "text.txt").write_text("Two layers side by side are one with twice the heads. " * 60)
     return folder

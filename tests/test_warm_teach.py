@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from runs import add_pooling, final_state
 from test_hostile_runs import Warnings
+from test_shrink_heads import drawn
 from test_training_processes import launched
 
 import leanify
@@ -48,13 +49,11 @@ def sentences(count: int, seed: int) -> list[str]:
 
 def encoder(folder: Path, seed: int = 0, words: int = 0, **shape: Any) -> Path:
     """A small BERT without a head, in sentence-transformers' layout; ``words`` more in its vocabulary."""
-    library = import_transformers()
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"new{i}" for i in range(words))]
-    config = library.BertConfig(**{**SHAPE, "vocab_size": len(known), "max_position_embeddings": 32, **shape})
-    torch.manual_seed(seed)
-    library.BertModel(config).save_pretrained(folder)
+    sizes = {**SHAPE, "vocab_size": len(known), "max_position_embeddings": 32, **shape}
+    drawn("BertModel", seed, **sizes).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(known))
-    library.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    import_transformers().BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
     return add_pooling(folder, pooling_mode_mean_tokens=True)
 
@@ -189,12 +188,9 @@ def test_sentences_come_from_lines_or_pairs(home: Path, tmp_path: Path) -> None:
 
 
 def headed(folder: Path, cls: str) -> Path:
-    library = import_transformers()
-    config = library.BertConfig(**SHAPE, vocab_size=256) if cls.startswith("Bert") else library.GPT2Config(
-        n_embd=24, n_layer=2, n_head=3, vocab_size=256, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    getattr(library, cls)(config).save_pretrained(folder)
+    gpt2 = {"n_embd": 24, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0}
+    gpt2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    drawn(cls, vocab_size=256, **(SHAPE if cls.startswith("Bert") else gpt2)).save_pretrained(folder)
     return folder
 
 
@@ -256,10 +252,8 @@ def test_teacher_vocabulary_must_match(home: Path, tmp_path: Path) -> None:
 
 def test_teacher_kind_must_match(home: Path, tmp_path: Path) -> None:
     """So must its size."""
-    library = import_transformers()
-    vit = {**SHAPE, "image_size": 32, "patch_size": 8}
     for size in (32, 48):
-        library.ViTModel(library.ViTConfig(**{**vit, "image_size": size})).save_pretrained(tmp_path / f"vit{size}")
+        drawn("ViTModel", **SHAPE, patch_size=8, image_size=size).save_pretrained(tmp_path / f"vit{size}")
     refused(home, tmp_path, RecipeError, "takes input_ids and the teacher", teacher=str(tmp_path / "vit32"))
     from leanify.training.teachers import check_alike
 

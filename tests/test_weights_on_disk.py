@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_shrink_heads import drawn
 from torch import nn
 
 import leanify
@@ -70,13 +71,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder of three layers with weights of 16 bits."""
-    library = import_transformers()
-    config = library.LlamaConfig(
-        vocab_size=300, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=768
-    )
-    torch.manual_seed(0)
     place = tmp_path_factory.mktemp("decoder")
-    library.LlamaForCausalLM(config).bfloat16().save_pretrained(place)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 768}
+    drawn("LlamaForCausalLM", vocab_size=300, **sizes).bfloat16().save_pretrained(place)
     return place
 
 
@@ -139,11 +136,8 @@ def test_disk_changes_no_bit(decoder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
 def test_limit_that_whole_exceeds(tmp_path: Path) -> None:
-    library = import_transformers()
-    config = library.LlamaConfig(
-        vocab_size=300, hidden_size=512, num_hidden_layers=16, num_attention_heads=8, intermediate_size=2048
-    )
-    library.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "intermediate_size": 2048}
+    drawn("LlamaForCausalLM", vocab_size=300, **sizes).bfloat16().save_pretrained(tmp_path / "model")
     weights = (tmp_path / "model" / "model.safetensors").stat().st_size  # of 16 bits; twice as much in 32
     limit = weights + weights  # the checkpoint's own mapping counts as data
 
@@ -162,16 +156,13 @@ def test_limit_that_whole_exceeds(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
 def test_command_keeps_below_limit(tmp_path: Path) -> None:
     """The whole command, from the plan to the saved folder, in less than the original's weights of 32 bits twice."""
-    library = import_transformers()
     text = "a warm film about a dog and a cold town in the war . "
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text.split()))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "text.txt").write_text(text * 160)
-    library.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
-    config = library.LlamaConfig(
-        vocab_size=len(words), hidden_size=512, num_hidden_layers=20, num_attention_heads=8, intermediate_size=1024
-    )
-    model = library.LlamaForCausalLM(config).bfloat16()
+    import_transformers().BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 512, "num_hidden_layers": 20, "num_attention_heads": 8, "intermediate_size": 1024}
+    model = drawn("LlamaForCausalLM", vocab_size=len(words), **sizes).bfloat16()
     model.save_pretrained(tmp_path / "model")
     limit = 2 * 4 * sum(p.numel() for p in model.parameters())
     options = ["--data", "text.txt", "--designs", "narrow", "--minutes", "0", "--set", "data.length=16", "-o", "small"]
