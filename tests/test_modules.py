@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -142,6 +141,7 @@ def test_missing_mlp_is_warned_about() -> None:
         leanify.read(nn.Sequential(*(Only() for _ in range(2))), inputs=torch.randn(2, 5, WIDTH))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_reading_takes_five_forwards() -> None:
     for make in EXAMPLES:
         model, inputs = made(make)
@@ -156,9 +156,7 @@ def test_reading_takes_five_forwards() -> None:
         model.__dict__["_leanify_root"] = 1
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(kind, "forward", counted)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                leanify.read(model, inputs=inputs)
+            leanify.read(model, inputs=inputs)
         assert calls <= 5, make
 
 
@@ -275,6 +273,7 @@ def test_saving_needs_named_code(tmp_path: Path) -> None:
     assert not (tmp_path / "lean").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*its depth stays")
 def test_tied_blocks_stay_tied() -> None:
     """A block that stands twice keeps its depth."""
     model, inputs = made(inline)
@@ -289,9 +288,7 @@ def test_tied_blocks_stay_tied() -> None:
     with pytest.warns(UserWarning, match="its depth stays"):
         shape = leanify.read(twice, inputs=inputs)
     assert all(stage.is_fixed for stage in shape.stages)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        grown = leanify.grow(twice, factor=2)
+    grown = leanify.grow(twice, factor=2)
     assert difference(outputs(twice.double(), inputs), outputs(grown.double(), inputs)) < 1e-13
 
 

@@ -88,7 +88,6 @@ def test_proposed_study_trains_written_shape(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A directory called lean is that directory's shape, and control and narrow have its depth and size."""
-    monkeypatch.chdir(here)
     (here / "apart").mkdir()
     monkeypatch.chdir(here / "apart")
     shutil.copytree(here / "pets", "pets")

@@ -206,7 +206,5 @@ def test_wheel_recipes_find_code(folder: Path, monkeypatch: Any) -> None:
         assert code.resolve_code(name, folder) == "mine/stripes.py:splits"
     assert code.find_shipped("stripes.py:splits") == "mine/stripes.py:splits"
     assert code.resolve_code("stripes.py:pair", folder) == f"{folder}/stripes.py:pair"
-    assert (
-        user_modules.load_function(user_modules.origin_of_code("stripes.py:splits"), user_modules.DATA).__name__
-        == "splits"
-    )
+    origin = user_modules.origin_of_code("stripes.py:splits")
+    assert user_modules.load_function(origin, user_modules.DATA).__name__ == "splits"

@@ -234,11 +234,6 @@ def test_train_may_return_nothing(part: type[nn.Module]) -> None:
     torch.testing.assert_close(grown(example[:1]), model(example[:1]), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["product", "repeated"])
-def test_masks_for_each_head_grow(way: str) -> None:
-    check_growth(tower(lambda: Masked(way)))
-
-
 @pytest.mark.parametrize("block", [lambda: Masked("written out"), PerBatch], ids=["mask", "batch"])
 def test_nothing_grows_by_chance(block: Callable[[], nn.Module]) -> None:
     """What fits the example's batch of two alone is refused."""
@@ -422,6 +417,8 @@ STYLES: dict[str, Callable[[], nn.Module]] = {
     "relative": Relative,
     "summed": Summed,
     "means": lambda: Normed(nn.LayerNorm),
+    "a product's mask": lambda: Masked("product"),
+    "a repeated mask": lambda: Masked("repeated"),
 }
 
 

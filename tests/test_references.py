@@ -111,10 +111,11 @@ def test_digits_reference_uses_study_samples() -> None:
 # -- has it learnt? ---------------------------------------------------------------------------------------------------
 
 
-def test_falling_loss_is_noticed() -> None:
-    def rows(losses: list[float]) -> list[dict[str, object]]:
-        return [{"step": 10 * (i + 1), "split": "validation", "loss": loss} for i, loss in enumerate(losses)]
+def rows(losses: list[float], split: str = "validation") -> list[dict[str, object]]:
+    return [{"step": 10 * (i + 1), "split": split, "loss": loss} for i, loss in enumerate(losses)]
 
+
+def test_falling_loss_is_noticed() -> None:
     assert learning.still_falls(rows([5, 4, 3, 2, 1]), 50)
     assert not learning.still_falls(rows([5, 2, 1.2, 1.05, 1.0]), 50)
     assert not learning.still_falls(rows([5, 1]), 20)  # too few points to tell
@@ -130,9 +131,7 @@ def test_falling_loss_is_noticed() -> None:
     ],
 )
 def test_steps_are_suggested_where_they_help(training: list[float], validation: list[float], steps: int | None) -> None:
-    rows = []
-    for split, losses in (("train", training), ("validation", validation)):
-        rows += [{"step": 10 * (i + 1), "split": split, "loss": loss} for i, loss in enumerate(losses)]
-    assert learning.suggested_steps(1000, False, [rows, rows]) == steps
-    assert learning.suggested_steps(1000, True, [rows]) == (steps and 2000)
-    assert learning.suggested_steps(10, False, [rows]) == (steps and learning.MIN_STEPS)
+    run = rows(training, "train") + rows(validation)
+    assert learning.suggested_steps(1000, False, [run, run]) == steps
+    assert learning.suggested_steps(1000, True, [run]) == (steps and 2000)
+    assert learning.suggested_steps(10, False, [run]) == (steps and learning.MIN_STEPS)

@@ -48,9 +48,8 @@ log_every = 1
 
 
 def launched(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [*launcher, "--no-python", sys.executable, "-c", code, *arguments]
+    command = [*launcher, "--no-python", sys.executable, "-c", commands.CODE, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
