@@ -268,6 +268,10 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
     assert typed(f"shrink {tmp_path / 'small'} --report") == 0
     printed = capsys.readouterr().out
     assert all(candidate["name"] in printed for candidate in report["candidates"])
+    # a name as long as the reference's stands in the sentence alone
+    rows = [line.partition("  ")[0] for line in printed.splitlines()]
+    assert ("reference" in rows, report["reference"]["name"] in rows) == (True, False)
+    assert report["reference"]["name"] in " ".join(printed.split())
     (tmp_path / "small" / "report.json").write_text('["another", "file"]')
     assert typed(f"shrink {tmp_path / 'small'} --report") == 2
     assert "is damaged, or no report" in capsys.readouterr().err
