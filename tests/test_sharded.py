@@ -9,7 +9,7 @@ from pathlib import Path
 import commands
 import pytest
 from safetensors.torch import load_file
-from test_training_processes import RECIPE, launched
+from test_training_processes import RECIPE, launched, same_losses
 
 import leanify
 from leanify.core import recipe as recipes
@@ -59,14 +59,6 @@ def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
     done = commands.start("launches:main", str(folder / "recipe.toml"), *phases).wait()
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-
-
-def same_losses(one: Path, other: Path, apart: float = 1e-4) -> None:
-    pairs = list(zip(*(RunDirectory.open(run).rows() for run in (one, other)), strict=True))
-    for mine, theirs in pairs:
-        assert theirs["step"] == mine["step"]
-        assert theirs["loss"] == pytest.approx(mine["loss"], abs=apart)
-    assert pairs
 
 
 @pytest.mark.slow

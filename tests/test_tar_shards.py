@@ -155,14 +155,6 @@ def cut_off(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes()[: 39 * 512 + 60])
 
 
-def packed(shard: Path) -> None:
-    shard.write_bytes(gzip.compress(shard.read_bytes()))
-
-
-def noise(shard: Path) -> None:
-    shard.write_bytes(b"\x93" * 4096)
-
-
 def unlabelled(shard: Path) -> None:
     write(shard, range(3), lambda number: ("seg", b"0"))
 
@@ -180,8 +172,8 @@ def linked(shard: Path) -> None:
     ("damage", "words"),
     [
         (cut_off, "is no tar archive that can be read|goes beyond the end of the file"),
-        (packed, "compressed ones must be unpacked"),
-        (noise, "is no tar archive that can be read"),
+        (lambda shard: shard.write_bytes(gzip.compress(shard.read_bytes())), "compressed ones must be unpacked"),
+        (lambda shard: shard.write_bytes(b"\x93" * 4096), "is no tar archive that can be read"),
         (unlabelled, "has no label: expected cls or txt or json beside it"),
         (linked, "have no image with a label"),
     ],

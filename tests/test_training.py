@@ -184,11 +184,11 @@ def test_run_is_a_source(whole: Path) -> None:
 # -- what a step computes -------------------------------------------------------------------------------------------
 
 
-def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
+def take_steps(value: recipes.Recipe, steps: int) -> list[tuple[float, torch.Tensor]]:
     """The mean loss and a weight after each of the first steps."""
-    trainer = loop.Trainer(tiny(*STILL, "optim.ema=", *settings))
+    trainer = loop.Trainer(value)
     batches, found = trainer.batches(0), []
-    for step in range(trainer.order.steps_per_epoch + 1):
+    for step in range(steps):
         trainer.step(step, batches)
         loss, targets, _ = trainer.window.read()
         found.append((loss / targets, trainer.unwrapped_model.head.weight.detach().clone()))
@@ -197,7 +197,9 @@ def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
 
 @pytest.mark.parametrize("mixing", [[], ["data.mixup=0.8", "data.cutmix=1.0"]])
 def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
-    for (loss, weight), (loss3, weight3) in zip(losses(*mixing), losses(*mixing, "run.accumulate=3"), strict=True):
+    """Over an epoch of eight steps and the first of another."""
+    one, three = (take_steps(tiny(*STILL, "optim.ema=", *mixing, *more), 9) for more in ((), ("run.accumulate=3",)))
+    for (loss, weight), (loss3, weight3) in zip(one, three, strict=True):
         assert loss3 == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(weight3, weight, rtol=0, atol=2e-5)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import DIGITS, final_state, refused
+from test_training import take_steps
 
 import leanify
 from leanify.core import recipe as recipes
@@ -64,13 +65,7 @@ def test_token_loss_matches_torch_cosine_loss() -> None:
 
 
 def losses(value: recipes.Recipe, steps: int = 4) -> list[float]:
-    trainer = loop.Trainer(value)
-    batches, found = trainer.batches(0), []
-    for step in range(steps):
-        trainer.step(step, batches)
-        loss, targets, _ = trainer.window.read()
-        found.append(loss / targets)
-    return found
+    return [loss for loss, _ in take_steps(value, steps)]
 
 
 def test_self_distillation_loss_is_zero(teachers: dict[str, Path]) -> None:
