@@ -14,11 +14,6 @@ import pytest
 import leanify
 
 
-def test_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "leanify", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("leanify ")
-
-
 @pytest.mark.docs
 def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
     """In an environment that has leanify from its wheel alone, and its dependencies from here."""

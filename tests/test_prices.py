@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify.cli.recipes import list_recipes
 from leanify.core import recipe
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
@@ -126,13 +125,6 @@ def test_cached_redesign_imports_no_torch(home: Path) -> None:
     assert "lean" in tables[0]
     assert runs[0].stderr.splitlines()[-1] == "['timm', 'torch']"
     assert runs[1].stderr.splitlines()[-1] == "[]"
-
-
-def test_listing_matches_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    list_recipes("json")
-    listed = {row["recipe"]: (row["source"], row["data"]) for row in json.loads(capsys.readouterr().out)["recipes"]}
-    values = {name: recipe.load(path) for name, path in recipe.built_in_recipes().items()}
-    assert listed == {name: (one.model.source, one.data and one.data.name) for name, one in values.items()}
 
 
 def test_key_covers_price_inputs(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

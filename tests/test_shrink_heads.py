@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,31 +141,19 @@ def test_experts_keep_their_largest_units() -> None:
 
 
 def test_selection_draws_the_same_masks() -> None:
-    class Drawn:
-        workers = 0
-
-        def draw(self, seed: int, keys: list[tuple[int, int]]) -> Any:
-            return seed, keys
-
+    samples: Any = SimpleNamespace(workers=0, draw=lambda seed, keys: (seed, keys))
     indices = np.array([5, 2, 9])
-    assert Selection(Drawn(), indices).draw(7, [(0, 2), (1, 0)]) == (7, [(0, 9), (1, 5)])
+    assert Selection(samples, indices).draw(7, [(0, 2), (1, 0)]) == (7, [(0, 9), (1, 5)])
 
 
 def test_one_output_is_distilled_by_squares() -> None:
     """Of one number a softmax would say nothing: its divergence is always 0."""
-
-    class Task:
-        def loss(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return (model(inputs)[:, 0] - targets).square().sum()
-
-    class Place:
-        device = "cpu"
-        autocast = torch.no_grad
-
+    own_task: Any = SimpleNamespace(loss=lambda model, x, targets: (model(x)[:, 0] - targets).square().sum())
+    place: Any = SimpleNamespace(device="cpu", autocast=torch.no_grad)
     student, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
     section = DistillSection("teacher", temperature=2.0, weight=0.25)
     learner = Learner(student, [], [])
-    task = Distilled(Task(), section, learner, teacher, [], Place())  # type: ignore[arg-type]
+    task = Distilled(own_task, section, learner, teacher, [], place)
     inputs, targets = torch.randn(5, 4), torch.randn(5)
     own, distance = (student(inputs)[:, 0] - targets).square(), (student(inputs) - teacher(inputs)).square()
     expected = 0.75 * own.sum() + 0.25 * distance.sum()

@@ -22,7 +22,6 @@ from test_shrink_heads import drawn
 from test_training_processes import launched
 
 import leanify
-from leanify.cli import main
 from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.core.files import cache
 from leanify.core.recipe import DataSection
@@ -72,9 +71,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def train(home: Path, out: Path, *settings: str, source: str = "student", teacher: str = "teacher") -> RunDirectory:
+def train(
+    home: Path, out: Path, *settings: str, source: str = "student", teacher: str = "teacher", **options: Any
+) -> RunDirectory:
     words = [f"data.path={home / 'data'}", *QUICK, *settings]
-    return RunDirectory.open(training.train(home / source, out, settings=words, teacher=str(home / teacher)))
+    run = training.train(home / source, out, settings=words, teacher=str(home / teacher), **options)
+    return RunDirectory.open(run)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -95,13 +97,13 @@ def test_states_of_tokens_add_their_weight(home: Path, tmp_path: Path) -> None:
 
 
 def test_states_need_one_width_and_no_head(home: Path, tmp_path: Path) -> None:
-    settings = [f"data.path={home / 'data'}", *QUICK, "distill.layers=output", "distill.hidden_weight=1"]
+    settings = ["distill.layers=output", "distill.hidden_weight=1"]
     wide = encoder(tmp_path / "wide", hidden_size=48)
     with pytest.raises(RecipeError, match=r"\d+ × 24 and \d+ × 48"):
-        training.train(home / "student", tmp_path / "run", settings=settings, teacher=str(wide))
-    language = headed(tmp_path / "model", "GPT2LMHeadModel")
+        train(home, tmp_path / "run", *settings, teacher=str(wide))
+    language = str(headed(tmp_path / "model", "GPT2LMHeadModel"))
     with pytest.raises(RecipeError, match="bare encoder"):
-        training.train(language, tmp_path / "run2", settings=[*settings, "data.length=16"], teacher=str(language))
+        train(home, tmp_path / "run2", *settings, "data.length=16", source=language, teacher=language)
 
 
 # -- embeddings -------------------------------------------------------------------------------------------------------
@@ -211,9 +213,8 @@ def test_head_decides_the_task(home: Path, tmp_path: Path, cls: str, task: str) 
 
 
 def test_next_word_learns_from_table(home: Path, tmp_path: Path) -> None:
-    source = headed(tmp_path / "model", "GPT2LMHeadModel")
-    words = [f"data.path={home / 'data'}", "data.length=16", *QUICK]
-    run = RunDirectory.open(training.train(source, tmp_path / "run", settings=words, teacher=str(source)))
+    source = str(headed(tmp_path / "model", "GPT2LMHeadModel"))
+    run = train(home, tmp_path / "run", "data.length=16", source=source, teacher=source)
     first = next(row for row in run.rows() if row["split"] == "train")
     assert first["loss"] == pytest.approx(0, abs=1e-4)
 
@@ -350,16 +351,6 @@ def test_truncated_cache_is_rebuilt(home: Path, tmp_path: Path, monkeypatch: pyt
     assert final_state(tmp_path / "first") == final_state(tmp_path / "second")
 
 
-def test_command_takes_a_teacher(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["train", home / "student", "--teacher", home / "teacher", "--set", f"data.path={home / 'data'}"]
-    words += [word for setting in QUICK for word in ("--set", setting)]
-    monkeypatch.setattr("sys.argv", ["leanify", *map(str, words), "-o", str(tmp_path / "run"), "--json"])
-    main()
-    assert json.loads(capsys.readouterr().out)["cosine"] > 0
-
-
 def test_file_name_identifies_embeddings(home: Path) -> None:
     """By weights, pooling and tokens."""
     first, second = (leanify.load(home / name) for name in ("teacher", "student"))
@@ -370,14 +361,10 @@ def test_file_name_identifies_embeddings(home: Path) -> None:
 
 def test_trained_weights_compete_with_originals(home: Path, tmp_path: Path) -> None:
     """The teacher itself as student, at a rate that undoes it: step 0 is validated, kept as the best, and named."""
-    settings = [f"data.path={home / 'data'}", *QUICK, "optim.lr=0.5", "optim.clip=1e9"]
     heard = Warnings()
-    whole = str(home / "teacher")
-    run = RunDirectory.open(training.train(whole, tmp_path / "run", settings=settings, teacher=whole, callback=heard))
+    run = train(home, tmp_path / "run", "optim.lr=0.5", "optim.clip=1e9", source="teacher", callback=heard)
     first = next(row for row in run.rows() if row["split"] == "validation")
-    assert first["step"] == 0
-    best = run.best()
-    assert best.step == 0
+    assert first["step"] == run.best().step == 0
     assert any("better than the weights" in words and "optim.lr" in words for words in heard.warnings)
     again, before = leanify.load(run.path).state_dict(), leanify.load(home / "teacher").state_dict()
     assert all(torch.equal(again[name], before[name]) for name in again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -84,15 +85,16 @@ def carried(source: Path) -> dict[str, TransferResult]:
     model = find.load_with_weights(find.find(source), None)
     to_master_weights(model)
     teacher = CalibratedTeacher(model, batches[:3], batches[3:])
-    results = {}
     budget = {"target_params": 0.6, "count": "body", "heads": 4, **NO_BOUNDS}
     narrow, paired = (redesign(source, depth=depth, **budget).chosen for depth in (3, 2))
-    torch.manual_seed(0)
-    results["narrow"] = transfer_weights(teacher, narrow.architecture)
-    torch.manual_seed(0)
-    results["paired"] = transfer_weights(teacher, paired.architecture, moves=("pair",))
-    torch.manual_seed(0)
-    results["free"] = transfer_free(teacher, narrow.params)
+    results = {}
+    for name, transfer in {
+        "narrow": lambda: transfer_weights(teacher, narrow.architecture),
+        "paired": lambda: transfer_weights(teacher, paired.architecture, moves=("pair",)),
+        "free": lambda: transfer_free(teacher, narrow.params),
+    }.items():
+        torch.manual_seed(0)
+        results[name] = transfer()
     return results
 
 
@@ -176,8 +178,6 @@ def test_command_keeps_below_limit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of files")
 def test_full_disk_is_named(tmp_path: Path) -> None:
-    import resource
-
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does at its start
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
@@ -190,8 +190,6 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
 def test_limit_of_data_counts() -> None:
-    import resource
-
     before, free = resource.getrlimit(resource.RLIMIT_DATA), machine.free_memory()
     used = machine.status("VmData")
     assert free is not None
