@@ -318,14 +318,27 @@ class Halves(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
-class Normed(nn.Module):
+class Separate(nn.Module):
+    """An attention of four maps, which ``change`` replaces or wraps, and an MLP."""
+
+    def __init__(self, change: Callable[[nn.Linear], nn.Module] = lambda part: part) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (change(nn.Linear(WIDTH, WIDTH)) for _ in range(4))
+        self.heads, self.mlp = HEADS, feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = (part(x).view(b, n, HEADS, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Normed(Separate):
     """Queries and keys are normed over all heads (OLMo et al. 2024)."""
 
     def __init__(self, norm: type[nn.Module]) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.q_norm, self.k_norm, self.mlp = norm(WIDTH), norm(WIDTH), feed_forward()
-        self.heads = HEADS
+        self.q_norm, self.k_norm = norm(WIDTH), norm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, _ = x.shape
@@ -335,13 +348,12 @@ class Normed(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
-class Edges(nn.Module):
+class Edges(Separate):
     """A bias for each head from the pairs of tokens, as of a graph's edges (Ying et al. 2021, Graphormer)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.edge, self.mlp, self.heads = nn.Linear(WIDTH, HEADS), feed_forward(), HEADS
+        self.edge = nn.Linear(WIDTH, HEADS)
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, _ = x.shape
@@ -352,13 +364,12 @@ class Edges(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
-class Relative(nn.Module):
+class Relative(Separate):
     """Relative positions: queries times a table of one head's channels (Shaw et al. 2018; Huang et al. 2018)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.mlp = HEADS, WIDTH // HEADS, feed_forward()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head_dim = WIDTH // HEADS
         self.table = nn.Parameter(torch.randn(16, WIDTH // HEADS))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -427,21 +438,6 @@ def test_attentions_of_many_styles_grow(name: str) -> None:
     check_growth(tower(STYLES[name]))
 
 
-class Separate(nn.Module):
-    """An attention of four maps, which ``change`` replaces or wraps, and an MLP."""
-
-    def __init__(self, change: Callable[[nn.Linear], nn.Module]) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (change(nn.Linear(WIDTH, WIDTH)) for _ in range(4))
-        self.mlp = feed_forward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, n, width = x.shape
-        q, k, v = (part(x).view(b, n, HEADS, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width))
-        return x + self.mlp(x)  # type: ignore[no-any-return]
-
-
 class Packed(nn.Module):
     def __init__(self, like: nn.Linear) -> None:
         super().__init__()
@@ -475,9 +471,6 @@ with warnings.catch_warnings():
 
 
 class Scripted(Separate):
-    def __init__(self) -> None:
-        super().__init__(lambda part: part)
-
     def forward(self, x: Tensor) -> Tensor:
         b, n, width = x.shape
         q, k, v = (part(x).view(b, n, HEADS, -1).transpose(1, 2) for part in (self.q, self.k, self.v))

@@ -240,8 +240,7 @@ def test_unlabelled_test_table_does_not_validate(tmp_path: Path) -> None:
 def test_other_format_split_validates(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"text": "a b", "label": "x"}) + "\n")
-    found = recognise(tmp_path)
-    assert found.is_validated
+    assert recognise(tmp_path).is_validated
 
 
 def test_unlabelled_rows_are_counted(tmp_path: Path) -> None:

@@ -193,14 +193,6 @@ def test_stopped_shrink_resumes_anywhere(stages: tuple[str, ...], here: Path, tm
 
 
 @pytest.mark.slow
-def test_run_shrinks_learnt_weights(here: Path, tmp_path: Path) -> None:
-    settings = [f"data.path={here / 'pets'}", "schedule.steps=1", "schedule.batch_size=8", "data.holdout=0.2"]
-    leanify.train(here / "pictures", tmp_path / "run", settings=settings)
-    found = leanify.shrink(tmp_path / "run", here / "pets", 0.8, settings=settings[1:], dry_run=True)
-    assert found.report["source"] == str(tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_run_keeps_trained_tokenizer(here: Path, tmp_path: Path) -> None:
     """They lie beside its weights, and cannot be trained again from what is no longer there."""
     settings = [f"data.path={here / 'reviews'}", "data.tokenizer=wordpiece-128", "model.override.vocab_size=128"]

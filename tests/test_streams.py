@@ -42,16 +42,15 @@ def here(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(line: str, folder: Path, change: Callable[[], None], reader: bool = True) -> tuple[int, str, str]:
-    """Exit code, standard output and error of a command in a fork after ``change``. Without ``reader`` nobody reads."""
-    return forked(line, folder, change, os.pipe(), os.pipe(), reader)
-
-
-def forked(
-    line: str, folder: Path, change: Callable[[], None], out: Pipe, err: Pipe, reader: bool = True
+def ran(
+    line: str, folder: Path, change: Callable[[], None], *streams: Pipe, reader: bool = True
 ) -> tuple[int, str, str]:
-    """The same with the two ends of either stream, to read from and to write to."""
+    """Exit code, standard output and error of a command in a fork after ``change``. Without ``reader`` nobody reads.
+
+    ``streams`` are the two ends of either stream, to read from and to write to, where they are no pipes.
+    """
     shutil.rmtree(folder / "out", ignore_errors=True)
+    out, err = streams or (os.pipe(), os.pipe())
     code, said, complained = commands.run_forked(line.split(), folder, change, out, err, reader)
     commands.assert_no_bug(said, complained)
     return code, said, complained
@@ -124,7 +123,7 @@ def test_poor_environment_changes_no_result(name: str, change: Callable[[], None
 def test_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
     """Standard output and error are a terminal that only prints."""
     terminal = pty.openpty()
-    code, shown, _ = forked(TYPED[name], here, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
+    code, shown, _ = ran(TYPED[name], here, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
     assert code == 0, shown
     assert shown.strip()
     assert "\x1b" not in shown
@@ -138,7 +137,7 @@ def test_names_cannot_drive_terminal(here: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": evil, "architectures": [evil]}))
     for line in ("runs .", "train images", "profile config.json", f"show {evil}", f"show run{evil}"):
         terminal = pty.openpty()
-        _, shown, _ = forked(line, tmp_path, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
+        _, shown, _ = ran(line, tmp_path, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
         assert "\\x1b]0;own" in shown, (line, shown)
         assert not {"\x1b", "\x07", "\x9b"} & set(shown), (line, shown)
 
@@ -148,7 +147,7 @@ def test_messages_break_between_words(tmp_path: Path) -> None:
     make_pictures(tmp_path / "pictures-of-two-kinds", ("a", "b"), train=1, validation=1)
     line, terminal = "show pictures-of-two-kinds", pty.openpty()
     _, _, piped = ran(line, tmp_path, lambda: None)
-    _, shown, _ = forked(line, tmp_path, lambda: os.environ.update(TERM="dumb", COLUMNS="50"), terminal, terminal)
+    _, shown, _ = ran(line, tmp_path, lambda: os.environ.update(TERM="dumb", COLUMNS="50"), terminal, terminal)
     assert shown.split() == piped.split()
     assert max(map(len, piped.splitlines())) > 50
     assert max(map(len, shown.splitlines())) <= 50

@@ -181,8 +181,7 @@ def test_fasttext_lines_are_rows(tmp_path: Path, name: str, encoding: str, line:
 
 def test_texts_about_fasttext_are_texts(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("A line begins with __label__ and a name.\n" * 60)
-    data = recognise(tmp_path)
-    assert data.kind == "text"
+    assert recognise(tmp_path).kind == "text"
 
 
 @pytest.mark.parametrize("second", ["text_pair", "text2"])
@@ -319,16 +318,18 @@ def test_several_splits_are_refused(tmp_path: Path, column: str, suffix: str) ->
     assert len(read_all(tmp_path / f"data.{suffix}")[0]) == 60
 
 
-def test_blanks_before_cells_are_left_out(tmp_path: Path) -> None:
-    rows = [f'{"ab"[i % 2]}, "sentence number {i}, and more"' for i in range(60)]
-    (tmp_path / "train.csv").write_text("\n".join(["label, text", *rows]))
-    assert read_all(tmp_path / "train.csv")[0][1] == {"label": "b", "text": "sentence number 1, and more"}
-
-
-def test_quoted_name_hides_delimiters(tmp_path: Path) -> None:
-    rows = [f"sentence number {i};{'ab'[i % 2]}" for i in range(60)]
-    (tmp_path / "train.csv").write_text("\n".join(['"text, as written";label', *rows]))
-    assert read_all(tmp_path / "train.csv")[0][1] == {"text, as written": "sentence number 1", "label": "b"}
+@pytest.mark.parametrize(
+    ("header", "line", "row"),
+    [
+        ("label, text", '{1}, "line {0}, and more"', {"label": "b", "text": "line 1, and more"}),
+        ('"text, as written";label', "line {0};{1}", {"text, as written": "line 1", "label": "b"}),
+    ],
+)
+def test_quotes_hide_delimiters(tmp_path: Path, header: str, line: str, row: Row) -> None:
+    """Also behind a blank, and in names."""
+    lines = [line.format(i, "ab"[i % 2]) for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join([header, *lines]))
+    assert read_all(tmp_path / "train.csv")[0][1] == row
 
 
 def test_other_classes_validate_nothing(tmp_path: Path) -> None:
