@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from commands import run_here
+from runs import make_pictures
 
 from leanify.cli.mistakes import REMOVED_OPTIONS
 from leanify.training import start as training
@@ -128,9 +129,7 @@ MISTAKES = [
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run on digits, and with pictures by class."""
-    from PIL import Image
-
-    folder = tmp_path_factory.mktemp("here")
+    folder = make_pictures(tmp_path_factory.mktemp("here"), ("blue", "red"), 16, pictures=10)
     (folder / "notes.yaml").write_text("model: vit_tiny\n")
     (folder / "encoder").mkdir()
     (folder / "encoder" / "modules.json").write_text("[]")
@@ -138,10 +137,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "run", folder / "study" / "runs" / "lean-0")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
-    for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
-        (folder / "pictures" / name).mkdir(parents=True)
-        for i in range(10):
-            Image.new("RGB", (16, 16), colour).save(folder / "pictures" / name / f"{i}.png")
     return folder
 
 

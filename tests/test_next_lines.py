@@ -16,6 +16,7 @@ from runs import make_documents
 
 import leanify
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TINY = (
     "--override img_size=16 --override patch_size=4 --override embed_dim=32 --override depth=8 --override num_heads=2 "
@@ -35,7 +36,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("line", "data", "proposed"),
     [
@@ -83,7 +83,6 @@ def test_next_line_writes_shown_design(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_proposed_study_trains_written_shape(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +104,6 @@ def test_proposed_study_trains_written_shape(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("recipe", "proposed"),
     [

@@ -135,6 +135,7 @@ def test_margin_defaults_to_share(tmp_path: Path) -> None:
     share = read_study(folder_of(tmp_path / "share"))
     assert share.margin == pytest.approx(0.05 * errors)
     assert "errors" in share.margin_words
+    assert "points of top1" in share.margin_words
     asked = read_study(folder_of(tmp_path / "asked", plan={"margin": 2.5}))
     assert asked.margin == 2.5
     assert "2.5" in asked.margin_words
@@ -365,7 +366,6 @@ def test_rows_show_available_intervals(tmp_path: Path) -> None:
 
 def test_margin_has_metric_unit(tmp_path: Path) -> None:
     """The run's own, or points of a metric that grows."""
-    assert "points of top1" in read_study(folder_of(tmp_path / "share")).margin_words
     loss = read_study(folder_of(tmp_path / "loss", sign=-1, best=0.0)).margin_words
     assert "points" not in loss
     assert " loss (" in loss

@@ -20,37 +20,12 @@ from leanify.training import engine, guards, sharding
 SHARDED = RECIPE.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 2\nkeep = 0\naccumulate = 2") + (
     "[parallel]\nshard = true\n"
 )
-GPT = """
-[model]
-source = "hf/gpt2"
-class = "AutoModelForCausalLM"
-[model.override]
-n_embd = 32
-n_layer = 3
-n_head = 2
-vocab_size = 256
-n_positions = 32
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-[data]
-name = "python"
-task = "causal-lm"
-length = 32
-samples = 1
-[optim]
-lr = 2e-3
-clip = 1.0
-[schedule]
-steps = 4
-batch_size = 8
-[run]
-log_every = 1
-eval_every = 2
-eval_batches = 1
-[parallel]
-shard = true
-"""
+GPT = recipes.apply_settings(
+    recipes.load("chars"),
+    ["model.override.n_embd=32", "model.override.n_layer=3", "model.override.n_head=2", "model.override.n_positions=32",
+     "data.length=32", "data.samples=1", "optim.betas=", "schedule.steps=4", "schedule.batch_size=8",
+     "schedule.warmup=0", "run.log_every=1", "run.eval_every=2", "run.eval_batches=1", "parallel.shard=true"],
+)  # fmt: skip
 
 
 def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
@@ -105,17 +80,17 @@ def test_full_run_resumes_sharded(tmp_path: Path) -> None:
     ],
 )
 def test_tied_embeddings_can_be_sharded(tmp_path: Path, settings: tuple[str, ...], apart: float) -> None:
-    value = recipes.apply_settings(recipes.parse(GPT), settings)
+    value = recipes.apply_settings(GPT, settings)
     assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:2")[-1] == [0, 0]
     same_losses(tmp_path / "one", tmp_path / "two", apart)
 
 
 @pytest.mark.long
 def test_teacher_and_maps_can_be_sharded(tmp_path: Path) -> None:
-    teacher = recipes.apply_settings(recipes.parse(GPT), ["model.override.n_embd=48", "model.override.n_layer=4"])
+    teacher = recipes.apply_settings(GPT, ["model.override.n_embd=48", "model.override.n_layer=4"])
     assert runs(tmp_path, teacher.to_toml(), "teacher:1") == [[0]]
     words = [f'distill.teacher="{tmp_path / "teacher"}"', "distill.hidden_weight=0.5"]
-    value = recipes.apply_settings(recipes.parse(GPT), words)
+    value = recipes.apply_settings(GPT, words)
     assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:4:3", "two:1") == [[0], [-9] * 2, [-9] * 4, [0]]
     same_losses(tmp_path / "one", tmp_path / "two")
 

@@ -21,28 +21,13 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training import start as training
 
-TINY = recipes.parse(
-    """
-    [model]
-    source = "vit_tiny_patch16_224"
-    override = { img_size = 32, embed_dim = 24, depth = 1, num_heads = 2, num_classes = 3 }
-    [data]
-    name = "pictures"
-    task = "classification"
-    rand_augment = "rand-m9-mstd0.5"
-    erase = 0.5
-    mixup = 0.8
-    cutmix = 1.0
-    workers = 0
-    [optim]
-    lr = 1e-3
-    [schedule]
-    epochs = 2
-    batch_size = 7
-    [run]
-    checkpoint_every = 2
-    """
-)
+TINY = recipes.apply_settings(
+    recipes.load("own-images"),
+    ["model.override={img_size=32, embed_dim=24, depth=1, num_heads=2, num_classes=3}", "data.name=pictures",
+     "data.crop=", "data.flip=", "data.color_jitter=", "data.rand_augment=rand-m9-mstd0.5", "data.erase=0.5",
+     "data.mixup=0.8", "data.cutmix=1.0", "data.workers=0", "schedule.epochs=2", "schedule.batch_size=7",
+     "schedule.warmup=0", "run.checkpoint_every=2"],
+)  # fmt: skip
 MODES = ("RGB", "L", "RGBA", "P", "1", "CMYK", "I;16", "LA")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from commands import run
-from PIL import Image
+from runs import make_pictures
 
 import leanify
 from leanify.runs.run_directory import RunDirectory
@@ -21,11 +21,7 @@ SMALL = ["model.override.depth=2", *STEPS]
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of pictures, a trained run on them, and a leaner one as its student."""
-    folder = tmp_path_factory.mktemp("twins")
-    for number in range(40):
-        place = folder / "photos" / ("dark", "light")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (100 * (number % 2) + number, 0, 0)).save(place / f"{number}.png")
+    folder = make_pictures(tmp_path_factory.mktemp("twins"), ("one", "other"), photos=20)
     leanify.train(str(folder / "photos"), folder / "teacher", settings=SMALL)
     return folder
 
