@@ -18,7 +18,7 @@ from leanify.core.errors import RecipeError
 from leanify.core.recipe import DataSection
 from leanify.data.images import folder as image_folder
 from leanify.data.texts import own_texts
-from leanify.data.texts.labelled_text import LabelledTable
+from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import find_own_data, recognise
 from leanify.training import default_recipe, preparation

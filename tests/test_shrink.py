@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import typed
 from runs import add_pooling, make_documents
-from test_layouts import timm, typed
+from test_layouts import timm
 from test_shrink_heads import SIZES, drawn
 from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
@@ -224,7 +225,7 @@ def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFi
     prices = Prices(resolve(source, here / "reviews", []), Budget(share))
     several = candidates(prices, ("heads", "control", "narrow"))
     assert "heads" not in [one.name for one in several]
-    assert all(one.design is not None and one.params <= share * prices.baseline.params for one in several)
+    assert all(one.design is not None and one.design.params <= share * prices.baseline.params for one in several)
     assert "more heads" in capsys.readouterr().err
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import typed
 from safetensors.torch import load_file, save_file
-from test_layouts import typed
 from test_shrink_heads import drawn
 from torch import Tensor, nn
 from zoo import tiny
