@@ -156,7 +156,7 @@ def test_pricing_blocks_leaves_the_original(tmp_path: Path) -> None:
     assert [layer.self_attn.layer_idx for layer in original.module.model.layers] == numbers  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("asked", ["many", "0", "-3", "1.5"])
+@pytest.mark.parametrize("asked", ["many", "0", "-3", "1.5", "1__0", "²"])
 def test_vocabulary_option_is_checked(asked: str, encoder: Path, sentences: Path, tmp_path: Path) -> None:
     with pytest.raises(LeanifyError, match="is not auto, keep or a number of tokens"):
         leanify.shrink(encoder, sentences, vocabulary=asked, output=tmp_path / "out")

@@ -313,6 +313,10 @@ def check_vocabulary_option(requested: str, count: str) -> str:
     """Return auto, keep or a number of tokens; auto is keep where blocks alone count. Raises LeanifyError."""
     if requested in ("auto", "keep"):
         return "keep" if count == "body" else requested
-    if not requested.replace(",", "").replace("_", "").isdigit() or int(requested.replace(",", "")) < 1:
+    try:
+        number = int(requested.replace(",", ""))
+    except ValueError:
+        number = 0
+    if number < 1:
         raise LeanifyError(f"--vocabulary {requested!r} is not auto, keep or a number of tokens such as 8000")
-    return str(int(requested.replace(",", "")))
+    return str(number)
