@@ -2,12 +2,16 @@
 
         blocks       a model with other blocks in its lists
         residual     residual sublayers of a block, found by running it
+        norms        gains and biases folded into the projections beside a norm
         pair         two consecutive layers as one with twice the heads
         fit          two post-norm layers as one, fitted by least squares on their activations
+        join         two blocks as one of a given shape, by a pair or a fit
         choose       selection of the heads and hidden units to keep
         correction   least-squares output projection for the kept heads and units
         narrow       fewer heads and hidden units
+        experts      fewer experts of a mixture
         rotation     a narrower residual stream, in its principal components
+        call_traces  the recorded calls of blocks, so that equal blocks need not run again
         calibration  statistics of a model on calibration data
         teacher      the original with its outputs on calibration data, which measures the damage
         transfer     all of these together: from a trained model to a given shape

@@ -2,8 +2,8 @@
 
 NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores each by its
 effect on the outputs, and lets an integer program select. Here a block may have fewer heads, a narrower MLP, or be
-removed; each variant is measured in place, starting at its block (`tape`). Damages are additive only for small cuts,
-so the first round takes half of the saving, and everything is measured again from there.
+removed; each variant is measured in place, starting at its block (`call_traces`). Damages are additive only for small
+cuts, so the first round takes half of the saving, and everything is measured again from there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A trained model on calibration data, with results computed once for all target shapes.
 
-The calls of its blocks are recorded (`tape`), so a block's second moments are computed by running that block alone.
-The moments of an MLP are (units + 1)² numbers: all requested widths are computed from them at once, and they are not
-stored.
+The calls of its blocks are recorded (`call_traces`), so a block's second moments are computed by running that block
+alone. The moments of an MLP are (units + 1)² numbers: all requested widths are computed from them at once, and they are
+not stored.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class CalibratedTeacher:
 
     def calls(self, stage: str, block: int) -> Iterator[tuple[Tensor | None, Call]]:
         """Yield the recorded calls of a block, each with the mask of its tokens."""
-        tape = self.call_traces[stage]
-        assert tape is not None
-        for batch, calls in zip(self.batches, tape, strict=True):
+        call_trace = self.call_traces[stage]
+        assert call_trace is not None
+        for batch, calls in zip(self.batches, call_trace, strict=True):
             yield batch.get("attention_mask"), calls[block]
 
     def warnings(self, shapes: Sequence[Architecture]) -> Iterator[str]:
@@ -175,9 +175,9 @@ class CalibratedTeacher:
         rows = []
         for stage in self.located_model.stages:
             blocks = stage_blocks(self.located_model, stage.name)
-            tape = record(self.model, blocks, [batch]) if blocks else None
-            if tape is not None:
-                rows.append(tape[0][0].state[..., 0].numel() // len(next(iter(batch.values()))))
+            call_trace = record(self.model, blocks, [batch]) if blocks else None
+            if call_trace is not None:
+                rows.append(call_trace[0][0].state[..., 0].numel() // len(next(iter(batch.values()))))
         return max(1, min(rows, default=1))
 
     def cut(self, site: Site, symbol: str, target: Layer, picks: Picks | None = None) -> Cut:

@@ -190,7 +190,7 @@ def _size(where: Path) -> int:
 
 def find_weights(directory: Path) -> Path:
     """The weights file in a directory: by upstream's name, or the only one. Raises SourceError if unclear."""
-    for name in ("model.safetensors", "leanify.safetensors", "pytorch_model.bin"):
+    for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
             return directory / name
     others = _others(directory)
