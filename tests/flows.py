@@ -319,9 +319,9 @@ def applicable_flows(name: str) -> dict[str, Flow]:
 
 SCHEMAS = """
 import torch
-library = torch.library.Library("torchvision", "DEF")
+torchvision_schemas = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
-    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torchvision_schemas.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
 
 
