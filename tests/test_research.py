@@ -54,12 +54,11 @@ SCRIPTS = sorted(
 SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that has the data below
     "checkpoint_page": ("", "--readme"),
     "checkpoints": (
-        "minilm --data imdb --small --seeds 0 --budget 0.7 --arms 'vocabulary by counts + Block Influence' "
-        "-o checkpoints.csv",
-        "vit --data pictures --small --seeds 0 --budget 0.7 -o checkpoints.csv --arms 'leanify shrink' "
+        "minilm --data imdb --small --seeds 0 --budget 0.7 --arms 'vocabulary by counts + Block Influence'",
+        "vit --data pictures --small --seeds 0 --budget 0.7 --arms 'leanify shrink' "
         "'vocabulary by counts + Block Influence' 'vocabulary by counts + MLP units by Torch-Pruning'",
-        "pairs --data pairs-data --small --seeds 0 --budget 0.8 -o checkpoints.csv --arms 'leanify shrink'",
-        "masked --data text --small --seeds 0 --budget 0.8 -o checkpoints.csv --arms 'leanify shrink'",
+        "pairs --data pairs-data --small --seeds 0 --budget 0.8 --arms 'leanify shrink'",
+        "masked --data text --small --seeds 0 --budget 0.8 --arms 'leanify shrink'",
     ),
     "claims": ("--check",),
     "folders": ("Swin",),
@@ -89,6 +88,7 @@ def script(name: str, *arguments: str) -> None:
     sys.path.insert(0, str(ROOT))
     sys.argv = [name, *arguments]
     importlib.import_module(f"recipes.research.{name}").main()
+    sys.stdout.flush()
 
 
 @pytest.mark.slow
@@ -104,7 +104,10 @@ def test_scripts_run_in_small(name: str, folder: Path) -> None:
             counts = Counter(row["checkpoint"] for row in csv.DictReader(file) if row["metric"] == "parameters")
         # the original, and each arm carried and healed; a peer that is not installed is left out
         peers = 2 if importlib.util.find_spec("torch_pruning") else 1
-        assert counts == {"minilm": 3, "vit": 3 + 2 * peers, "pairs": 3, "masked": 3}
+        counts_by_name = {"minilm": 3, "vit": 3 + 2 * peers, "pairs": 3, "masked": 3}
+        assert counts == {f"{name} in small": count for name, count in counts_by_name.items()}
+        done = commands.start("test_research:script", "checkpoint_page", "checkpoints.csv", cwd=folder).wait()
+        assert "## vit in small, 70% of all parameters" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
     python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
     python -m recipes.research.checkpoint_page --readme      the block that README.md holds
+    python -m recipes.research.checkpoint_page FILE          the tables of rows of one's own
 
 Every sentence that says better, worse or no difference is the product's own answer (`comparison.statistics`: seeds in
 pairs, Holm over what is asked). A test holds the page and the README against the numbers.
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTable, holm
 from recipes.research.checkpoint_arms import OURS
 from recipes.research.checkpoint_subject import SCORES
-from recipes.research.checkpoints import CSV, measured
+from recipes.research.checkpoints import measured
 
+CSV = Path(__file__).parents[1] / "results" / "checkpoints.csv"
 METRICS = {  # by column: how it is called, its digits, and the factor that makes more better
     "cosine": ("cosine", 3, 1),
     "nats a byte": ("−nats a byte", 3, 1),
@@ -79,6 +82,7 @@ and 13,400 come to a cosine of 0.904 and 0.905, 0.548 and 0.541 of the neighbour
 0.890 and 0.881 before healing: more tokens are no way to more of another domain.
 
 ```sh
+# checkpoints each with -o recipes/results/checkpoints.csv
 python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
 python -m recipes.research.checkpoints CHECKPOINT --name SmolLM2 --data FOLDER --other TEXT --budget 0.75 --seeds 3 4 5
 python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
@@ -180,14 +184,18 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
     return lines
 
 
-def page(rows: Rows) -> list[str]:
-    lines = PREFACE.split("\n")
+def tables(rows: Rows) -> list[str]:
+    lines = []
     for (name, budget), some in cases(rows).items():
         lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
         for ours in OURS:
             if sentences := claims(some, ours=ours):
                 lines += [f"*{ours}*:", "", *sentences, ""]
     return lines[:-1]
+
+
+def page(rows: Rows) -> list[str]:
+    return [*PREFACE.split("\n"), *tables(rows)]
 
 
 def readme(rows: Rows) -> list[str]:
@@ -223,8 +231,10 @@ def readme(rows: Rows) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--readme", action="store_true", help="the table of README alone")
+    parser.add_argument("rows", type=Path, nargs="?", default=CSV, help="of checkpoints.py (default: those published)")
     options = parser.parse_args()
-    print("\n".join((readme if options.readme else page)(measured(CSV))))
+    made = readme if options.readme else page if options.rows == CSV else tables
+    print("\n".join(made(measured(options.rows))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A checkpoint brought to a share of ALL its parameters, by leanify and by what people do otherwise, healed alike.
 
     python -m recipes.research.checkpoints CHECKPOINT --data FOLDER [--budget 0.75 0.5] [--glue DIR] [--other FILE]
-    python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
+    python -m recipes.research.checkpoint_page checkpoints.csv
 
 The arms: `leanify shrink` as it comes, also with as many steps of its own healing; the vocabulary cut by plain counts
 together with the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing
@@ -11,9 +11,9 @@ pictures the layers or units alone. All others are then trained by the same step
 
 Compared are sentence encoders, causal and masked language models, classifiers of pictures, texts or pairs, and
 regressions of texts, on samples that no arm saw: of texts a part of the training table, of pictures half of the
-validation split. A seed draws the calibration samples and the order of healing. Rows are kept in
-recipes/results/checkpoints.csv as they are measured; the same command continues. GLUE's tables are read from ``--glue``
-(sts-b, sst2, mrpc, cola, rte with train.tsv and validation.tsv or test.tsv), a second domain of texts from ``--other``.
+validation split. A seed draws the calibration samples and the order of healing. Rows are kept in ``-o`` as they are
+measured; the same command continues. GLUE's tables are read from ``--glue`` (stsb, sst2, mrpc, cola, rte with train.tsv
+and validation.tsv or test.tsv), a second domain of texts from ``--other``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from recipes.research.checkpoint_arms import ARMS, OURS
 from recipes.research.checkpoint_subject import LENGTH, SCORES, Small, Subject
 from recipes.research.sentence_metrics import TASKS, nearest, probe, read_table, sts
 
-CSV = Path(__file__).parents[1] / "results" / "checkpoints.csv"
 COLUMNS = ("checkpoint", "budget", "arm", "seed", "stage", "metric", "value")
 
 
@@ -92,8 +91,15 @@ def measured(file: Path) -> list[dict[str, str]]:
 
 def run(subject: Subject, options: argparse.Namespace) -> None:
     """Measure every row that is missing."""
-    name, file = options.name or options.checkpoint.name, options.output
+    name, file = options.name or options.checkpoint.resolve().name, options.output
+    name += " in small" * options.small
     known = {tuple(row[key] for key in COLUMNS[:4]) for row in measured(file)}
+    # another checkpoint of that name
+    whole = parameters(subject.original.model)
+    for row in measured(file):
+        is_size = (row["checkpoint"], row["arm"], row["metric"]) == (name, "original", "parameters")
+        if is_size and row["value"] != f"{whole:.6g}":
+            raise LeanifyError(f"{file}: {name!r} has {row['value']} parameters there, {whole:.6g} here; give --name")
 
     def keep(budget: str, arm: str, seed: int, stages: dict[str, dict[str, float]]) -> None:
         is_new = not file.is_file()
@@ -107,7 +113,6 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
     look = (options.glue, options.other)
     if (name, "1", "original", "0") not in known:
         keep("1", "original", 0, {"carried": measure(subject, subject.original, *look, True)})
-    whole = parameters(subject.original.model)
     for seed, budget, arm in product(options.seeds, options.budget, options.arms):
         if (name, str(budget), arm, str(seed)) in known:
             continue
@@ -141,7 +146,7 @@ def main() -> None:
     parser.add_argument("--glue", type=Path, help="GLUE's tables, for sentence encoders")
     parser.add_argument("--other", type=Path, help="texts of another domain, for language models")
     parser.add_argument("--small", action="store_true", help="few samples and steps: whether it runs")
-    parser.add_argument("-o", "--output", type=Path, default=CSV, help="where the rows are kept (%(default)s)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("checkpoints.csv"), help="rows (%(default)s)")
     options = parser.parse_args()
     try:
         run(Subject(options.checkpoint, options.data, options.small), options)
