@@ -158,7 +158,7 @@ def test_files_are_told_by_their_contents(tensors: Tensors, tmp_path: Path) -> N
 @pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "learner.model."])
 @pytest.mark.parametrize("part", ["whole", "base"])
 def test_prefixed_transformers_load(prefix: str, part: str, tmp_path: Path) -> None:
-    """In a folder, and as a file of the part without its head."""
+    """In a folder, and as a file of the part without its head; the tokenizer beside it is kept."""
     library = import_transformers()
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     model = library.BertForMaskedLM(library.BertConfig(vocab_size=50, **sizes))
@@ -166,12 +166,15 @@ def test_prefixed_transformers_load(prefix: str, part: str, tmp_path: Path) -> N
     model.config.save_pretrained(tmp_path)
     stored = model.state_dict() if part == "whole" else model.bert.state_dict()
     torch.save(behind(prefix, stored), tmp_path / "pytorch_model.bin")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = leanify.load(tmp_path)
     assert "was taken off the names" in str(said[0].message)
     name = "encoder.layer.0.output.dense.weight"
     assert torch.equal(loaded.get_parameter(f"bert.{name}"), model.bert.get_parameter(name))
+    leanify.save(loaded, tmp_path / "saved")
+    assert (tmp_path / "saved" / "vocab.txt").read_bytes() == (tmp_path / "vocab.txt").read_bytes()
 
 
 @pytest.mark.parametrize("file", UNREAD)

@@ -269,7 +269,8 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
             tensors_by_name = read_tensors(file) if tensors is None else tensors
             fitting = _fit_names(model, tensors_by_name, file)
             if fitting is not tensors_by_name:  # with the names that upstream knows
-                model, info = cls.from_pretrained(None, config=config, state_dict=fitting, **options)
+                where = None
+                model, info = cls.from_pretrained(where, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
     _check_own_code(model, info, weights, own_code(origin.options))
