@@ -13,13 +13,18 @@ import pyarrow.parquet
 import pytest
 from commands import run as command
 from PIL import Image
-from runs import write_shard
+from runs import make_documents, write_shard
 
 from leanify.core.errors import DataError
-from leanify.data.data_checks import Look, inspect_splits
+from leanify.data.data_checks import Look, inspect_splits, inspect_tokens
+from leanify.data.samples import Splits
+from leanify.data.texts.encoded import Sentences
+from leanify.data.texts.masked import Masked
+from leanify.shrinking.original import resolve as resolve_original
 from leanify.training import start
 from leanify.training.preparation import build_data, build_model
 from leanify.training.start import resolve
+from leanify.upstream.libraries import import_transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
 
@@ -98,6 +103,37 @@ def test_poor_texts_are_named(tmp_path: Path) -> None:
     assert "1 class has no validation sample: rare" in warnings
     assert "1 training text has no word: sample 42" in warnings
     assert "3 of 4 validation samples are among the training samples, too: sample 1 is sample 1" in warnings
+
+
+@pytest.mark.parametrize("task", ["text-classification", "masked-lm"])
+def test_unknown_words_are_said(task: str, tmp_path: Path) -> None:
+    """Of the tokenizer's own texts nothing; of half another alphabet the share; of another alone a refusal."""
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"])
+    )
+    tokenizer = import_transformers().BertTokenizer(str(tmp_path / "vocab.txt"))
+    for text, share in ((["one", "two"], 0), (["one", "δύο"], 0.5), (["ένα", "δύο"], 1)):
+        ids = tokenizer([" ".join(text * 8)] * 4)["input_ids"]
+        rows = [((" ".join(text * 8),), 0)] * 4
+        samples = Sentences(rows, tokenizer, 32, False)
+        if task == "masked-lm":
+            samples = Masked(np.array(ids).flatten(), 8, 0.15, tokenizer, "", False)
+        splits = Splits(samples, samples, "", tokenizer=tokenizer)
+        if share == 1:
+            with pytest.raises(DataError, match="100% of the tokens of the training texts are unknown"):
+                inspect_tokens(splits)
+        else:
+            said = [f"{share:.0%} of the tokens of the training texts are unknown"] * (share > 0)
+            assert [warning.partition(" to the")[0] for warning in inspect_tokens(splits)] == said
+
+
+def test_shrink_says_unknown_words(tmp_path: Path) -> None:
+    make_documents(tmp_path, sentences="reviews", checkpoint="old")
+    [file] = (tmp_path / "reviews").glob("train.*")
+    words = file.read_text().splitlines()[1].split()
+    (tmp_path / "half.txt").write_text("\n".join(" ".join(words + ["ξέρω"] * len(words)) for _ in range(40)))
+    with pytest.warns(UserWarning, match="of the tokens of the training texts are unknown to the tokenizer"):
+        resolve_original(tmp_path / "old", tmp_path / "half.txt", [])
 
 
 def test_constant_label_is_refused(tmp_path: Path) -> None:

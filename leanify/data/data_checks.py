@@ -19,13 +19,16 @@ from leanify.core.files.reading import preview
 from leanify.data.common import spread_places
 from leanify.data.images.decoding import MIN_CONTRAST, measure_contrast
 from leanify.data.samples import Selection, Splits
+from leanify.data.texts.masked import token_stream
 from leanify.layouts.columns import parse_number
 
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
+MAX_LOOKED_AT = 10_000_000  # tokens of a text, whether they are known
 MAX_TOKENS, MAX_PIECES = 100_000_000, 20  # of a text in which pieces of another are looked for
 MANY_MORE = 3  # times the samples of the rarest class, in the commonest one with more than half of all
 MANY_UNKNOWN = 0.9  # of all tokens: a model learns nothing from such texts
+SOME_UNKNOWN = 0.05  # of all tokens: more than the odd sign that a tokenizer never met
 
 
 @dataclass
@@ -48,7 +51,7 @@ def inspect_splits(splits: Splits) -> Look:
         parts["test"] = splits.test
     look.facts.append(", ".join(f"{len(samples):,} {name}" for name, samples in parts.items()) + " samples")
     _look_at_labels(look, splits, parts)
-    _look_at_tokens(look, splits)
+    look.warnings += inspect_tokens(splits)
     _look_at_pictures(look, splits.train)
     _look_for_equal_samples(look, parts)
     _look_for_equal_text(look, parts)
@@ -122,33 +125,45 @@ def _count(number: int, one: str, plural: str) -> str:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def _look_at_tokens(look: Look, splits: Splits) -> None:
-    """Texts without a word, and texts of unknown words alone."""
+def inspect_tokens(splits: Splits) -> list[str]:
+    """Return warnings for texts of unknown words. Raises DataError where nearly all are unknown to the tokenizer."""
     base, indices = _unwrap(splits.train)
     flat = getattr(base, "flat", {}).get("input_ids")
-    if flat is None or splits.tokenizer is None:
-        return
+    ids = token_stream(base) if flat is None else flat[0]
+    if ids is None or splits.tokenizer is None:
+        return []
+    if flat is None:
+        ids = ids[:MAX_LOOKED_AT]
     special = set(getattr(splits.tokenizer, "all_special_ids", ()))
     unknown = getattr(splits.tokenizer, "unk_token_id", None)
-    ids = flat[0]
+    if unknown == getattr(splits.tokenizer, "eos_token_id", None):  # GPT-2's, which knows every text
+        unknown = None
     is_unknown = ids == unknown if unknown is not None else np.zeros(len(ids), bool)
     is_word = ~np.isin(ids, list(special - {unknown}))
 
+    # the share of all tokens
+    share = is_unknown.sum() / max(1, is_word.sum())
+    sentence = (
+        f"{share:.0%} of the tokens of the training texts are unknown to the tokenizer, which was made for others; "
+        "name another with --set data.tokenizer=DIR"
+    )
+    if share >= MANY_UNKNOWN:
+        raise DataError(sentence)
+    warnings = [sentence] if share >= SOME_UNKNOWN else []
+    if flat is None:
+        return warnings
+
     # tokens of each text: words, and unknown ones among them
-    word_sums, unknown_sums = (np.concatenate([[0], np.cumsum(which)]) for which in (is_word, is_unknown & is_word))
+    word_sums, unknown_sums = (np.concatenate([[0], np.cumsum(which)]) for which in (is_word, is_unknown))
     ends = base.starts + base.lengths
     words = (word_sums[ends] - word_sums[base.starts])[indices]
     unknowns = (unknown_sums[ends] - unknown_sums[base.starts])[indices]
-    if words.sum() and unknowns.sum() >= MANY_UNKNOWN * words.sum():
-        raise DataError(
-            f"{unknowns.sum() / words.sum():.0%} of the words in the training texts are unknown to the tokenizer: it "
-            "is not the tokenizer of these texts; name another with --set data.tokenizer=DIR"
-        )
     empty, strange = np.flatnonzero(words == 0), np.flatnonzero((words > 0) & (words == unknowns))
     for texts, what in ((empty, "no word"), (strange, "unknown words alone")):
         if len(texts):
             has = _count(len(texts), "training text has", "training texts have")
-            look.warnings.append(f"{has} {what}: sample {indices[texts[0]] + 1}")
+            warnings.append(f"{has} {what}: sample {indices[texts[0]] + 1}")
+    return warnings
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

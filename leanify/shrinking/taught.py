@@ -55,13 +55,6 @@ class TaughtSamples:
         return {**inputs, TAUGHT: torch.from_numpy(taught)}, targets
 
 
-def token_stream(samples: Any) -> np.ndarray | None:
-    """The ids of all tokens of a text's windows; None for other samples."""
-    if isinstance(samples, Corpus):
-        return samples.ids
-    return samples.rows.reshape(-1) if isinstance(samples, Masked) else None
-
-
 def taught_tokens(old: np.ndarray, new: np.ndarray, vocabulary: Vocabulary, kept: KeptTokens) -> np.ndarray:
     """Return for each token of a text by the smaller vocabulary whether it, and the one before, is split as before.
 

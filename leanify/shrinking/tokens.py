@@ -35,7 +35,7 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences
-from leanify.data.texts.masked import Masked
+from leanify.data.texts.masked import Masked, token_stream
 from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
@@ -43,7 +43,7 @@ from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
-from leanify.shrinking.taught import taught_tokens, token_stream
+from leanify.shrinking.taught import taught_tokens
 from leanify.sources import side_files
 from leanify.training.preparation import data_section
 from leanify.upstream.hooked import in_mode

@@ -70,6 +70,13 @@ class Masked:
         return inputs, torch.from_numpy(np.where(chosen, rows, IGNORED))
 
 
+def token_stream(samples: Any) -> np.ndarray | None:
+    """The ids of all tokens of a text's windows; None for other samples."""
+    if isinstance(samples, corpus.Corpus):
+        return samples.ids
+    return samples.rows.reshape(-1) if isinstance(samples, Masked) else None
+
+
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test samples for a masked language model. Raises DataError and RecipeError."""
     if not 0 < data.mask < 1:
