@@ -10,10 +10,12 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files.reading import preview
 from leanify.data.common import spread_places
@@ -25,6 +27,7 @@ from leanify.layouts.columns import parse_number
 MAX_PICTURES, MAX_SECONDS = 256, 3.0  # decoded to find flat ones
 MAX_COMPARED = 20_000  # samples of a split whose contents are compared with another's
 MAX_LOOKED_AT = 10_000_000  # tokens of a text, whether they are known
+EXAMPLE = 12  # tokens of a text that shows unknown ones
 MAX_TOKENS, MAX_PIECES = 100_000_000, 20  # of a text in which pieces of another are looked for
 MANY_MORE = 3  # times the samples of the rarest class, in the commonest one with more than half of all
 MANY_UNKNOWN = 0.9  # of all tokens: a model learns nothing from such texts
@@ -141,15 +144,18 @@ def inspect_tokens(splits: Splits) -> list[str]:
     is_unknown = ids == unknown if unknown is not None else np.zeros(len(ids), bool)
     is_word = ~np.isin(ids, list(special - {unknown}))
 
-    # the share of all tokens
-    share = is_unknown.sum() / max(1, is_word.sum())
-    sentence = (
-        f"{share:.0%} of the tokens of the training texts are unknown to the tokenizer, which was made for others; "
-        "name another with --set data.tokenizer=DIR"
-    )
-    if share >= MANY_UNKNOWN:
-        raise DataError(sentence)
-    warnings = [sentence] if share >= SOME_UNKNOWN else []
+    # their share of all tokens, with an example
+    warnings, share = [], is_unknown.sum() / max(1, is_word.sum())
+    if share >= SOME_UNKNOWN:
+        some = ids[is_unknown.argmax() :][:EXAMPLE].tolist()
+        example = bounds.call(partial(splits.tokenizer.decode, some), "the tokenizer")
+        sentence = (
+            f"{share:.0%} of the tokens of the training texts are unknown to the tokenizer, as in {example!r}, which "
+            "was made for others; name another with --set data.tokenizer=DIR"
+        )
+        if share >= MANY_UNKNOWN:
+            raise DataError(sentence)
+        warnings.append(sentence)
     if flat is None:
         return warnings
 

@@ -18,7 +18,6 @@ from leanify.carrying.transfer import Step, TransferResult, transfer_weights
 from leanify.core.architecture import Architecture
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_forecast
-from leanify.data.texts import tokenizers
 from leanify.profiling import counting
 from leanify.reshaping import surgery
 from leanify.shrinking.calibration_batches import calibration_batches
@@ -28,7 +27,6 @@ from leanify.shrinking.original import Original
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.master_weights import round_weights, to_master_weights, to_stored_weights
-from leanify.training.preparation import data_section
 from leanify.upstream.on_disk import deep_copy
 
 MEASURING = 4  # every fourth batch measures the damage
@@ -92,10 +90,6 @@ def calibrate(original: Original, several: Sequence[Candidate], tokens: int) -> 
     recipe, splits = original.recipe, original.evaluator.splits
     torch.manual_seed(recipe.run.seed)
     batches = calibration_batches(original, splits, tokens)
-    if recipe.data.task != "classification":
-        tokenizer, _ = tokenizers.make_tokenizer(data_section(recipe).tokenizer, lambda: [], "")
-        words = tokenizers.unknown_words(tokenizer, batches, recipe.data.path)
-        note(f"warning: {words}") if words else None
     # three of four batches select and correct, the others measure the damage
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     teacher = CalibratedTeacher(original.module, choosing, batches[1::MEASURING], is_headless(original.module))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -18,6 +17,7 @@ from leanify.core.errors import DataError, LeanifyError
 from leanify.core.path_kinds import is_run
 from leanify.core.recipe import ModelSection, TrainingRecipe
 from leanify.core.recipe_code import is_code
+from leanify.core.terminal import note
 from leanify.data.common import vocabulary_size
 from leanify.data.data_checks import inspect_tokens
 from leanify.data.samples import Selection, Splits
@@ -31,9 +31,8 @@ from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.taught import TaughtSamples
-from leanify.sources import find, heads, side_files
+from leanify.sources import find, heads, side_files, weights
 from leanify.sources.source import ModelSource, build_on_meta
-from leanify.sources.weights import load as load_weights
 from leanify.sources.weights import require_all_layers
 from leanify.tasks import make_task
 from leanify.training import start
@@ -238,7 +237,7 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
 
     splits = load_splits(section_data, shell)
     for warning in inspect_tokens(splits):
-        warnings.warn(warning, stacklevel=2)
+        note(f"warning: {warning}")
     if splits.decoding:  # a run keeps how its pictures were decoded
         recipe = replace(recipe, data=replace(recipe.data, **splits.decoding))
     _check_outputs(name, recipe, shell, splits)
@@ -258,7 +257,7 @@ def _refuse_head(name: str, what: str, auto: str) -> NoReturn:
 
 def _load(name: str, source: ModelSource) -> tuple[nn.Module, torch.dtype]:
     """Load the model; moments and least squares need more precision than 16-bit activations."""
-    model = require_all_layers(lambda: load_weights(source), name)
+    model = require_all_layers(lambda: weights.load(source), name)
     dtype = to_master_weights(model)
     return in_mode(model), dtype
 

@@ -17,7 +17,7 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,6 @@ from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache
 from leanify.core.files.reading import check_regular, check_size, open_file, read_object
-from leanify.core.units import format_share
 from leanify.sources import hub
 from leanify.sources.side_files import PATTERNS
 from leanify.upstream.libraries import import_transformers
@@ -40,7 +39,6 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 SOURCES = ("config.json", "tokenizer*", *PATTERNS)  # all that transformers may read to make a tokenizer
 PROBE = "The quick brown fox; Ünïcode, 日本語, 🙂, 12.5 %\n\tjumps over the lazy dog. " * 4
-UNKNOWN, NOTHING_KNOWN = 0.1, 0.9  # shares of unknown tokens: more is a warning; as many are refused
 LONGEST = 1 << 20  # characters of a text that is truncated or cut: a tokenizer needs a hundred bytes for each
 SLOWEST = 50_000  # characters a second that a tokenizer must read; those in Python, the slowest, read 600,000
 LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
@@ -167,36 +165,6 @@ def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
             f"text {by} has {len(tokenizer):,} tokens, but the model's vocabulary only {vocabulary:,}: name the "
             "model's own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
         )
-
-
-def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: object) -> str:
-    """A warning where more than a tenth of the tokens are unknown, with an example; else "".
-
-    Raises DataError if few words are known, because the model's outputs for such texts mean nothing.
-    """
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is None:
-        return ""
-    # the share of unknown tokens, and a sample with the most of a batch
-    token_count = unknown_count = 0
-    example: list[int] = []
-    for batch in batches:
-        ids = batch["input_ids"]
-        is_token = batch.get("attention_mask", ids * 0 + 1).bool()
-        is_unknown = (ids == unknown) & is_token
-        token_count, unknown_count = token_count + int(is_token.sum()), unknown_count + int(is_unknown.sum())
-        if not example and bool(is_unknown.any()):
-            row = int(is_unknown.sum(1).argmax())
-            example = ids[row][is_token[row]][:16].tolist()
-    # a warning, or an error if few words are known
-    share = unknown_count / max(token_count, 1)
-    if share <= UNKNOWN:
-        return ""
-    sample_text = repr(bounds.call(partial(tokenizer.decode, example), f"the tokenizer {tokenizer.name_or_path}"))
-    words = f"{format_share(share)} of the tokens of {where} are unknown to the tokenizer, as in {sample_text}"
-    if share >= NOTHING_KNOWN:
-        raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
-    return words
 
 
 def _bytes() -> Any:
