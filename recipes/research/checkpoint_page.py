@@ -67,9 +67,8 @@ MiniLM was measured at 5824771 on one draw of the sentences, but for the peers' 
 the same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and
 2. SmolLM2: IMDb's train.csv and test.csv as they lie, seeds 3 to 5, at 04456ac; healed 30 steps of 4 reviews at
 5e-5 and 2e-4, judged by 120; the other domain is TinyStories; minutes of a busy
-machine. Torch-Pruning, which is the best peer on that domain, was measured by one seed. On an older draw of the
-reviews, which can no longer be made, *leanify shrink* was better than the middle layers dropped on both, by three
-seeds (11fc0051).
+machine. On an older draw of the reviews, which can no longer be made, *leanify shrink* was better than the middle
+layers dropped on both, by three seeds (11fc0051).
 
 The ViT is no public checkpoint: 678,730 parameters, 17 tokens, 85.8% of Fashion-MNIST's test set, made by the
 line below (0.4 hours of one core). It has no vocabulary. *leanify shrink* chooses on 5,000 pictures of the validation
