@@ -249,7 +249,7 @@ def _find_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> M
     if model_type is None:
         raise SourceError(
             f"{path} names no model: it has neither transformers' model_type nor timm's architecture; "
-            'write "model_type": "bert" into it, or name one with --override class=BertForMaskedLM'
+            "name one with --override class=BertForMaskedLM or --override model_type=bert, or write model_type into it"
         )
     return ModelSource(hf_origin(model_type, {**config, "_name_or_path": str(path.parent)}))
 
