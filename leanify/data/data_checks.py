@@ -130,6 +130,7 @@ def _count(number: int, one: str, plural: str) -> str:
 
 def inspect_tokens(splits: Splits) -> list[str]:
     """Return warnings for texts of unknown words. Raises DataError where nearly all are unknown to the tokenizer."""
+    # the token ids of all training texts, or of a long text's beginning
     base, indices = _unwrap(splits.train)
     flat = getattr(base, "flat", {}).get("input_ids")
     ids = token_stream(base) if flat is None else flat[0]
@@ -137,6 +138,7 @@ def inspect_tokens(splits: Splits) -> list[str]:
         return []
     if flat is None:
         ids = ids[:MAX_LOOKED_AT]
+    # which are unknown, and which are words, known or not
     special = set(getattr(splits.tokenizer, "all_special_ids", ()))
     unknown = getattr(splits.tokenizer, "unk_token_id", None)
     if unknown == getattr(splits.tokenizer, "eos_token_id", None):  # GPT-2's, which knows every text
@@ -144,14 +146,14 @@ def inspect_tokens(splits: Splits) -> list[str]:
     is_unknown = ids == unknown if unknown is not None else np.zeros(len(ids), bool)
     is_word = ~np.isin(ids, list(special - {unknown}))
 
-    # their share of all tokens, with an example
+    # the share of unknown tokens, with an example
     warnings, share = [], is_unknown.sum() / max(1, is_word.sum())
     if share >= SOME_UNKNOWN:
         some = ids[is_unknown.argmax() :][:EXAMPLE].tolist()
         example = bounds.call(partial(splits.tokenizer.decode, some), "the tokenizer")
         sentence = (
-            f"{share:.0%} of the tokens of the training texts are unknown to the tokenizer, as in {example!r}, which "
-            "was made for others; name another with --set data.tokenizer=DIR"
+            f"{share:.0%} of the tokens of the training texts are unknown to the tokenizer, as in {example!r}: it was "
+            "made for other texts; name another with --set data.tokenizer=DIR"
         )
         if share >= MANY_UNKNOWN:
             raise DataError(sentence)

@@ -48,8 +48,8 @@ model learns the texts). *Healed by itself* is leanify's own healing in as many 
 also learns the state of each token. The texts that choose and those that judge are seen by no arm. Cells:
 *carried → healed*, the mean over seeds; a seed draws the calibration samples and the order of healing. GLUE:
 a logistic regression on the embeddings (first seed). A cell of minutes is what carrying and healing took of
-one core. Rows that are missing were not measured; latencies are in the csv, under changing load. `leanify shrink
---vocabulary keep` is no arm: MiniLM's embeddings alone exceed half of it; on SmolLM2 it was not measured.
+one core. Rows that are missing were not measured; latencies are in the csv, under changing load. *leanify shrink*
+with `--vocabulary keep` is no arm: MiniLM's embeddings alone exceed half of it; on SmolLM2 it was not measured.
 
 **Where leanify is not first, and why.** STS-B is another domain than the reviews that heal. At 35% of MiniLM
 carrying keeps 74.8 of it, more than any healed arm has; healing for the reviews' embeddings loses 2.9 of
@@ -64,12 +64,12 @@ way out (*narrow*, healed share 0, ¼, ½, ¾, 1: cosine 0.859, 0.869, 0.875, 0.
 rate keeps).
 
 MiniLM was measured at 5824771 on one draw of the sentences, but for the peers' seeds 1 and 2 (5499175) and
-*healed by itself* at 50% (ae5e7eb), both on that draw, and what is of 858064e and before, on another draw of
-the same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and
-2. SmolLM2: IMDb's train.csv and test.csv as they lie, seeds 3 to 5, at 04456ac; healed 30 steps of 4 reviews at
-5e-5 and 2e-4, judged by 120; the other domain is TinyStories; minutes of a busy
-machine. On an older draw of the reviews, which can no longer be made, *leanify shrink* was better than the middle
-layers dropped on both, by three seeds (11fc0051).
+*healed by itself* at 50% (ae5e7eb), both on that draw, and what is of 858064e and before, on another draw of the
+same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and 2.
+SmolLM2: IMDb's train.csv and test.csv as they lie, seeds 3 to 5, at 04456ac; healed 30 steps of 4 reviews at 5e-5
+and 2e-4, judged by 120; the other domain is TinyStories; minutes of a busy machine. On an older draw of the
+reviews, which can no longer be made, *leanify shrink* was better than the middle layers dropped on both, by three
+seeds (11fc0051).
 
 The ViT is no public checkpoint: 678,730 parameters, 17 tokens, 85.8% of Fashion-MNIST's test set, made by the
 line below (0.4 hours of one core). It has no vocabulary. *leanify shrink* chooses on 5,000 pictures of the validation
@@ -82,7 +82,7 @@ and 13,400 come to a cosine of 0.904 and 0.905, 0.548 and 0.541 of the neighbour
 0.890 and 0.881 before healing: more tokens are no way to more of another domain.
 
 ```sh
-# checkpoints each with -o recipes/results/checkpoints.csv
+# each line of checkpoints with -o recipes/results/checkpoints.csv
 python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
 python -m recipes.research.checkpoints CHECKPOINT --name SmolLM2 --data FOLDER --other TEXT --budget 0.75 --seeds 3 4 5
 python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
@@ -184,18 +184,14 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
     return lines
 
 
-def tables(rows: Rows) -> list[str]:
-    lines = []
+def page(rows: Rows, preface: str = PREFACE) -> list[str]:
+    lines = preface.split("\n") if preface else []
     for (name, budget), some in cases(rows).items():
         lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
         for ours in OURS:
             if sentences := claims(some, ours=ours):
                 lines += [f"*{ours}*:", "", *sentences, ""]
     return lines[:-1]
-
-
-def page(rows: Rows) -> list[str]:
-    return [*PREFACE.split("\n"), *tables(rows)]
 
 
 def readme(rows: Rows) -> list[str]:
@@ -233,8 +229,9 @@ def main() -> None:
     parser.add_argument("--readme", action="store_true", help="the table of README alone")
     parser.add_argument("rows", type=Path, nargs="?", default=CSV, help="of checkpoints.py (default: those published)")
     options = parser.parse_args()
-    made = readme if options.readme else page if options.rows == CSV else tables
-    print("\n".join(made(measured(options.rows))))
+    rows = measured(options.rows)
+    lines = readme(rows) if options.readme else page(rows, PREFACE if options.rows == CSV else "")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

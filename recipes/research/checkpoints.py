@@ -93,13 +93,14 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
     """Measure every row that is missing."""
     name, file = options.name or options.checkpoint.resolve().name, options.output
     name += " in small" * options.small
-    known = {tuple(row[key] for key in COLUMNS[:4]) for row in measured(file)}
-    # another checkpoint of that name
-    whole = parameters(subject.original.model)
-    for row in measured(file):
+    rows, total_params = measured(file), parameters(subject.original.model)
+    known = {tuple(row[key] for key in COLUMNS[:4]) for row in rows}
+    # refuse another checkpoint of that name
+    for row in rows:
         is_size = (row["checkpoint"], row["arm"], row["metric"]) == (name, "original", "parameters")
-        if is_size and row["value"] != f"{whole:.6g}":
-            raise LeanifyError(f"{file}: {name!r} has {row['value']} parameters there, {whole:.6g} here; give --name")
+        if is_size and row["value"] != f"{total_params:.6g}":
+            there, here = row["value"], f"{total_params:.6g}"
+            raise LeanifyError(f"{file}: {name!r} has {there} parameters there, {here} here; give --name")
 
     def keep(budget: str, arm: str, seed: int, stages: dict[str, dict[str, float]]) -> None:
         is_new = not file.is_file()
@@ -119,7 +120,7 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
         torch.manual_seed(seed)
         began = time.process_time()
         try:
-            small = subject.best(ARMS[arm](subject, int(budget * whole), seed))
+            small = subject.best(ARMS[arm](subject, int(budget * total_params), seed))
         except LeanifyError as error:
             print(budget, arm, seed, error, flush=True)
             continue
