@@ -46,7 +46,7 @@ from leanify.upstream.hooked import in_mode
 from leanify.upstream.origin import is_hf
 
 SPLITS = ("train", "validation", "test")
-TOKEN_WEIGHT = 3.0  # of the states of an encoder's tokens in healing, where its embedding has 1
+TOKEN_WEIGHT = 10.0  # of the states of an encoder's tokens in healing, where its embedding has 1
 LENGTH, BATCH = 256, 8  # for a language model: tokens per sample, and samples per step
 
 
