@@ -35,11 +35,13 @@ from leanify.vocabulary.token_ids import named_ids
 from recipes.research.checkpoint_subject import Sample, Small, Subject
 from recipes.research.vocabulary_law import save_cut
 
-OURS = ("leanify shrink", "leanify shrink, healed by itself")
+OURS = ("leanify shrink", "leanify shrink, healed by itself", "leanify shrink, vocabulary kept")
 VOCABULARIES = (0.2, 0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the vocabulary that the simple arms try
 
 
-def shrunk(subject: Subject, limit: int, seed: int, minutes: float = 0.0) -> Iterator[Small]:
+def shrunk(
+    subject: Subject, limit: int, seed: int, minutes: float = 0.0, vocabulary: str = "auto"
+) -> Iterator[Small]:
     """`leanify shrink`, which sees no sample that judges; without minutes it heals nothing."""
     has_texts = subject.task != "classification"
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +52,8 @@ def shrunk(subject: Subject, limit: int, seed: int, minutes: float = 0.0) -> Ite
             for name, rows in (("train", subject.train), ("validation", subject.choosing)):
                 subject.write(data / name, rows)
         settings = [f"run.seed={seed}", f"schedule.steps={subject.steps}", f"schedule.batch_size={subject.batch}"]
-        leanify.shrink(subject.source, data, limit, minutes, place, settings=settings, rates=subject.rates[:1])
+        options: Any = {"vocabulary": vocabulary, "settings": settings, "rates": subject.rates[:1]}
+        leanify.shrink(subject.source, data, limit, minutes, place, **options)
         yield Small(leanify.load(place).eval(), tokenizers.load(place) if has_texts else subject.original.reader)
 
 
@@ -169,6 +172,7 @@ def without_units(subject: Subject, cut: Small, ratio: float, calibration: Seque
 ARMS: dict[str, Callable[..., Iterator[Small]]] = {
     OURS[0]: shrunk,
     OURS[1]: partial(shrunk, minutes=30.0),
+    OURS[2]: partial(shrunk, vocabulary="keep"),
     "vocabulary by counts + best run of layers dropped": partial(with_layers, runs),
     "vocabulary by counts + Block Influence": partial(with_layers, least_influence),
     "vocabulary by counts + middle layers dropped (mergekit)": partial(with_layers, middle),
