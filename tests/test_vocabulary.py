@@ -216,11 +216,6 @@ def test_prior_is_a_distribution(saved: tuple[Any, Path]) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "has no tokenizer.json"),
-        (
-            {"tokenizer.json": {}, "tokenizer_config.json": {"fast_tokenizer_files": ["tokenizer.4.0.json"]}},
-            "has other versions of tokenizer.json",
-        ),
         ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "is characters"),
         ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "is bytes"),
         ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}}, "is a WordLevel"),
@@ -231,6 +226,37 @@ def test_refused_vocabularies(files: dict[str, Any], reason: str, tmp_path: Path
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(UnsupportedModel, match=reason):
         read_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "name"), [("bert", "vocab.txt"), ("gpt2", "vocab.json")])
+def test_files_of_before_tokenizer_json(family: str, name: str, tmp_path: Path) -> None:
+    """A list of words, or a table with merges: what transformers makes of them is cut, and has a tokenizer.json."""
+    library = import_transformers()
+    kind = "WordPiece" if family == "bert" else "byte-level BPE"
+    vocabularies.checkpoint(tmp_path / "old", family, FAMILIES[family], tokenizer(kind))
+    state = read_json(tmp_path / "old" / "tokenizer.json")["model"]
+    for file in (tmp_path / "old").glob("tokenizer*"):
+        file.unlink()
+    if family == "bert":
+        roles = {"unk": "<unk>", "pad": "<pad>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+        lines = [*sorted(state["vocab"], key=state["vocab"].get), "<mask>"]
+        (tmp_path / "old" / "vocab.txt").write_text("".join(f"{word}\n" for word in lines), "utf-8")
+    else:
+        roles = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
+        (tmp_path / "old" / "vocab.json").write_text(json.dumps(state["vocab"]))
+        lines = ["#version: 0.2", *(" ".join(merge) for merge in state["merges"])]
+        (tmp_path / "old" / "merges.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    settings = {f"{role}_token": word for role, word in roles.items()} | {"do_lower_case": False}
+    (tmp_path / "old" / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    old = getattr(library, FAMILIES[family]).from_pretrained(tmp_path / "old")
+    words = library.AutoTokenizer.from_pretrained(tmp_path / "old")
+    vocabulary, kept = choose(words, tmp_path / "old", old)
+    assert len(kept.ids) < len(words)
+    save_cut(old, vocabulary, kept, tmp_path / "new")
+    check_splits(words, library.AutoTokenizer.from_pretrained(tmp_path / "new"), kept)
+    (tmp_path / "new" / name).unlink()  # tokenizer.json has all of it
+    check_splits(words, library.AutoTokenizer.from_pretrained(tmp_path / "new"), kept)
 
 
 @pytest.mark.parametrize("ids", [{"a": {}}, {"a": "0"}, {"a": -1}, {"a": 10**12}])

@@ -255,7 +255,7 @@ def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept_tokens: K
     source = side_files.side_file_folder(original.module)
     digest = hashlib.sha256(f"{source} {kept_tokens.ids}".encode())
     for path in sorted(source.iterdir()) if source is not None else ():
-        if path.is_file() and path.suffix in (".json", ".txt", ".jinja"):
+        if path.is_file() and path.suffix in (".json", ".txt", ".jinja", ".model"):
             digest.update(read_bytes(path))
     place = cache_files.home() / "tokenizers" / f"fewer-{digest.hexdigest()[:24]}"
     if not place.is_dir():

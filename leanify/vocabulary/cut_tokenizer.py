@@ -19,7 +19,8 @@ from leanify.core.files.reading import read_lines, read_object
 from leanify.vocabulary.closure import KeptTokens
 from leanify.vocabulary.kinds import FILE, Vocabulary
 
-LEFT_OUT = ("*.model", "*.spm", "*.tiktoken", "*.bpe", "bpe.codes", "dict.txt")  # sources of a tokenizer.json
+# sources of a tokenizer.json, and other versions of it
+LEFT_OUT = ("*.model", "*.spm", "*.tiktoken", "*.bpe", "bpe.codes", "dict.txt", "tokenizer.*.json")
 
 
 def cut_tokenizer(folder: Path, vocabulary: Vocabulary, tokens: KeptTokens) -> None:

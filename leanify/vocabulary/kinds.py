@@ -17,6 +17,7 @@ from typing import Any
 from leanify.core import bounds
 from leanify.core.errors import DataError, UnsupportedModel
 from leanify.core.files.reading import read_object, read_text
+from leanify.data.texts import tokenizers
 
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -120,15 +121,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     tokenizer_class = str(settings.get("tokenizer_class", ""))
     if tokenizer_class in CHARACTERS:
         raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
-    if settings.get("fast_tokenizer_files") or not (folder / FILE).is_file():
-        found = "other versions of" if (folder / FILE).is_file() else "no"
-        raise UnsupportedModel(
-            f"{folder} has {found} {FILE}, from which the vocabulary is read; load its tokenizer and save it there: "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
+
+    # tokenizer.json, or what transformers makes of other files: vocab.txt, merges, a SentencePiece model
+    is_other = settings.get("fast_tokenizer_files") or not (folder / FILE).is_file()
+    text = _make_text(folder) if is_other else read_text(folder / FILE, DataError)
 
     # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses damaged ones
-    text = read_text(folder / FILE, DataError)
     kind = bounds.call(lambda: type(Tokenizer.from_str(text).model).__name__, f"the tokenizer {folder / FILE}")
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise UnsupportedModel(
@@ -138,6 +136,17 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     state = json.loads(text)
     state["model"]["type"] = kind
     return Vocabulary(state, frozenset(_special_names(settings)))
+
+
+def _make_text(folder: Path) -> str:
+    """Return the content of a tokenizer.json for a folder that lacks it. Raises DataError, UnsupportedModel."""
+    tokenizer = tokenizers.load(folder)
+    if not tokenizer.is_fast:
+        raise UnsupportedModel(
+            f"{folder} has no {FILE}, from which the vocabulary is read, and {type(tokenizer).__name__} makes none"
+        )
+    text: str = tokenizer.backend_tokenizer.to_str()
+    return text
 
 
 def spell(vocabulary: Vocabulary, word: str) -> list[str]:
