@@ -26,7 +26,7 @@ from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.core.errors import LeanifyError
 from leanify.data.texts import tokenizers
 from leanify.lens.resize import weighted_part
-from leanify.profiling.counting import parameters
+from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.reshaping.sites import locate
 from leanify.vocabulary.closure import RankedTokens
 from leanify.vocabulary.cut_model import checkpoint_vocabulary
@@ -39,9 +39,7 @@ OURS = ("leanify shrink", "leanify shrink, healed by itself", "leanify shrink, v
 VOCABULARIES = (0.2, 0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the vocabulary that the simple arms try
 
 
-def shrunk(
-    subject: Subject, limit: int, seed: int, minutes: float = 0.0, vocabulary: str = "auto"
-) -> Iterator[Small]:
+def shrunk(subject: Subject, limit: int, seed: int, minutes: float = 0.0, vocabulary: str = "auto") -> Iterator[Small]:
     """`leanify shrink`, which sees no sample that judges; without minutes it heals nothing."""
     has_texts = subject.task != "classification"
     with tempfile.TemporaryDirectory() as folder:
@@ -57,8 +55,11 @@ def shrunk(
         yield Small(leanify.load(place).eval(), tokenizers.load(place) if has_texts else subject.original.reader)
 
 
-def cut_vocabularies(subject: Subject, seed: int) -> Iterator[Small]:
-    """The most frequent tokens of the calibration texts, as vocabtrimmer and embedding-vocab-trimmer take them."""
+def cut_vocabularies(subject: Subject, limit: int, seed: int) -> Iterator[Small]:
+    """The most frequent tokens of the calibration texts, as vocabtrimmer and embedding-vocab-trimmer take them.
+
+    In several sizes, and in the one that meets the limit by itself.
+    """
     if subject.task == "classification":
         yield subject.original
         return
@@ -72,7 +73,9 @@ def cut_vocabularies(subject: Subject, seed: int) -> Iterator[Small]:
     except LeanifyError:  # no token can go
         yield subject.original
         return
-    for share in VOCABULARIES:
+    table = embedding_parameters(subject.original.model) or 0
+    alone = 1 - (parameters(subject.original.model) - limit) / table
+    for share in sorted({*VOCABULARIES, *[alone] * (0 < alone < 1)}):
         with tempfile.TemporaryDirectory() as folder, suppress(LeanifyError):  # fewer tokens than must stay
             kept = ranked.keep(int(share * len(vocabulary.tokens)))
             place = save_cut(subject.original.model, vocabulary, kept, Path(folder) / "cut")
@@ -83,7 +86,7 @@ def with_layers(choose: Callable[..., Iterable[Any]], subject: Subject, limit: i
     """All pairs of a vocabulary and the fewest layers left out that meet the budget; ``choose`` says which layers."""
     calibration = random.Random(seed).sample(subject.train, min(64, len(subject.train)))
     tried: set[int] = set()
-    for cut in reversed(list(cut_vocabularies(subject, seed))):  # of equal depth the largest vocabulary
+    for cut in reversed(list(cut_vocabularies(subject, limit, seed))):  # of equal depth the largest vocabulary
         located = locate(cut.model)
         name = max(located.stages, key=lambda stage: len(stage_blocks(located, stage.name))).name
         blocks = stage_blocks(located, name)
@@ -133,7 +136,7 @@ def units(subject: Subject, limit: int, seed: int) -> Iterator[Small]:
             "Torch-Pruning is not installed: pip install torch-pruning, and the same command adds its rows"
         )
     calibration = random.Random(seed).sample(subject.train, min(128, len(subject.train)))
-    for cut in cut_vocabularies(subject, seed):
+    for cut in cut_vocabularies(subject, limit, seed):
         located = locate(cut.model)
         sites = [site for layer in located.layers for site in layer.sites if "m" in site.sizes]
         mlps = sum(parameters(site.module) for site in sites)

@@ -12,8 +12,8 @@ pictures the layers or units alone. All others are then trained by the same step
 Compared are sentence encoders, causal and masked language models, classifiers of pictures, texts or pairs, and
 regressions of texts, on samples that no arm saw: of texts a part of the training table, of pictures half of the
 validation split. A seed draws the calibration samples and the order of healing. Rows are kept in ``-o`` as they are
-measured; the same command continues. GLUE's tables are read from ``--glue`` (stsb, sst2, mrpc, cola, rte with train.tsv
-and validation.tsv or test.tsv), a second domain of texts from ``--other``.
+measured; the same command continues. GLUE's tables are read from ``--glue`` (stsb, and of sst2, mrpc, cola, rte those
+that are there, with train.tsv and validation.tsv or test.tsv), a second domain of texts from ``--other``.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def measure(subject: Subject, small: Small, glue: Path | None, other: Path | Non
                 return subject.answers(small, [((text,), 0) for text in texts])
 
             found["STS-B"] = sts(embed_texts, read_table(glue / "stsb" / "test.tsv"))
-            for task in TASKS if probes else ():
-                found[task] = probe(embed_texts, glue / task)
+            for task in TASKS:
+                if probes and (glue / task).is_dir():
+                    found[task] = probe(embed_texts, glue / task)
     elif other is not None and subject.is_language_model:
         lines = [line for line in other.read_text(encoding="utf-8").splitlines() if len(line) > 40]
         random.Random(1).shuffle(lines)
