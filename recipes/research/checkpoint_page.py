@@ -1,6 +1,6 @@
 """The page and the README's table of `checkpoints.py`, computed from recipes/results/checkpoints.csv.
 
-    python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
+    python -m recipes.research.checkpoint_page > page.md     the page, whose words before the tables stay as they are
     python -m recipes.research.checkpoint_page --readme      the block that README.md holds
     python -m recipes.research.checkpoint_page FILE          the tables of rows of one's own
 
@@ -36,62 +36,10 @@ METRICS = {  # by column: how it is called, its digits, and the factor that make
     "other domain": ("−nats a byte, other domain", 3, 1),
     "minutes": ("processor minutes", 1, -1),
 }
+MIN_PEERS = 4  # of a case in README
 COUNTS = "vocabulary by counts + "  # what every peer does with texts
 ASKED = (*SCORES.values(), "neighbours", "STS-B", "other domain")
 BLOCK = ("<!-- written by recipes/research/checkpoint_page.py -->", "<!-- end of what is written -->")
-PREFACE = """\
-# Public checkpoints at a share of all parameters
-
-Each arm gets the same checkpoint, texts and budget of ALL parameters, and is then trained by the same steps
-at the better of the same two rates; the original's answers to the same texts are the targets (a language
-model learns the texts). *Healed by itself* is leanify's own healing in as many steps at the first rate: it
-also learns the state of each token. The texts that choose and those that judge are seen by no arm. Cells:
-*carried → healed*, the mean over seeds; a seed draws the calibration samples and the order of healing. GLUE:
-a logistic regression on the embeddings (first seed). A cell of minutes is what carrying and healing took of
-one core. Rows that are missing were not measured; latencies are in the csv, under changing load. *leanify shrink*
-with `--vocabulary keep` is no arm: MiniLM's embeddings alone exceed half of it; on SmolLM2 it was not measured.
-
-**Where leanify is not first, and why.** STS-B is another domain than the reviews that heal. At 35% of MiniLM
-carrying keeps 74.8 of it, more than any healed arm has; healing for the reviews' embeddings loses 2.9 of
-that, healing by states of tokens 0.7. Its lead of 1.7 on the middle layers dropped is not shown by three
-seeds. Looked into at 50%, one seed (cosine, neighbours, STS-B; 60 steps at 3e-4): *free* carried 0.879,
-0.510, 78.0; healed by embeddings 0.890, 0.509, 77.0; with the states at weight 1 0.893, 0.526, 77.4, at 3
-(the default) 0.893, 0.531, 77.7, at 10 0.890, 0.532, 78.0; by the states alone 0.884, 0.527, 78.2. Frozen
-embeddings (77.0) and parts of sentences (77.1) change nothing. With 13,400 and 7,704 instead of 10,556 tokens
-of the same budget: 0.897, 0.539, 77.7 and 0.872, 0.517, 76.5. An average of carried and healed weights is no
-way out (*narrow*, healed share 0, ¼, ½, ¾, 1: cosine 0.859, 0.869, 0.875, 0.879, 0.880; STS-B 78.1, 78.0,
-77.8, 77.5, 77.1), nor are texts of random tokens beside the user's (75.6 instead of 74.3, less than the lower
-rate keeps).
-
-MiniLM was measured at 5824771 on one draw of the sentences, but for the peers' seeds 1 and 2 (5499175) and
-*healed by itself* at 50% (ae5e7eb), both on that draw, and what is of 858064e and before, on another draw of the
-same sentences: at 50% Torch-Pruning, the best run and seed 2 of *leanify shrink*, at 35% its seeds 1 and 2.
-SmolLM2: IMDb's train.csv and test.csv as they lie, seeds 3 to 5, at 04456ac; healed 30 steps of 4 reviews at 5e-5
-and 2e-4, judged by 120; the other domain is TinyStories; minutes of a busy machine. On an older draw of the
-reviews, which can no longer be made, *leanify shrink* was better than the middle layers dropped on both, by three
-seeds (11fc0051).
-
-The ViT is no public checkpoint: 678,730 parameters, 17 tokens, 85.8% of Fashion-MNIST's test set, made by the
-line below (0.4 hours of one core). It has no vocabulary. *leanify shrink* chooses on 5,000 pictures of the validation
-split, the others on 250 of them; 1,000 of the other half judge. Layers are whole, so 51% is the budget that three
-of six meet. There Torch-Pruning comes as far once it is healed, both within a point of the original. At 35% MLP units
-alone do not meet the budget. Measured at 2c5dded.
-
-Looked into again at 50% of MiniLM, other sentences, healed by itself, one seed: 10,556 tokens, which are chosen,
-and 13,400 come to a cosine of 0.904 and 0.905, 0.548 and 0.541 of the neighbours, 77.6 and 77.5 of STS-B, from
-0.890 and 0.881 before healing: more tokens are no way to more of another domain.
-
-```sh
-# each line of checkpoints with -o recipes/results/checkpoints.csv
-python -m recipes.research.checkpoints CHECKPOINT --data FOLDER --glue GLUE
-python -m recipes.research.checkpoints CHECKPOINT --name SmolLM2 --data FOLDER --other TEXT --budget 0.75 --seeds 3 4 5
-python -m recipes.research.checkpoint_page > recipes/results/checkpoints.md
-leanify train fashion-mnist --set data.path=FOLDER --set schedule.epochs=4 --set optim.lr=1e-3 \\
-  --set model.source=vit_tiny_patch16_224 --set 'model.override={img_size=28, patch_size=7, in_chans=1, \\
-  num_classes=10, embed_dim=96, depth=6, num_heads=3}' -o fashion-vit
-python -m recipes.research.checkpoints fashion-vit --data FOLDER --budget 0.51 0.35
-```
-"""
 Rows = list[dict[str, str]]
 
 
@@ -184,8 +132,13 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
     return lines
 
 
-def page(rows: Rows, preface: str = PREFACE) -> list[str]:
-    lines = preface.split("\n") if preface else []
+def words() -> list[str]:
+    """What the published page says before its tables."""
+    return CSV.with_suffix(".md").read_text(encoding="utf-8").partition("## ")[0].splitlines()
+
+
+def page(rows: Rows, words: Sequence[str] = ()) -> list[str]:
+    lines = [*words]
     for (name, budget), some in cases(rows).items():
         lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
         for ours in OURS:
@@ -208,7 +161,8 @@ def readme(rows: Rows) -> list[str]:
         if len(values(some, ours, "healed", "parameters")) < MIN_SEEDS:
             ours = OURS[0]
         sentences, seeds = claims(some, False, ours), values(some, ours, "healed", "parameters")
-        if len(seeds) < MIN_SEEDS:
+        peers = {row["arm"] for row in some if values(some, row["arm"], "healed", "minutes")} - {*OURS}
+        if len(seeds) < MIN_SEEDS or len(peers) < MIN_PEERS:
             continue  # begun: on the page alone
         if has_table:
             answers = "; ".join(sentence.removeprefix("- ").rstrip(".") for sentence in sentences)
@@ -230,7 +184,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path, nargs="?", default=CSV, help="of checkpoints.py (default: those published)")
     options = parser.parse_args()
     rows = measured(options.rows)
-    lines = readme(rows) if options.readme else page(rows, PREFACE if options.rows == CSV else "")
+    lines = readme(rows) if options.readme else page(rows, words() if options.rows == CSV else ())
     print("\n".join(lines))
 
 
