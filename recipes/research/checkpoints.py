@@ -7,7 +7,8 @@ The arms: `leanify shrink` as it comes, also with as many steps of its own heali
 together with the best run of layers left out (of all pairs of both that meet the budget, the best on the choosing
 samples), with the layers of least Block Influence (Men et al. 2024, ShortGPT), with the middle layers (as mergekit's
 passthrough is used), or with MLP units pruned by Torch-Pruning's Taylor estimate (Fang et al. 2023); of a model of
-pictures the layers or units alone. All others are then trained by the same steps at the better of the same rates.
+pictures the layers or units alone. All others are then trained by the same steps at the better of the same rates, and
+kept as they were where no rate helps.
 
 Compared are sentence encoders, causal and masked language models, classifiers of pictures, texts or pairs, and
 regressions of texts, on samples that no arm saw: of texts a part of the training table, of pictures half of the
@@ -24,7 +25,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def run(subject: Subject, options: argparse.Namespace) -> None:
             continue
         carried = measure(subject, small, *look, False) | {"minutes": minutes}
         began = time.process_time()
-        healed = subject.best(subject.heal(small, seed))
+        healed = subject.best(chain([small], subject.heal(small, seed)))  # rates may do harm
         minutes = (time.process_time() - began) / 60
         found = measure(subject, healed, *look, True) | {"minutes": minutes}
         keep(str(budget), arm, seed, {"carried": carried, "healed": found})
