@@ -229,7 +229,7 @@ def test_refused_vocabularies(files: dict[str, Any], reason: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("family", "name"), [("bert", "vocab.txt"), ("gpt2", "vocab.json")])
-def test_files_of_before_tokenizer_json(family: str, name: str, tmp_path: Path) -> None:
+def test_folders_without_tokenizer_json(family: str, name: str, tmp_path: Path) -> None:
     """A list of words, or a table with merges: what transformers makes of them is cut, and has a tokenizer.json."""
     library = import_transformers()
     kind = "WordPiece" if family == "bert" else "byte-level BPE"

@@ -123,8 +123,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
 
     # tokenizer.json, or what transformers makes of other files: vocab.txt, merges, a SentencePiece model
-    is_other = settings.get("fast_tokenizer_files") or not (folder / FILE).is_file()
-    text = _make_text(folder) if is_other else read_text(folder / FILE, DataError)
+    has_file = (folder / FILE).is_file() and not settings.get("fast_tokenizer_files")
+    text = read_text(folder / FILE, DataError) if has_file else _make_text(folder)
 
     # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses damaged ones
     kind = bounds.call(lambda: type(Tokenizer.from_str(text).model).__name__, f"the tokenizer {folder / FILE}")

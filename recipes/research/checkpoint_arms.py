@@ -73,9 +73,12 @@ def cut_vocabularies(subject: Subject, limit: int, seed: int) -> Iterator[Small]
     except LeanifyError:  # no token can go
         yield subject.original
         return
-    table = embedding_parameters(subject.original.model) or 0
-    alone = 1 - (parameters(subject.original.model) - limit) / table
-    for share in sorted({*VOCABULARIES, *[alone] * (0 < alone < 1)}):
+    # the share of the tokens that meets the limit without any other cut, if there is one
+    shares, saving = set(VOCABULARIES), parameters(subject.original.model) - limit
+    table = embedding_parameters(subject.original.model)
+    if table and 0 < saving < table:
+        shares.add(1 - saving / table)
+    for share in sorted(shares):
         with tempfile.TemporaryDirectory() as folder, suppress(LeanifyError):  # fewer tokens than must stay
             kept = ranked.keep(int(share * len(vocabulary.tokens)))
             place = save_cut(subject.original.model, vocabulary, kept, Path(folder) / "cut")

@@ -132,13 +132,13 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
     return lines
 
 
-def words() -> list[str]:
+def read_preface() -> list[str]:
     """What the published page says before its tables."""
     return CSV.with_suffix(".md").read_text(encoding="utf-8").partition("## ")[0].splitlines()
 
 
-def page(rows: Rows, words: Sequence[str] = ()) -> list[str]:
-    lines = [*words]
+def page(rows: Rows, preface: Sequence[str] = ()) -> list[str]:
+    lines = [*preface]
     for (name, budget), some in cases(rows).items():
         lines += [f"## {name}, {float(budget):.0%} of all parameters", "", *table(some, list(METRICS)), ""]
         for ours in OURS:
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path, nargs="?", default=CSV, help="of checkpoints.py (default: those published)")
     options = parser.parse_args()
     rows = measured(options.rows)
-    lines = readme(rows) if options.readme else page(rows, words() if options.rows == CSV else ())
+    lines = readme(rows) if options.readme else page(rows, read_preface() if options.rows == CSV else ())
     print("\n".join(lines))
 
 
