@@ -25,6 +25,7 @@ from leanify.upstream.on_disk import on_disk
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_model import cut_model
 from leanify.vocabulary.cut_tokenizer import cut_state
+from leanify.vocabulary.damage import rank_by_damage, split_into_pieces
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.ranking import prior_probabilities, rank_tokens
 from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
@@ -357,3 +358,37 @@ def test_files_beside_follow(tmp_path: Path) -> None:
     assert alone.convert_ids_to_tokens(alone(" " + text)["input_ids"]) == alone.convert_ids_to_tokens(
         ids["input_ids"][1:-1]
     )
+
+
+def test_tokens_that_their_pieces_stand_for_go_first(saved: tuple[Any, Path]) -> None:
+    """Of tokens that texts need as often, those stay whose pieces have other embeddings."""
+    vocabulary = read_vocabulary(saved[1])
+    words = vocabulary.tokens
+    longer = [number for number in rank_tokens(vocabulary, {}) if len(words[number].removeprefix("##")) > 2]
+    counts = dict.fromkeys([number for number in longer if not words[number].startswith("<")][-40:], 100)
+    ranking = rank_tokens(vocabulary, counts)
+    places = {number: place for place, number in enumerate(ranking)}
+    parts = {number: split_into_pieces(vocabulary, number, places) for number in ranking}
+    some = [number for number in counts if parts[number]]
+    assert len(some) > 20
+    for number in some:
+        pieces = "".join(words[piece].removeprefix("##") for piece in parts[number])
+        assert pieces == words[number].removeprefix("##")
+
+    # embeddings: those of every other token are the mean of its pieces', the rest are opposite to it
+    table = nn.Embedding(len(words), 8)
+    model = nn.Module()
+    model.get_input_embeddings = lambda: table  # type: ignore[assignment]
+    alike, different = some[::2], some[1::2]
+    with torch.no_grad():
+        for number in ranking:  # characters have random ones, pieces come before the tokens that they spell
+            if parts[number]:
+                table.weight[number] = table.weight[parts[number]].mean(0) * (-1 if number in different else 1)
+    for is_language_model in (False, True):
+        result = rank_by_damage(vocabulary, counts, model, is_language_model)
+        assert sorted(result) == sorted(ranking)
+        order = {number: place for place, number in enumerate(result)}
+        assert max(order[number] for number in different) < min(order[number] for number in alike)
+    # without a table the frequencies decide
+    model.get_input_embeddings = lambda: None  # type: ignore[assignment]
+    assert rank_by_damage(vocabulary, counts, model, False) == ranking

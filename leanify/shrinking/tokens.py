@@ -50,8 +50,8 @@ from leanify.upstream.hooked import in_mode
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_model import check_cuttable, checkpoint_vocabulary, cut_model
 from leanify.vocabulary.cut_tokenizer import cut_tokenizer
+from leanify.vocabulary.damage import rank_by_damage
 from leanify.vocabulary.kinds import Vocabulary
-from leanify.vocabulary.ranking import rank_tokens
 from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what all tokens that may go would save, or of the budget's saving
@@ -75,16 +75,18 @@ def fewer_tokens(
 ) -> Original:
     """Return the original with the tokens that a budget of ``limit`` parameters leaves it; itself if all stay.
 
-    Tokens are ranked by their counts in the samples ``counted``. ``requested`` is auto or a number; ``is_alone``: no
-    other part may save parameters. The number of tokens is kept in ``findings``. Raises LeanifyError for a vocabulary
-    that cannot be cut if a number was asked for.
+    Tokens are ranked by what the samples ``counted`` lose without them. ``requested`` is auto or a number;
+    ``is_alone``: no other part may save parameters. The number of tokens is kept in ``findings``. Raises LeanifyError
+    for a vocabulary that cannot be cut if a number was asked for.
     """
     if original.recipe.data.task == "classification":
         return original
     try:
         vocabulary = checkpoint_vocabulary(original.module)
         counts = count_tokens(counted)
-        ranking = RankedTokens.of(vocabulary, rank_tokens(vocabulary, counts), named_ids(original.shell))
+        is_language_model = original.recipe.data.task.endswith("-lm")
+        ranked_ids = rank_by_damage(vocabulary, counts, original.module, is_language_model)
+        ranking = RankedTokens.of(vocabulary, ranked_ids, named_ids(original.shell))
     except (UnsupportedModel, DataError) as error:
         if requested != "auto":
             raise

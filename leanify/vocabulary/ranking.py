@@ -18,18 +18,22 @@ FIRST_RANK = 100  # added to a rank, as the first words are less frequent than 1
 
 
 def rank_tokens(vocabulary: Vocabulary, counts: Mapping[int, int], weight: float | None = None) -> list[int]:
-    """Return the ids of the tokens that texts are split into, the most useful first.
+    """Return the ids of the tokens that texts are split into, the most frequent first, equal ones by the prior."""
+    prior, frequencies = prior_probabilities(vocabulary), token_frequencies(vocabulary, counts, weight)
+    return sorted(prior, key=lambda number: (frequencies[number], prior[number]), reverse=True)
+
+
+def token_frequencies(
+    vocabulary: Vocabulary, counts: Mapping[int, int], weight: float | None = None
+) -> dict[int, float]:
+    """Return the occurrences of each token that texts are split into, smoothed by the prior.
 
     ``counts`` are the occurrences of ids in the user's texts. ``weight`` is the number of occurrences that the prior
-    counts for, by default `STRENGTH` for each different token; 0 ranks by counts alone, then by the prior.
+    counts for, by default `STRENGTH` for each different token; with 0 counts alone remain.
     """
-    prior = prior_probabilities(vocabulary)
     strength = STRENGTH * float(len(counts)) if weight is None else weight
-
-    def usefulness(number: int) -> tuple[float, float]:
-        return counts.get(number, 0) + strength * prior[number], prior[number]
-
-    return sorted(prior, key=usefulness, reverse=True)
+    prior = prior_probabilities(vocabulary)
+    return {number: counts.get(number, 0) + strength * value for number, value in prior.items()}
 
 
 def prior_probabilities(vocabulary: Vocabulary) -> dict[int, float]:

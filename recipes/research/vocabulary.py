@@ -1,84 +1,80 @@
-"""What the tokenizer's own prior adds to counts, on texts of another domain, at equal size of the vocabulary.
+"""Which tokens to keep: by counts, with the tokenizer's own prior, or by the damage of a split, at equal size.
 
-    python -m recipes.research.vocabulary CHECKPOINT COUNTED.txt OTHER.txt [--size 8000]
+    python -m recipes.research.vocabulary CHECKPOINT --data FOLDER --other OTHER.txt [--size 8000] [--counted 8000]
 
-Prints the share of new texts that are split as before, and how long all are, of the counted domain and of the other:
-for tokens ranked by counts alone (equal ones by chance), and by counts smoothed by several multiples of the
-number of different tokens.
+Ranks the tokens by texts of the data, keeps equally many, and prints for new texts of the data and for lines of another
+domain: the share that is split as before, the length of all, and what the model still says with no other change (the
+cosine of a sentence encoder's embeddings, or −nats a byte).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-
-from leanify.core.files.reading import read_lines
-from leanify.vocabulary.closure import RankedTokens
-from leanify.vocabulary.cut_tokenizer import cut_state
-from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
+import leanify
+from leanify.data.texts import tokenizers
+from leanify.vocabulary.closure import KeptTokens, RankedTokens
+from leanify.vocabulary.cut_model import checkpoint_vocabulary
+from leanify.vocabulary.damage import rank_by_damage
 from leanify.vocabulary.ranking import rank_tokens
-
-COUNTED, NEW = (500, 2_000, 8_000), 2_000  # texts
-MULTIPLES = (0, 0.25, 1, 4, 16)  # of the number of different tokens: weights of the prior, 4 is the usual one
-
-
-def measure(folder: Path, counted: list[str], other: list[str], size: int) -> None:
-    vocabulary = read_vocabulary(folder)
-    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    whole.no_truncation()
-    whole.no_padding()
-    held_out, known = counted[:NEW], counted[NEW:]
-    domains = {"new texts": held_out, "another domain": other[:NEW]}
-    old = {name: [encoding.ids for encoding in whole.encode_batch(texts)] for name, texts in domains.items()}
-    print(f"{folder.name}, {size:,} of {len(vocabulary.tokens):,} tokens\n")
-    print("| texts | prior | " + " | ".join(f"{name}: as before | length" for name in domains) + " |")
-    print("|---" * (2 + 2 * len(domains)) + "|")
-    for texts in COUNTED:
-        ids = [encoding.ids for encoding in whole.encode_batch(known[:texts])]
-        counts = Counter(number for text in ids for number in text)
-        for multiple in MULTIPLES:
-            cells = _compare(vocabulary, counts, multiple, size, domains, old)
-            print(f"| {texts:,} | × {multiple:g} | " + " | ".join(cells) + " |", flush=True)
+from leanify.vocabulary.token_ids import named_ids
+from recipes.research.checkpoint_subject import LENGTH, Sample, Small, Subject
+from recipes.research.vocabulary_law import save_cut
 
 
-def _compare(
-    vocabulary: Vocabulary, counts: Counter[int], multiple: float, size: int, domains: Any, old: Any
-) -> list[str]:
-    """The share of texts that are split as before, and the length of all, for each domain."""
-    ranking = rank_tokens(vocabulary, counts, multiple * len(counts))
-    if not multiple:
-        random.Random(0).shuffle(ranking)
-        ranking.sort(key=lambda number: -counts[number])
-    kept = RankedTokens.of(vocabulary, ranking).keep(size)
-    small = Tokenizer.from_str(json.dumps(cut_state(vocabulary, kept)))
-    small.no_truncation()
-    small.no_padding()
-    cells = []
-    for name, texts in domains.items():
-        new = [encoding.ids for encoding in small.encode_batch(texts)]
-        same = sum(all(number in kept.new_ids for number in ids) for ids in old[name])
-        ratio = sum(map(len, new)) / sum(map(len, old[name]))
-        cells += [f"{100 * same / len(texts):.1f} %", f"{ratio:.4f}"]
-    return cells
+def measure(subject: Subject, other: list[Sample], size: int, counted: int) -> None:
+    model, reader = subject.original.model, subject.original.reader
+    vocabulary, is_language_model = checkpoint_vocabulary(model), subject.is_language_model
+    domains = {"new texts": subject.judging, "another domain": other}
+    old = {name: split(subject.original, samples) for name, samples in domains.items()}
+    counts = Counter(number for texts, _ in subject.train[:counted] for number in reader(texts[0])["input_ids"])
+    print(f"{subject.source.name}, {size:,} of {len(vocabulary.tokens):,} tokens, {counted:,} texts counted\n")
+    print("| tokens | " + " | ".join(f"{name}: as before | length | score" for name in domains) + " |")
+    print("|---" * (1 + 3 * len(domains)) + "|")
+    rankings = {
+        "counts": rank_tokens(vocabulary, counts, 0),
+        "counts and prior": rank_tokens(vocabulary, counts),
+        "damage": rank_by_damage(vocabulary, counts, model, is_language_model),
+        "damage as of the other kind of model": rank_by_damage(vocabulary, counts, model, not is_language_model),
+    }
+    for ranking_name, ranking in rankings.items():
+        kept = RankedTokens.of(vocabulary, ranking, named_ids(model)).keep(size)
+        with tempfile.TemporaryDirectory() as folder:
+            place = save_cut(model, vocabulary, kept, Path(folder) / "cut")
+            small = Small(leanify.load(place).eval(), tokenizers.load(place))
+            cells = []
+            for name, samples in domains.items():
+                cells += [*compare(old[name], split(small, samples), kept), f"{subject.score(small, samples):.4f}"]
+        print(f"| {ranking_name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def split(small: Small, samples: list[Sample]) -> list[list[int]]:
+    return [small.reader(texts[0])["input_ids"] for texts, _ in samples]
+
+
+def compare(old: list[list[int]], new: list[list[int]], kept: KeptTokens) -> list[str]:
+    """The share of texts that are split as before, and the length of all as a multiple."""
+    same = sum(all(number in kept.new_ids for number in ids) for ids in old)
+    return [f"{100 * same / len(old):.1f} %", f"{sum(map(len, new)) / sum(map(len, old)):.4f}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("counted", type=Path)
-    parser.add_argument("other", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--other", type=Path, required=True)
     parser.add_argument("--size", type=int, default=8_000)
-    arguments = parser.parse_args()
-    counted, other = (
-        [line.strip() for line in read_lines(file) if line.strip()] for file in (arguments.counted, arguments.other)
-    )
-    measure(arguments.folder, counted, other, arguments.size)
+    parser.add_argument("--counted", type=int, default=8_000)
+    options = parser.parse_args()
+    subject = Subject(options.checkpoint, options.data, False)
+    lines = [line for line in options.other.read_text(encoding="utf-8").splitlines() if len(line) > 40]
+    random.Random(1).shuffle(lines)
+    other: list[Sample] = [((line[: 4 * LENGTH],), 0) for line in lines[: len(subject.judging)]]
+    measure(subject, other, options.size, options.counted)
 
 
 if __name__ == "__main__":
