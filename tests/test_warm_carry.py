@@ -21,12 +21,20 @@ from zoo import tiny
 
 import leanify
 from leanify.carrying.calibration import RunningDivergence, TeacherOutputs, collect_outputs, divergence
-from leanify.carrying.free import Variant, measure_variants, solve_program, transfer_free
+from leanify.carrying.free import (
+    Variant,
+    cut_blocks,
+    interpolate_variants,
+    measure_variants,
+    solve_program,
+    transfer_free,
+)
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
 from leanify.core.errors import BudgetError, DataError, ShapeError, SourceError
 from leanify.core.recipe import DistillSection
 from leanify.data.texts import tokenizers
+from leanify.profiling.counting import parameters
 from leanify.training.teachers import load_teacher
 from leanify.upstream.inputs import example_inputs
 
@@ -214,6 +222,30 @@ def test_last_key_value_group_stays_whole() -> None:
     parts = [{one.part for one in measure_variants(teacher, {name: count}, data[2:], target)} for count in (1, group)]
     assert group > 1
     assert [("heads" in several) for several in parts] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["hf/bert", "hf/llama"])
+def test_sizes_between_are_priced_as_built(name: str) -> None:
+    """Their parameters are those of the cut model, and their damages lie between the measured neighbours'."""
+    model, data = built(name)
+    teacher = CalibratedTeacher(model, data[:2], data[2:])
+    groups = {
+        stage.name: max(layer.group for block in stage.blocks for layer in block)
+        for stage in teacher.architecture.stages
+    }
+    target = collect_outputs(model, data[2:], teacher.headless)
+    measured = measure_variants(teacher, groups, data[2:], target)
+    between = interpolate_variants(teacher, groups, measured)
+    assert between
+    assert not {one.block for one in measured} & {one.block for one in between}
+    whole = parameters(model)
+    for one in between:
+        assert whole - parameters(cut_blocks(teacher, [one]).model) == one.params_saved
+        known = [v for v in measured if (v.stage, v.place, v.part) == (one.stage, one.place, one.part)]
+        below = max((v for v in known if v.params_saved < one.params_saved), key=lambda v: v.params_saved, default=None)
+        above = min((v for v in known if v.params_saved > one.params_saved), key=lambda v: v.params_saved)
+        ends = sorted([above.damage, below.damage if below else 0.0])
+        assert ends[0] <= one.damage <= ends[1]
 
 
 def test_free_shapes_keep_the_budget() -> None:

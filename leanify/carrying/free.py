@@ -2,8 +2,9 @@
 
 NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores each by its
 effect on the outputs, and lets an integer program select. Here a block may have fewer heads, a narrower MLP, or be
-removed; each variant is measured in place, starting at its block (`call_traces`). Damages are additive only for small
-cuts, so the first round takes half of the saving, and everything is measured again from there.
+removed; each variant is measured in place, starting at its block (`call_traces`), and the sizes between the measured
+ones are interpolated. Damages are additive only for small cuts, so the first round takes half of the saving, and
+everything is measured again from there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from leanify.profiling.counting import parameters
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 
-UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a variant keeps
+UNITS, HEADS = (0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a measured variant keeps
+STEPS = 16  # of which a variant between two measured ones keeps some
 ROUNDS = 2
 PATCHES = 50  # tokens that an image counts as: a classifier has one output per image
 TOKENS = 1024  # tokens of the held-out batches on which variants are scored
@@ -62,7 +64,8 @@ def transfer_free(
     for turn in range(1, ROUNDS + 1):
         # the variants of each block, and the selection that saves this round's share
         saving = parameters(current.model) - before + (before - max_params) * turn // ROUNDS
-        variants = solve_program(measure_variants(current, groups, batches, target), saving)
+        measured = measure_variants(current, groups, batches, target)
+        variants = solve_program([*measured, *interpolate_variants(current, groups, measured)], saving)
         # the model after the cut: its damage is forecast as a sum, and measured
         current = current.for_model(cut_blocks(current, variants))
         forecast = damage + sum(variant.damage for variant in variants)
@@ -130,19 +133,61 @@ def measure_variants(
     return library
 
 
+def interpolate_variants(
+    current: CalibratedTeacher, groups: Mapping[str, int], measured: Sequence[Variant]
+) -> list[Variant]:
+    """List the sizes between a block's measured ones, with the damage of a monotone cubic (Fritsch and Carlson 1980).
+
+    Parameters are linear in heads and in units.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    library: list[Variant] = []
+    for stage, place, part in dict.fromkeys((v.stage, v.place, v.part) for v in measured if v.part != "block"):
+        # sizes, parameters saved and damages, from the whole block to the smallest
+        old = tuple(layer.read() for layer in find_stage(current.located_model, stage).blocks[place])
+        known = {_size(old, part): (0, 0.0)}
+        for v in measured:
+            if (v.stage, v.place, v.part) == (stage, place, part):
+                known.setdefault(_size(v.block or (), part), (v.params_saved, v.damage))
+        sizes = sorted(known)
+        if len(sizes) < 3:
+            continue
+        saved, damages = zip(*(known[size] for size in sizes), strict=True)
+        damage_of = PchipInterpolator(sizes, damages)
+        steps = [_scale(old, part, step / STEPS, groups[stage]) for step in range(1, STEPS)]
+        between = {_size(block, part): block for block in steps}
+        for size, block in between.items():
+            if sizes[0] < size and size not in known:
+                params_saved = int(np.interp(size, sizes, saved))
+                library.append(Variant(stage, place, part, block, params_saved, float(damage_of(size))))
+    return library
+
+
 def _shapes(old: Block, group: int, is_shared: bool, depth: int) -> Iterator[tuple[str, Block | None]]:
-    """List the shapes that a block could take: fewer heads unless its table is shared, a narrower MLP, or no block.
+    """List the shapes that are measured of a block: fewer heads unless its table is shared, a narrower MLP, no block.
 
     A layer of one key/value head loses heads by ``group``.
     """
     for share in () if is_shared else HEADS:
-        multiples = [group if layer.kv_heads == 1 else layer.group for layer in old]
-        counts = [_round_down(layer.heads * share, one) for layer, one in zip(old, multiples, strict=True)]
-        yield "heads", tuple(layer.set_heads(count) for layer, count in zip(old, counts, strict=True))
+        yield "heads", _scale(old, "heads", share, group)
     for share in UNITS:
-        yield "mlp", tuple(replace(layer, mlp=_round_down(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
+        yield "mlp", _scale(old, "mlp", share, group)
     if depth > 1:
         yield "block", None
+
+
+def _scale(old: Block, part: str, share: float, group: int) -> Block:
+    """Return a block with a share of its heads or units."""
+    if part == "mlp":
+        return tuple(replace(layer, mlp=_round_down(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
+    multiples = [group if layer.kv_heads == 1 else layer.group for layer in old]
+    counts = [_round_down(layer.heads * share, one) for layer, one in zip(old, multiples, strict=True)]
+    return tuple(layer.set_heads(count) for layer, count in zip(old, counts, strict=True))
+
+
+def _size(block: Block, part: str) -> int:
+    return sum(layer.heads if part == "heads" else layer.mlp or 0 for layer in block)
 
 
 def _round_down(count: float, multiple: int) -> int:
