@@ -96,6 +96,23 @@ def test_checkpoint_becomes_smaller(
     said_in_one_sentence(" ".join(capsys.readouterr().out.split()), found.report)
 
 
+def test_no_two_candidates_have_one_shape(here: Path, tmp_path: Path) -> None:
+    """Of a single block, free takes the units that narrow has."""
+    tokenizer = import_transformers().BertTokenizerFast.from_pretrained(here / "old")
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1, "intermediate_size": 128}
+    model = drawn("LlamaForCausalLM", **sizes)
+    model.save_pretrained(tmp_path / "one")
+    tokenizer.save_pretrained(tmp_path / "one")
+    units = sum(p.numel() for p in model.model.layers[0].mlp.parameters())
+    limit = sum(p.numel() for p in model.parameters()) - units // 4
+    settings = ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2"]
+    options: dict[str, Any] = {"vocabulary": "keep", "settings": settings}
+    report = leanify.shrink(tmp_path / "one", here / "text.txt", limit, 0, tmp_path / "small", **options).report
+    free, narrow = (next(one for one in report["candidates"] if one["name"] == name) for name in ("free", "narrow"))
+    assert free["mlp"] == [96]
+    assert narrow["refused"] == "the shape of free"
+
+
 def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
     """What came out, how much smaller, and its quality between those of the original and the trivial model."""
     made = next(one for one in report["candidates"] if one["name"] == report["chosen"])

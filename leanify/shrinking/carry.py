@@ -77,12 +77,13 @@ class Carried:
         quality = Quality.from_finding(finding)
         return Carried(candidate, None, place, quality=quality, shape=finding.get("shape", {}), **facts)
 
+    @property
+    def architecture(self) -> Architecture:
+        return self.candidate.shape or Architecture.from_json(self.shape["architecture"])
+
     def shell(self, original: Original) -> nn.Module:
         """The model on meta."""
-        shape = self.candidate.shape
-        if shape is None:
-            shape = Architecture.from_json(self.shape["architecture"])
-        return original.reshape(shape)
+        return original.reshape(self.architecture)
 
 
 def calibrate(original: Original, several: Sequence[Candidate], tokens: int) -> CalibratedTeacher:

@@ -410,7 +410,11 @@ def _carry_all(
     tokens = folder.findings["chosen shapes"].get("tokens", MIN_TOKENS)
     teacher = calibrate(original, candidates, tokens) if candidates else None
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
-        one = _carry_one(folder, original, teacher, candidate, explain)
+        # free shapes, which come first, may be those of a design
+        same = next((one.name for one in carried if one.architecture == candidate.shape), "")
+        if same:
+            note(f"{candidate.name} has the shape of {same}")
+        one = f"the shape of {same}" if same else _carry_one(folder, original, teacher, candidate, explain)
         if isinstance(one, Carried):
             folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
             carried = _keep_best(folder, original, [*carried, one])
