@@ -73,7 +73,7 @@ SMALL: dict[str, tuple[str, ...]] = {  # one after the other, in a folder that h
     "speed": ("startup large checkpoint latency --small -o speed.md",),
     "statistics_simulated": ("--studies 1",),
     "trips": ("--designs narrow",),
-    "vocabulary": ("minilm imdb/train.csv imdb/test.csv --size 27",),
+    "vocabulary": ("minilm --data imdb --other imdb/test.csv --size 27",),
     "vocabulary_law": ("minilm imdb/train.csv imdb/test.csv --size 27 --texts 4",),
 }
 
