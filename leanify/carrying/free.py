@@ -31,7 +31,7 @@ from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_at
 from leanify.upstream.on_disk import deep_copy
 
 UNITS, HEADS = (0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a measured variant keeps
-STEPS = 16  # of which a variant between two measured ones keeps some
+STEPS = 16  # equal parts of a block's units and heads, of which a size between the measured ones has some
 ROUNDS = 2
 PATCHES = 50  # tokens that an image counts as: a classifier has one output per image
 TOKENS = 1024  # tokens of the held-out batches on which variants are scored
@@ -142,19 +142,24 @@ def interpolate_variants(
     """
     from scipy.interpolate import PchipInterpolator
 
+    # of each block's heads and units, the measured sizes with what they save and their damage
+    cuts: dict[tuple[str, int, str], dict[int, tuple[int, float]]] = {}
+    for variant in measured:
+        if variant.block is not None:
+            known = cuts.setdefault((variant.stage, variant.place, variant.part), {})
+            known[_size(variant.block, variant.part)] = variant.params_saved, variant.damage
+
     library: list[Variant] = []
-    for stage, place, part in dict.fromkeys((v.stage, v.place, v.part) for v in measured if v.part != "block"):
-        # sizes, parameters saved and damages, from the whole block to the smallest
+    for (stage, place, part), known in cuts.items():
+        # the curve through these and the whole block, which saves nothing and does no damage
         old = tuple(layer.read() for layer in find_stage(current.located_model, stage).blocks[place])
-        known = {_size(old, part): (0, 0.0)}
-        for v in measured:
-            if (v.stage, v.place, v.part) == (stage, place, part):
-                known.setdefault(_size(v.block or (), part), (v.params_saved, v.damage))
-        sizes = sorted(known)
-        if len(sizes) < 3:
+        known[_size(old, part)] = 0, 0.0
+        if len(known) < 3:
             continue
+        sizes = sorted(known)
         saved, damages = zip(*(known[size] for size in sizes), strict=True)
         damage_of = PchipInterpolator(sizes, damages)
+        # the sizes between, each once: heads and units are rounded down
         steps = [_scale(old, part, step / STEPS, groups[stage]) for step in range(1, STEPS)]
         between = {_size(block, part): block for block in steps}
         for size, block in between.items():
@@ -187,6 +192,7 @@ def _scale(old: Block, part: str, share: float, group: int) -> Block:
 
 
 def _size(block: Block, part: str) -> int:
+    """Return the heads or the units of a block."""
     return sum(layer.heads if part == "heads" else layer.mlp or 0 for layer in block)
 
 

@@ -410,11 +410,7 @@ def _carry_all(
     tokens = folder.findings["chosen shapes"].get("tokens", MIN_TOKENS)
     teacher = calibrate(original, candidates, tokens) if candidates else None
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
-        # free shapes, which come first, may be those of a design
-        same = next((one.name for one in carried if one.architecture == candidate.shape), "")
-        if same:
-            note(f"{candidate.name} has the shape of {same}")
-        one = f"the shape of {same}" if same else _carry_one(folder, original, teacher, candidate, explain)
+        one = _carry_one(folder, original, teacher, candidate, carried, explain)
         if isinstance(one, Carried):
             folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
             carried = _keep_best(folder, original, [*carried, one])
@@ -425,10 +421,22 @@ def _carry_all(
 
 
 def _carry_one(
-    folder: ShrinkFolder, original: Original, teacher: CalibratedTeacher | None, candidate: Candidate, explain: bool
+    folder: ShrinkFolder,
+    original: Original,
+    teacher: CalibratedTeacher | None,
+    candidate: Candidate,
+    carried: Sequence[Carried],
+    explain: bool,
 ) -> Carried | str:
-    """Return the candidate with the original's weights, or the reason why it has none."""
+    """Return the candidate with the original's weights, or the reason why it has none.
+
+    Free shapes, which are carried first, may be those of a later design: one of them is enough.
+    """
     name = candidate.name
+    for other in carried:
+        if other.architecture == candidate.shape:
+            note(f"{name} has the shape of {other.name}")
+            return f"the shape of {other.name}"
     if is_late(folder, name):
         note(f"{name}: left out, as the time for transferring is over")
         return "left out, as the time for transferring was over"

@@ -27,7 +27,7 @@ def rank_by_damage(vocabulary: Vocabulary, counts: Mapping[int, int], model: Any
     """Return the ids of the tokens that texts are split into, those first whose loss would do the most damage.
 
     ``counts`` are the occurrences of ids in the user's texts, which the tokenizer's own prior smooths; ``model`` has
-    the table of embeddings. Without a table, or for tokens that are spelled by bytes, frequencies decide.
+    the table of embeddings. Without one, frequencies alone decide.
     """
     ranking, frequencies = rank_tokens(vocabulary, counts), token_frequencies(vocabulary, counts)
     table = _input_table(model)
@@ -41,11 +41,11 @@ def rank_by_damage(vocabulary: Vocabulary, counts: Mapping[int, int], model: Any
         if pieces and max(number, *pieces) < rows:
             parts[number] = pieces
     damages = split_damages(table, parts, is_language_model)
-    # a token without known pieces is as damaged as the mean
+    # a token without known pieces, such as one that bytes spell, has the mean damage
     typical = sum(damages.values()) / max(1, len(damages))
     power = 1.0 if is_language_model else 0.5
-    losses = {number: value**power * damages.get(number, typical) for number, value in frequencies.items()}
-    return sorted(losses, key=lambda number: (losses[number], frequencies[number]), reverse=True)
+    losses = {number: frequencies[number] ** power * damages.get(number, typical) for number in ranking}
+    return sorted(ranking, key=lambda number: losses[number], reverse=True)  # of equal loss in the order of the ranking
 
 
 @torch.no_grad()
