@@ -36,12 +36,13 @@ def parameters(folder: Path) -> int:
     return sum(parameter.numel() for parameter in leanify.load(folder).parameters())
 
 
-def test_vocabulary_alone(encoder: Path, sentences: Path, tmp_path: Path) -> None:
+def test_vocabulary_alone(encoder: Path, sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A number of tokens without a budget, in a folder that transformers opens; the report says what it costs."""
     from transformers import AutoModel, AutoTokenizer
 
     out = tmp_path / "out"
     shrunk = leanify.shrink(encoder, sentences, vocabulary=250, designs=["vocabulary"], minutes=0, output=out)
+    assert "healing" not in capsys.readouterr().err
     report = shrunk.to_json()
     facts = report["vocabulary"]
     assert report["chosen"] == "vocabulary"

@@ -316,7 +316,7 @@ def _shrink_into(
         trivial = folder.once("reference", lambda: reference(original))
     words = "" if trivial is None else f"; {trivial['name']}: {format_metric(task.metric, trivial['value'])}"
     note(f"original: {Quality.from_finding(finding).describe(task.metric)}{words}; {judged_on(original)}")
-    if original.no_dropout:
+    if original.no_dropout and folder.clock.minutes:
         options = original.source.origin.options
         changes = ", ".join(f"{key} {options[key]:g} → {rate:g}" for key, rate in original.no_dropout.items())
         note(f"healing without noise, {changes}; the result keeps its own")
