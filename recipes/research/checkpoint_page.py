@@ -14,6 +14,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from leanify.comparison.statistics import ALPHA, MIN_SEEDS, Estimate, Run, RunTable, holm
 from recipes.research.checkpoint_arms import OURS
@@ -27,7 +28,7 @@ METRICS = {  # by column: how it is called, its digits, and the factor that make
     "top-1": ("top-1", 1, 1),
     "accuracy": ("accuracy", 1, 1),
     "Spearman": ("Spearman (100 ρ)", 1, 1),
-    "neighbours": ("neighbours that stay", 3, 1),
+    "neighbours": ("neighbours kept", 3, 1),
     "STS-B": ("STS-B (100 ρ)", 1, 1),
     "sst2": ("SST-2", 1, 1),
     "mrpc": ("MRPC", 1, 1),
@@ -57,7 +58,7 @@ def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
     found, digits = values(rows, arm, stage, metric), METRICS[metric][1]
     if not found:
         return "–"
-    return f"{sum(found.values()) / len(found):.{digits}f}"
+    return f"{fmean(found.values()):.{digits}f}"
 
 
 def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
@@ -74,30 +75,37 @@ def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
     return dict(sorted(several.items(), key=lambda item: (item[0][0], -float(item[0][1]))))
 
 
-def compare(rows: Rows, metric: str, ours: str) -> tuple[str, Estimate] | None:
-    """The best peer by its mean, and the difference of an arm of leanify's to it after healing."""
+def at_its_best(rows: Rows, arm: str, metric: str) -> tuple[str, dict[int, float]]:
+    """The values of an arm by seed, carried or healed, whichever has the better mean, and the arm's name with that."""
+    carried, healed = (values(rows, arm, stage, metric) for stage in ("carried", "healed"))
+    if carried and (not healed or fmean(carried.values()) > fmean(healed.values())):
+        return f"{arm}, not healed", carried
+    return arm, healed
+
+
+def compare(rows: Rows, metric: str, ours: str) -> tuple[str, str, Estimate] | None:
+    """An arm of leanify's and the best peer, each at its best, by name, and the difference."""
     arms = dict.fromkeys(row["arm"] for row in rows if row["arm"] not in ("original", *OURS))
-    known = {arm: values(rows, arm, "healed", metric) for arm in arms}
-    means = {arm: sum(found.values()) / len(found) for arm, found in known.items() if found}
-    if not means or not values(rows, ours, "healed", metric):
+    known = dict(at_its_best(rows, arm, metric) for arm in arms)
+    means = {arm: fmean(found.values()) for arm, found in known.items() if found}
+    mine, found = at_its_best(rows, ours, metric)
+    if not means or not found:
         return None
     peer = max(means, key=means.__getitem__)
-    runs = [Run(peer, seed, value) for seed, value in known[peer].items()]
-    runs += [Run(ours, seed, value) for seed, value in values(rows, ours, "healed", metric).items()]
-    return peer, RunTable(runs).difference(ours, peer)
+    runs = [Run(arm, seed, value) for arm, some in ((peer, known[peer]), (mine, found)) for seed, value in some.items()]
+    return mine, peer, RunTable(runs).difference(mine, peer)
 
 
 def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str]:
     """One sentence a metric: better, worse or no difference shown, by the product's rule."""
     asked = {metric: found for metric in ASKED if (found := compare(rows, metric, ours)) is not None}
-    known = {metric: found for metric, found in asked.items() if found[1].is_known and found[1].seeds >= MIN_SEEDS}
-    above = [one.probability_above(0) for _, one in known.values()]
+    known = {metric: found[2] for metric, found in asked.items() if found[2].is_known and found[2].seeds >= MIN_SEEDS}
+    above = [one.probability_above(0) for one in known.values()]
     corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
     sentences = []
-    for metric, (peer, estimate) in asked.items():
-        name, digits = METRICS[metric][0], METRICS[metric][1]
-        text = f"{name}{' after healing' * names_peer}: {estimate.mean:+.{digits}f}"
-        text += f" to the best peer, *{peer}*" if names_peer else ""
+    for metric, (mine, peer, estimate) in asked.items():
+        name, digits = METRICS[metric][0] + mine.removeprefix(ours), METRICS[metric][1]
+        text = f"{name}: {estimate.mean:+.{digits}f}" + f" to the best peer, *{peer}*" * names_peer
         interval = estimate.interval()
         if metric not in known or interval is None:
             seeds = "one seed" if estimate.seeds == 1 else f"{estimate.seeds} seeds"
@@ -111,8 +119,9 @@ def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str
 
 
 def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
-    """A line an arm: parameters, seeds, each metric carried → healed; ``brief`` leaves out seeds and carried ones."""
-    metrics = [metric for metric in metrics if any(row["metric"] == metric for row in rows)]
+    """A line an arm: parameters, seeds, each metric carried → healed; ``brief``: the better one, starred unhealed."""
+    measured_metrics = {row["metric"] for row in rows if row["arm"] != "original"}
+    metrics = [metric for metric in metrics if metric in measured_metrics]
     arms = ["original", *dict.fromkeys(row["arm"] for row in rows if row["arm"] != "original")]
     heads = ["M parameters", *["seeds"] * (not brief), *(METRICS[metric][0] for metric in metrics)]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
@@ -124,6 +133,8 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
             before, after = cell(rows, arm, "carried", metric), cell(rows, arm, "healed", metric)
             if arm == "original":
                 cells.append(before)
+            elif brief and before != "–" and float(before) > float(after):
+                cells.append(f"{before}\\*")
             elif brief or before == "–":
                 cells.append(after)
             else:
