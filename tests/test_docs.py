@@ -65,6 +65,22 @@ def test_checkpoints_match_their_table() -> None:
     assert "\n".join(checkpoint_page.readme(rows)) in (documents.ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_peers_are_compared_at_their_better() -> None:
+    """Where healing costs a peer what is measured, its weights before healing answer to the claim."""
+    rows = []
+    for seed, noise in enumerate((0.0, 0.001, 0.003)):
+        for arm, stage, value in (
+            ("leanify shrink", "healed", 0.85),
+            ("peer", "carried", 0.9),
+            ("peer", "healed", 0.8),
+        ):
+            row = {"checkpoint": "model", "budget": "0.5", "arm": arm, "seed": str(seed), "stage": stage}
+            rows.append({**row, "metric": "cosine", "value": str(value + noise * (stage == "healed"))})
+    (sentence,) = checkpoint_page.claims(rows)
+    assert sentence.startswith("- cosine: -0.049 to the best peer, *peer, not healed* (95% ")
+    assert sentence.endswith("): **worse**.")
+
+
 def test_blocks_run_or_give_reason() -> None:
     blocks = [block for page in documents.pages() for block in documents.parse_blocks(page.read_text(encoding="utf-8"))]
     assert sum(block.not_run is None for block in blocks) > 20
