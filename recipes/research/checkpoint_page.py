@@ -53,12 +53,9 @@ def values(rows: Rows, arm: str, stage: str, metric: str) -> dict[int, float]:
     return found
 
 
-def cell(rows: Rows, arm: str, stage: str, metric: str) -> str:
-    """The mean over seeds."""
-    found, digits = values(rows, arm, stage, metric), METRICS[metric][1]
-    if not found:
-        return "–"
-    return f"{fmean(found.values()):.{digits}f}"
+def format_mean(by_seed: dict[int, float], metric: str) -> str:
+    """The mean over seeds, in the metric's digits."""
+    return f"{fmean(by_seed.values()):.{METRICS[metric][1]}f}" if by_seed else "–"
 
 
 def cases(rows: Rows) -> dict[tuple[str, str], Rows]:
@@ -86,14 +83,15 @@ def at_its_best(rows: Rows, arm: str, metric: str) -> tuple[str, dict[int, float
 def compare(rows: Rows, metric: str, ours: str) -> tuple[str, str, Estimate] | None:
     """An arm of leanify's and the best peer, each at its best, by name, and the difference."""
     arms = dict.fromkeys(row["arm"] for row in rows if row["arm"] not in ("original", *OURS))
-    known = dict(at_its_best(rows, arm, metric) for arm in arms)
-    means = {arm: fmean(found.values()) for arm, found in known.items() if found}
-    mine, found = at_its_best(rows, ours, metric)
-    if not means or not found:
+    peers = dict(at_its_best(rows, arm, metric) for arm in arms)
+    means = {name: fmean(by_seed.values()) for name, by_seed in peers.items() if by_seed}
+    our_name, our_values = at_its_best(rows, ours, metric)
+    if not means or not our_values:
         return None
     peer = max(means, key=means.__getitem__)
-    runs = [Run(arm, seed, value) for arm, some in ((peer, known[peer]), (mine, found)) for seed, value in some.items()]
-    return mine, peer, RunTable(runs).difference(mine, peer)
+    runs = [Run(peer, seed, value) for seed, value in peers[peer].items()]
+    runs += [Run(our_name, seed, value) for seed, value in our_values.items()]
+    return our_name, peer, RunTable(runs).difference(our_name, peer)
 
 
 def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str]:
@@ -103,8 +101,8 @@ def claims(rows: Rows, names_peer: bool = True, ours: str = OURS[0]) -> list[str
     above = [one.probability_above(0) for one in known.values()]
     corrected = dict(zip(known, holm([min(1.0, 2 * min(p, 1 - p)) for p in above]), strict=True)) if known else {}
     sentences = []
-    for metric, (mine, peer, estimate) in asked.items():
-        name, digits = METRICS[metric][0] + mine.removeprefix(ours), METRICS[metric][1]
+    for metric, (our_name, peer, estimate) in asked.items():
+        name, digits = METRICS[metric][0] + our_name.removeprefix(ours), METRICS[metric][1]
         text = f"{name}: {estimate.mean:+.{digits}f}" + f" to the best peer, *{peer}*" * names_peer
         interval = estimate.interval()
         if metric not in known or interval is None:
@@ -130,12 +128,13 @@ def table(rows: Rows, metrics: Sequence[str], brief: bool = False) -> list[str]:
         sizes = values(rows, arm, stage, "parameters")
         cells = [f"{sum(sizes.values()) / len(sizes) / 1e6:.2f}", *[str(len(sizes))] * (not brief)]
         for metric in metrics:
-            before, after = cell(rows, arm, "carried", metric), cell(rows, arm, "healed", metric)
+            before, after = (format_mean(values(rows, arm, step, metric), metric) for step in ("carried", "healed"))
             if arm == "original":
                 cells.append(before)
-            elif brief and before != "–" and float(before) > float(after):
-                cells.append(f"{before}\\*")
-            elif brief or before == "–":
+            elif brief:
+                name, by_seed = at_its_best(rows, arm, metric)
+                cells.append(format_mean(by_seed, metric) + "\\*" * (name != arm))
+            elif before == "–":
                 cells.append(after)
             else:
                 cells.append(f"{before} → {after}")
