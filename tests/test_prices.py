@@ -16,7 +16,7 @@ import leanify
 from leanify.core import recipe
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
-from leanify.profiling.price_cache import price_file
+from leanify.profiling.cost_model import price_file
 from leanify.search import redesign as planning
 from leanify.search.options import Options
 from leanify.search.redesign import model_costs
@@ -155,7 +155,7 @@ def test_key_covers_price_inputs(tmp_path: Path, home: Path, monkeypatch: pytest
     keys.append(key_of(str(tmp_path)))
     (tmp_path / "model.safetensors").write_bytes(b"weights, which decide on the head")
     keys.append(key_of(str(tmp_path)))
-    monkeypatch.setattr("leanify.profiling.price_cache.metadata.version", lambda library: f"9.9 of {library}")
+    monkeypatch.setattr("leanify.profiling.cost_model.metadata.version", lambda library: f"9.9 of {library}")
     keys.append(key_of("vit_tiny"))
     assert len({*keys}) == len(keys)
     for elsewhere in ("org/model", str(tmp_path / "nothing"), "./nothing", "model.py:make"):

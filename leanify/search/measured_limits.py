@@ -18,8 +18,8 @@ from leanify.core.errors import BudgetError
 from leanify.core.terminal import track
 from leanify.core.units import format_bytes, format_seconds, format_share
 from leanify.profiling import profile as profiling
-from leanify.profiling.clock import Clock, Pair
 from leanify.profiling.price_list import PriceList
+from leanify.profiling.timing import Clock, Pair
 from leanify.reshaping import surgery
 from leanify.search.amounts import BYTES, TIMES, parse_budget
 from leanify.search.design import Design

@@ -22,7 +22,7 @@ from leanify.search.towers import towers
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanify.profiling.price_cache import Source
+    from leanify.profiling.cost_model import Source
     from leanify.search.measured_limits import Timing
     from leanify.sources.source import ModelSource
 

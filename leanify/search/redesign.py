@@ -19,8 +19,7 @@ from leanify.core.errors import ShapeError
 from leanify.core.recipe import Recipe
 from leanify.core.units import format_seconds as duration
 from leanify.core.units import format_share
-from leanify.profiling.cost_model import ModelCosts
-from leanify.profiling.price_cache import price_file
+from leanify.profiling.cost_model import ModelCosts, price_file
 from leanify.profiling.price_list import PriceList
 from leanify.search import request as requests
 from leanify.search import search
@@ -37,8 +36,8 @@ from leanify.search.towers import stages_to_change, towers
 from leanify.search.warnings import remarks, warnings
 
 if TYPE_CHECKING:
+    from leanify.profiling.cost_model import Source
     from leanify.profiling.live_model import LiveModel
-    from leanify.profiling.price_cache import Source
     from leanify.search.measured_limits import Timing
 
 HALF = 0.5  # default share of the parameters

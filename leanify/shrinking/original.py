@@ -24,9 +24,8 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts
 from leanify.lens.located import LocatedModel
-from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.cost_model import ModelCosts, price_file
 from leanify.profiling.live_model import LiveModel
-from leanify.profiling.price_cache import price_file
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.runs.run_directory import RunDirectory
