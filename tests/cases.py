@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.profiling.cost_model import ModelCosts
-from leanify.profiling.counting import call
+from leanify.profiling.forward import call
 from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_list import PriceList
 from leanify.profiling.profile import flatten_tensors

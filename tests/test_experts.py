@@ -16,7 +16,8 @@ import leanify
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
 from leanify.core.architecture import Architecture
-from leanify.profiling.counting import count, idle_parameters, macs, observe_on_cpu, observe_on_meta
+from leanify.profiling.counting import count, idle_parameters, macs
+from leanify.profiling.forward import observe_on_cpu, observe_on_meta
 from leanify.profiling.price_list import PriceList
 from leanify.reshaping.sites import locate
 from leanify.search.options import Options

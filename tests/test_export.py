@@ -21,7 +21,7 @@ from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.exporting import load_alone
 from leanify.exporting.export import _compare, _rounding, flatten_outputs
 from leanify.exporting.load_alone import _tensors
-from leanify.profiling.counting import call
+from leanify.profiling.forward import call
 from leanify.sources import modelling
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers

@@ -13,7 +13,8 @@ from runs import refused
 from test_plans import LLAMA, SMALL_VIT
 
 import leanify
-from leanify.profiling.counting import count, idle_parameters, parameters, unmasked_inputs
+from leanify.profiling.counting import count, idle_parameters, parameters
+from leanify.profiling.forward import unmasked_inputs
 from leanify.reshaping.sites import locate
 from leanify.sources import find
 from leanify.upstream.inputs import describe_inputs

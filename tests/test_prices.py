@@ -17,6 +17,7 @@ from leanify.core import recipe
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
 from leanify.profiling.cost_model import price_file
+from leanify.profiling.forward import Countable, call, disable_gradients, unmasked_inputs
 from leanify.search import redesign as planning
 from leanify.search.options import Options
 from leanify.search.redesign import model_costs
@@ -187,9 +188,9 @@ def test_macs_match_torchs_counter() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model = leanify.load("hf/t5", overrides={"num_layers": 2, "vocab_size": 50}, device="meta")
-    inputs = counting.unmasked_inputs(model, 16)
-    with counting.disable_gradients(model), counting.Countable(), FlopCounterMode(display=False) as counter:
-        counting.call(model, inputs)
+    inputs = unmasked_inputs(model, 16)
+    with disable_gradients(model), Countable(), FlopCounterMode(display=False) as counter:
+        call(model, inputs)
     found = counter.get_flop_counts()
     names = {name.partition(".")[2] if name != "Global" else "": sum(by.values()) // 2 for name, by in found.items()}
     assert counting.module_macs_by_path(model, inputs) == names

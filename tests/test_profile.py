@@ -16,6 +16,7 @@ import leanify
 from leanify.profiling import counting
 from leanify.profiling import profile as profiling
 from leanify.profiling import training_memory as peak
+from leanify.profiling.forward import call
 from leanify.search.grid import primary_layer
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -74,7 +75,7 @@ def test_meta_count_equals_plain_attention(name: str, monkeypatch: pytest.Monkey
     inputs = profiling.example_inputs(model, 1)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", plain)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        counting.call(model, inputs)
+        call(model, inputs)
     assert counter.get_total_flops() // 2 == counting.count(CASES[name].load("meta")).macs
 
 

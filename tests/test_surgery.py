@@ -18,7 +18,7 @@ from zoo.running import randomise
 import leanify
 from leanify.core.architecture import Architecture, primary_layer
 from leanify.lens.resize import linear_features
-from leanify.profiling.counting import call
+from leanify.profiling.forward import call
 from leanify.reshaping import sites, surgery
 from leanify.sources import describe
 from leanify.sources.find import find

@@ -11,7 +11,8 @@ import torch
 from test_warm_shrink import built
 
 import leanify
-from leanify.profiling.counting import count, macs, observe_on_cpu, observe_on_meta
+from leanify.profiling.counting import count, macs
+from leanify.profiling.forward import observe_on_cpu, observe_on_meta
 from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.inputs import example_inputs

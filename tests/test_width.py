@@ -23,6 +23,7 @@ from leanify.core import recipe as recipes
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, ShapeError
 from leanify.profiling import counting
+from leanify.profiling.forward import call, observe_on_cpu
 from leanify.profiling.live_model import LiveModel
 from leanify.search.narrow_shape import WidthScale
 from leanify.search.redesign import live_model
@@ -101,7 +102,7 @@ def test_prices_equal_counts(share: float) -> None:
     live = LiveModel(model)
     built = leanify.write(leanify.load("vit_tiny", overrides=SMALL_VIT), target)
     assert live.sizes(target)[0] == sum(parameter.numel() for parameter in built.parameters())
-    assert live.cost(target).macs == counting.observe_on_cpu(built, None, counting.macs)
+    assert live.cost(target).macs == observe_on_cpu(built, None, counting.macs)
 
 
 def test_module_in_memory_is_refused() -> None:
@@ -329,7 +330,7 @@ def test_upstream_alone_opens_narrow_folders(
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        result: Any = counting.call(narrow, inputs)
+        result: Any = call(narrow, inputs)
     expected = result if library == "timm" else result[0]
     assert torch.allclose(torch.load(f"{folder}-outputs.pt"), expected, atol=1e-5)
     assert leanify.read(leanify.load(folder)) == leanify.read(narrow)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import DataError
 from leanify.lens.resize import linear_features
-from leanify.profiling.counting import call
+from leanify.profiling.forward import call
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.on_disk import place
 

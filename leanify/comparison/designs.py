@@ -29,6 +29,7 @@ from leanify.core.terminal import note
 from leanify.core.units import format_sizes
 from leanify.profiling import counting
 from leanify.profiling.cost import read_shape
+from leanify.profiling.forward import Countable, call, disable_gradients
 from leanify.reshaping import surgery
 from leanify.reshaping.width import differs_in_width
 from leanify.search import alternatives
@@ -329,8 +330,8 @@ def _sizes(text: str, value: str) -> int | list[int]:
 def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     """Return the shapes of a model's inputs, by name, and of its first output, for one sample."""
     inputs = example_inputs(model, 1, device="meta")
-    with counting.disable_gradients(model), counting.Countable():
-        outputs: Any = counting.call(model, inputs)
+    with disable_gradients(model), Countable():
+        outputs: Any = call(model, inputs)
     if not hasattr(outputs, "shape"):
         outputs = next(value for value in outputs.values() if hasattr(value, "shape"))
     return {name: tuple(value.shape) for name, value in inputs.items()}, tuple(outputs.shape)

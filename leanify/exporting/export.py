@@ -29,7 +29,7 @@ from leanify.core.errors import DirectoryError, LeanifyError, SourceError, Unsup
 from leanify.core.files import writing
 from leanify.core.files.writing import new_directory
 from leanify.exporting import load_alone
-from leanify.profiling.counting import Positional, call
+from leanify.profiling.forward import Positional, call
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.describe import describe
 from leanify.sources.timm_hooks import timm_config

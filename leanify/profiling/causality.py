@@ -17,7 +17,7 @@ from leanify.core.architecture import Architecture, Stage
 from leanify.core.errors import LeanifyError
 from leanify.discovery.flow import iterate_tensors
 from leanify.lens.located import LocatedModel
-from leanify.profiling.counting import call, drop_values, unmasked_inputs
+from leanify.profiling.forward import call, drop_values, unmasked_inputs
 from leanify.reshaping.surgery import write_located
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model

@@ -19,6 +19,7 @@ from leanify.lens.parameter_parts import describe_kept
 from leanify.profiling import counting
 from leanify.profiling.causality import causal_stages
 from leanify.profiling.cost import Cost, ModelFacts
+from leanify.profiling.forward import observe_on_cpu, observe_on_meta, unmasked_inputs
 from leanify.reshaping.sites import locate
 from leanify.reshaping.surgery import write_located
 from leanify.reshaping.width import differs_in_width
@@ -46,10 +47,10 @@ class LiveModel:
     def facts(self) -> ModelFacts:
         """Raises UnsupportedModel, as `locate` does."""
         # MACs of each module in one pass: on meta, or for small models with zeros in memory
-        inputs = describe_inputs(counting.unmasked_inputs(self.model, self._length))
-        macs = counting.observe_on_meta(self.model, self._length, counting.module_macs_by_path)
+        inputs = describe_inputs(unmasked_inputs(self.model, self._length))
+        macs = observe_on_meta(self.model, self._length, counting.module_macs_by_path)
         if macs is None and counting.parameters(self.model) < COUNTED_IN_MEMORY:
-            macs = counting.observe_on_cpu(self.model, self._length, counting.module_macs_by_path)
+            macs = observe_on_cpu(self.model, self._length, counting.module_macs_by_path)
         # for each stage: the caches that its layers keep, which blocks are alike, and whether it looks back only
         kinds, caches = [], []
         for stage in self.located_model.stages:

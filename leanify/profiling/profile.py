@@ -26,6 +26,7 @@ from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.core.units import format_bytes
 from leanify.profiling import counting
 from leanify.profiling import training_memory as peak
+from leanify.profiling.forward import Positional, call, disable_gradients, zeros
 from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
 from leanify.profiling.training_memory import flatten_tensors as flatten_tensors
 from leanify.reshaping import surgery
@@ -176,16 +177,16 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
     for device in ("meta", "cpu"):
         if device == "cpu" and weights_bytes(model) > TRACEABLE_BYTES:
             return None, [], "fvcore did not run: tracing this model needs its weights in memory"
-        plain_model = model if device == "meta" else counting.zeros(model)
+        plain_model = model if device == "meta" else zeros(model)
         # the tracer needs positional arguments
         inputs = example_inputs(plain_model, None, tokens, device)
         inputs.pop("attention_mask", None)
-        positional = counting.Positional(plain_model, list(inputs), flatten_tensors)
+        positional = Positional(plain_model, list(inputs), flatten_tensors)
         analysis = FlopCountAnalysis(positional, tuple(inputs.values()))
         analysis.set_op_handle(**dict.fromkeys(FUSED_KERNELS, attention_macs))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
         try:
-            with counting.disable_gradients(plain_model), warnings.catch_warnings():
+            with disable_gradients(plain_model), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 by_operator = analysis.by_operator()
                 uncounted_ops = sorted(name.removeprefix("aten::") for name in analysis.unsupported_ops())
@@ -219,7 +220,7 @@ def materialise(model: nn.Module, device: torch.device) -> nn.Module:
 
     Time and memory do not depend on the values, as long as they are finite.
     """
-    real = counting.zeros(model, device)
+    real = zeros(model, device)
     for parameter in real.parameters():
         parameter.data.uniform_(-0.02, 0.02)
     return real
@@ -248,7 +249,7 @@ def attention_kernels(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, 
     ``softmax`` counts calls outside fused kernels: attention in plain products, or a choice of experts.
     """
     with _Kernels() as kernels:
-        counting.call(model, inputs)
+        call(model, inputs)
     return dict(kernels.calls)
 
 
@@ -259,7 +260,7 @@ def median_seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) ->
     times = []
     for i in range(repeats + 2):
         start = time.perf_counter()
-        counting.call(model, inputs)
+        call(model, inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if i >= 2:
@@ -271,7 +272,7 @@ def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     """Two AdamW steps on the mean squared outputs: in the second, moments and activations are both in memory."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     for _ in range(2):
-        peak.squares(counting.call(model, inputs)).backward()  # type: ignore[no-untyped-call]
+        peak.squares(call(model, inputs)).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()
 
@@ -283,7 +284,7 @@ def measure_memory(
     # the peak of a forward pass
     device = next(model.parameters()).device
     with torch.no_grad(), _peak(device, before) as forward:
-        counting.call(model, inputs)
+        call(model, inputs)
     # the peak of a training step, if it was predicted to fit
     train: dict[str, int] = {}
     if predicted_bytes is not None and trains:

@@ -22,7 +22,7 @@ from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
 from leanify.core.units import format_bytes
 from leanify.profiling import profile as profiling
-from leanify.profiling.counting import call
+from leanify.profiling.forward import call
 from leanify.reshaping import surgery
 from leanify.upstream.inputs import example_inputs
 

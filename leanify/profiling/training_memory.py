@@ -25,7 +25,7 @@ from leanify.core import machine
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.core.units import format_bytes
 from leanify.discovery.flow import iterate_tensors
-from leanify.profiling import counting
+from leanify.profiling.forward import Countable, call, unmasked_inputs, zeros
 from leanify.upstream.libraries import format_error
 
 BATCHES = (2, 3)  # not 1: a batch norm over one number is refused
@@ -130,7 +130,7 @@ def _trace_sizes(
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             for batch in batches:
-                inputs = counting.unmasked_inputs(model, tokens, "cpu", batch)
+                inputs = unmasked_inputs(model, tokens, "cpu", batch)
                 if weights is not None:
                     floating = {k: x for k, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
                     inputs = inputs | {k: x.to(weights) for k, x in floating.items()}
@@ -149,8 +149,8 @@ def _trace_zeros(model: nn.Module, tokens: int | None, step: Step) -> list[np.nd
     try:
         if free is not None and size > free:
             raise MemoryError(f"it takes {format_bytes(size)} of memory, {format_bytes(free)} are available")
-        inputs = [counting.unmasked_inputs(model, tokens, "cpu", batch) for batch in BATCHES]
-        return [step(counting.zeros(model), example) for example in inputs]
+        inputs = [unmasked_inputs(model, tokens, "cpu", batch) for batch in BATCHES]
+        return [step(zeros(model), example) for example in inputs]
     except LeanifyError:
         raise
     except Exception as error:
@@ -171,9 +171,9 @@ def _series(
     live = LiveBytes([*model.parameters(), *model.buffers(), *iterate_tensors(list(inputs.values()))])
     for _ in range(2 if again else 1):
         live.byte_series.clear()
-        with live, _Attention(is_fused), counting.Countable():
+        with live, _Attention(is_fused), Countable():
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
-                outputs = counting.call(model, inputs)
+                outputs = call(model, inputs)
             value = loss(outputs)
             del outputs
             # like `value.backward()`, with modes on: they would be off inside it, where blocks may be computed again

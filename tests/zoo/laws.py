@@ -38,6 +38,7 @@ from leanify.lens.located import LocatedModel, parameter_names
 from leanify.profiling import counting
 from leanify.profiling.cost import StageShape, apply_shape
 from leanify.profiling.cost_model import ModelCosts
+from leanify.profiling.forward import observe_on_cpu
 from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_list import PriceList
 from leanify.reshaping import sites, surgery
@@ -252,7 +253,7 @@ def check_prices(model: nn.Module, tokens: int = 12) -> bool:
         actual_cost = counting.count(lean, tokens, prices.facts.context)
         message = f"{leaner} is priced at {predicted_cost}, but counting gives {actual_cost}"
         require(actual_cost == predicted_cost, "priced", message)
-        real = counting.observe_on_cpu(lean, tokens, counting.macs)
+        real = observe_on_cpu(lean, tokens, counting.macs)
         message = f"{leaner} is priced at {predicted_cost.macs} MACs, but counting with values gives {real}"
         require(real == predicted_cost.macs, "priced", message)
     except UnsupportedModel:
