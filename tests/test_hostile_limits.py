@@ -43,7 +43,7 @@ from leanify.layouts.faults import Faults
 from leanify.layouts.rows import read_table
 from leanify.sources.tensors import read_tensors, tensor_names
 from leanify.spectra.sweep import read_into
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 CONTROLS = "\x1b]0;PWN\x07\u202egnp.\x9b2J"
 

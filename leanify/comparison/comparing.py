@@ -24,7 +24,7 @@ from leanify.core.terminal import note
 from leanify.sources import find
 from leanify.training import default_recipe, start
 from leanify.training.preparation import trainable
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 DEFAULT_RECIPE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL, NARROW), 3, "0.5"

@@ -20,7 +20,7 @@ from leanify.core.errors import DirectoryError
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
 from leanify.training.overview import data_name
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 
 @dataclass(frozen=True, repr=False)

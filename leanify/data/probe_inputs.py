@@ -24,8 +24,8 @@ from leanify.data.texts.tokens import read_texts
 from leanify.layouts import columns
 from leanify.layouts.image_files import find_images, find_split_folder
 from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import reraise_as, reraise_in_iteration
 from leanify.upstream.origin import is_hf
-from leanify.upstream.reraise import reraise_as, reraise_in_iteration
 
 InputBatch = dict[str, Tensor]
 Encode = Callable[[list[str], bool], list[list[int]]]  # texts, whether to add special tokens → ids of each

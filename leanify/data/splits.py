@@ -16,7 +16,7 @@ from leanify.core.task_names import TASKS
 from leanify.data.common import refuse_keys, subset
 from leanify.data.samples import DatasetSamples, Selection, Splits
 from leanify.upstream import user_modules
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 BUILT_IN = {"digits": "data.images.digits"}  # modules by data set name; modules of the user's own data are in `TASKS`
 

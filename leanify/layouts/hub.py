@@ -15,7 +15,7 @@ from leanify.core.files.reading import open_file, read_object, resolve_inside
 from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.layouts.split_names import synonyms
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 # of a Parquet file, which may hold a value once for millions of rows
 FREE_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 2

@@ -25,9 +25,8 @@ from leanify.reshaping.surgery import write_located
 from leanify.reshaping.width import differs_in_width
 from leanify.upstream.caches import CacheSize, cache_size, longest_context
 from leanify.upstream.inputs import describe_inputs
-from leanify.upstream.libraries import format_error
+from leanify.upstream.libraries import format_error, reraise_as
 from leanify.upstream.origin import get_origin
-from leanify.upstream.reraise import reraise_as
 
 CONTEXT = 4096
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole

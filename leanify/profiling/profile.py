@@ -33,8 +33,7 @@ from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.example_inputs import get_example, infer_batch_size
 from leanify.upstream.inputs import check_tokens, example_inputs
-from leanify.upstream.libraries import first_line
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import first_line, reraise_as
 
 FUSED_KERNELS = (
     "aten::scaled_dot_product_attention",

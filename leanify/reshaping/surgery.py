@@ -36,8 +36,8 @@ from leanify.upstream.derived_attributes import (
 )
 from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import has_initialiser, initialise_model
+from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import get_origin, set_origin
-from leanify.upstream.reraise import reraise_as
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]

@@ -17,7 +17,7 @@ from leanify.shrinking.neighbours import compare_embeddings, take_crowd
 from leanify.shrinking.original import Original, remedy
 from leanify.sources.weights import is_headless
 from leanify.training.reference import score_reference
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 LABEL_SAMPLES = 128  # that show whether the original's outputs mean the data's labels
 

@@ -29,7 +29,7 @@ from leanify.shrinking.neighbours import CROWD
 from leanify.shrinking.original import Original
 from leanify.training.evaluation import first_sample
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 # candidates sorted by how often they were best before healing, on five checkpoints (rotated: on one); the last is
 # dropped first

@@ -39,9 +39,8 @@ from leanify.sources.tensors import read_tensors
 from leanify.upstream import hooks, user_modules
 from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
-from leanify.upstream.libraries import import_transformers
+from leanify.upstream.libraries import import_transformers, reraise_as
 from leanify.upstream.origin import Origin
-from leanify.upstream.reraise import reraise_as
 from leanify.upstream.timm_data import read_pretrained_cfg
 
 

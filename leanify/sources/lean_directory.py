@@ -35,8 +35,8 @@ from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.describe import check_rebuilt, describe
 from leanify.sources.source import ModelSource
 from leanify.upstream import hooks, user_modules
+from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import Origin, get_origin, set_origin
-from leanify.upstream.reraise import reraise_as
 
 WEIGHTS = "model.safetensors"
 TITLE = "A lean model"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.core.errors import SourceError
 from leanify.core.recipe_code import SHIPPED_CODE
-from leanify.upstream.libraries import drop_type, import_transformers, nearest
+from leanify.upstream.libraries import drop_type, import_transformers, nearest, reraise_as
 from leanify.upstream.origin import Origin
-from leanify.upstream.reraise import reraise_as
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -31,7 +31,7 @@ from leanify.spectra.spectrum import Spectra, spectra
 from leanify.upstream.example_inputs import get_example, inputs_by_name
 from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.inputs import knows_input
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 

@@ -18,7 +18,7 @@ from leanify.data.sampling import Key, evaluation_batches
 from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
 from leanify.upstream.hooked import in_mode
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -53,7 +53,7 @@ from leanify.training.schedule import build_schedule
 from leanify.training.state import load_safetensors
 from leanify.training.teachers import add_targets, build_teacher
 from leanify.training.window import Window
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 Metrics = dict[str, float]
 

@@ -30,7 +30,7 @@ from leanify.training.callbacks import Callback, ProgressBar
 from leanify.training.engine import disable_malloc_trim
 from leanify.training.loop import Trainer
 from leanify.upstream import user_modules
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import reraise_as
 
 MAX_TIMED_STEPS, MAX_SECONDS = 8, 2.0  # steps that a rehearsal times at most, and the seconds after which it stops
 LONG_STEP = 10.0  # seconds of a first step in which the warm-up no longer counts

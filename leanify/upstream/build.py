@@ -23,10 +23,9 @@ from leanify.core.units import format_bytes
 from leanify.upstream import hooks, user_modules
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
-from leanify.upstream.libraries import drop_type, import_timm, import_transformers, nearest
+from leanify.upstream.libraries import drop_type, import_timm, import_transformers, nearest, reraise_as
 from leanify.upstream.on_disk import is_on_disk
 from leanify.upstream.origin import Origin, set_origin
-from leanify.upstream.reraise import reraise_as
 from leanify.upstream.timm_data import check_pretrained_cfg
 
 DEPTHS = (

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError
-from leanify.upstream.libraries import import_transformers
+from leanify.upstream.libraries import import_transformers, reraise_as
 from leanify.upstream.origin import is_hf
-from leanify.upstream.reraise import reraise_as
 
 SIDES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
 MAX_GROWTH = 8  # of a side that is cropped afterwards; makers resize to 256 for 224

@@ -31,8 +31,7 @@ from leanify.core.files import cache
 from leanify.core.files.reading import check_regular, check_size, open_file, read_object
 from leanify.sources import hub
 from leanify.sources.side_files import PATTERNS
-from leanify.upstream.libraries import import_transformers
-from leanify.upstream.reraise import reraise_as
+from leanify.upstream.libraries import import_transformers, reraise_as
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
