@@ -15,8 +15,8 @@ from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import DataError
 from leanify.lens.resize import linear_features
 from leanify.profiling.forward import call
-from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.on_disk import place
+from leanify.upstream.origin import remove_on_exit
 
 Batch = Mapping[str, Tensor]
 MAX_ROWS = 4096  # rows of outputs to compare; more rows change at most the second digit of the damage

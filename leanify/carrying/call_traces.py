@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from leanify.carrying.blocks import disable_cache
 from leanify.carrying.calibration import Batch, run
-from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.on_disk import place_output
+from leanify.upstream.origin import remove_on_exit
 
 
 @dataclass(frozen=True)

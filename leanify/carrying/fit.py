@@ -34,7 +34,7 @@ from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import weighted_parts
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.origin import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input
 

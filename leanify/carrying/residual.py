@@ -22,7 +22,7 @@ from leanify.core.errors import UnsupportedModel
 from leanify.lens.blocks import block_paths
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import weighted_parts
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.origin import remove_on_exit
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from leanify.lens.located import is_inside, parameter_names, relative_path
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.origin import remove_on_exit
 
 _MAPS = "linear matmul mm bmm addmm baddbmm addbmm einsum __matmul__ __rmatmul__ tensordot conv1d conv2d conv3d"
 _ACTIVATIONS = """

@@ -38,8 +38,8 @@ from leanify.lens.forwards import free_as
 from leanify.lens.located import relative_path
 from leanify.lens.notation import pick_positions, symbols
 from leanify.lens.resize import clear_caches, get_attribute, get_fields, repeat_rows, resize, solve_sizes
-from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import format_error
+from leanify.upstream.origin import in_mode
 
 PACKAGE = Path(__file__).parents[1]
 TOLERANCE = 1e-10

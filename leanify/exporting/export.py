@@ -33,10 +33,9 @@ from leanify.profiling.forward import Positional, call
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.describe import describe
 from leanify.sources.timm_hooks import timm_config
-from leanify.upstream.hooked import in_mode
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
-from leanify.upstream.origin import is_hf
+from leanify.upstream.origin import in_mode, is_hf
 
 FORMATS = ("hf", "timm", "onnx", "torch-export")
 TOLERANCE = 1e-4  # of float32 outputs, relative to the largest: other runtimes sum in another order

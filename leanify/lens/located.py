@@ -19,8 +19,7 @@ from leanify.core.errors import UnsupportedModel
 from leanify.lens.blocks import block_paths, container_prefix, get_container
 from leanify.lens.families import Row
 from leanify.lens.resize import get_attribute, linear_features, solve_sizes, weighted_part, weighted_parts
-from leanify.upstream.hooked import remove_on_exit
-from leanify.upstream.origin import get_origin
+from leanify.upstream.origin import get_origin, remove_on_exit
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from leanify.core.errors import UnsupportedModel
 from leanify.lens import families
 from leanify.lens.located import LocatedLayer, Site, ancestors, is_inside
 from leanify.lens.resize import get_attribute, map_parameters, solve_sizes, weighted_parts
-from leanify.upstream.hooked import remove_on_exit
+from leanify.upstream.origin import remove_on_exit
 
 ACTIVE_KEY = "_leanify_active"  # set on a list of experts: how many process each token; 0 if they are not experts
 LEADS_KEY = "_leanify_leads"  # set on an MLP of a user's model that a redesign changes

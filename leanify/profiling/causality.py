@@ -22,8 +22,7 @@ from leanify.reshaping.surgery import write_located
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
 from leanify.upstream.caches import looks_back
-from leanify.upstream.hooked import remove_on_exit
-from leanify.upstream.origin import get_origin
+from leanify.upstream.origin import get_origin, remove_on_exit
 
 TOKENS = 16  # of a text
 MAX_DRAWN = 4_000_000  # numbers of a table; of a larger one only the rows that the input reads are drawn

@@ -18,8 +18,7 @@ from leanify.profiling.forward import Countable, call, disable_gradients, observ
 from leanify.reshaping.sites import locate
 from leanify.upstream.caches import cache_size
 from leanify.upstream.example_inputs import get_example
-from leanify.upstream.hooked import remove_on_exit
-from leanify.upstream.origin import is_hf, text_config
+from leanify.upstream.origin import is_hf, remove_on_exit, text_config
 
 CACHED_BYTES = 2  # a number: bfloat16 or float16
 

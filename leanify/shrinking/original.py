@@ -41,8 +41,7 @@ from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, trainable
 from leanify.training.teacher_targets import TeacherTargets
 from leanify.training.teachers import add_targets, build_teacher
-from leanify.upstream.hooked import in_mode
-from leanify.upstream.origin import is_hf
+from leanify.upstream.origin import in_mode, is_hf
 
 SPLITS = ("train", "validation", "test")
 TOKEN_WEIGHT = 10.0  # of the states of an encoder's tokens in healing, where its embedding has 1

@@ -46,7 +46,7 @@ from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_place
 from leanify.shrinking.taught import taught_tokens
 from leanify.sources import side_files
 from leanify.training.preparation import data_section
-from leanify.upstream.hooked import in_mode
+from leanify.upstream.origin import in_mode
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_model import check_cuttable, checkpoint_vocabulary, cut_model
 from leanify.vocabulary.cut_tokenizer import cut_tokenizer

@@ -22,9 +22,8 @@ from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import UNQUANTISED, UPSTREAM, check_sum, fit_names, load_into, read_tensors, weight_map
 from leanify.upstream.build import build_model, build_shell, check_memory
-from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import import_timm, import_transformers, reraise_as
-from leanify.upstream.origin import Origin, get_record, note_fact, set_origin
+from leanify.upstream.origin import Origin, get_record, in_mode, note_fact, set_origin
 
 # File name prefixes that trainers leave next to the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")

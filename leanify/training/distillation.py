@@ -32,7 +32,7 @@ from leanify.tasks import Task, make_task
 from leanify.tasks.outputs import get_hidden, get_logits
 from leanify.training.evaluation import first_sample
 from leanify.training.teachers import Teacher
-from leanify.upstream.hooked import in_mode
+from leanify.upstream.origin import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

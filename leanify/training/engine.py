@@ -21,7 +21,7 @@ from leanify.tasks import Task
 from leanify.training import memory, sharding
 from leanify.training.distillation import Distilled
 from leanify.training.state import TrainingState
-from leanify.upstream.hooked import in_mode
+from leanify.upstream.origin import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

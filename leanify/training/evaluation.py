@@ -17,8 +17,8 @@ from leanify.data.samples import Batch, Reader, Samples, Splits
 from leanify.data.sampling import Key, evaluation_batches
 from leanify.tasks import Tally, Task, merge_tallies
 from leanify.training import sharding
-from leanify.upstream.hooked import in_mode
 from leanify.upstream.libraries import reraise_as
+from leanify.upstream.origin import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -31,7 +31,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.tasks.outputs import answer
 from leanify.training.start import recorded_recipe
-from leanify.upstream.hooked import in_mode
+from leanify.upstream.origin import in_mode
 
 BATCH = 32
 Rows = Iterator[tuple[str, tuple[str, ...]]]

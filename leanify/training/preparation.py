@@ -25,8 +25,7 @@ from leanify.sources import find, lean_directory, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import check_fit
 from leanify.training import text_classifier
-from leanify.upstream.hooked import in_mode
-from leanify.upstream.origin import get_origin, is_hf, set_origin
+from leanify.upstream.origin import get_origin, in_mode, is_hf, set_origin
 
 
 def trainable(recipe: Recipe) -> TrainingRecipe:

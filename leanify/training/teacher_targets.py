@@ -23,7 +23,7 @@ from leanify.core.terminal import progress
 from leanify.data.samples import Splits
 from leanify.sources.pooling import Pooling
 from leanify.tasks.sentence_embedding import embed
-from leanify.upstream.hooked import in_mode
+from leanify.upstream.origin import in_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""The origin of a model, what upstream needs to build it again, and the record that keeps it with the model.
+"""Live models: their origin, which is what upstream needs to build them again, their record, mode and hooks.
 
 One record holds what leanify knows about a model as a whole: an attribute of the model that copies inherit. Facts of
 single modules stay with them: the row that reads a module (`lens.families`), how many experts process a token
@@ -8,9 +8,10 @@ single modules stay with them: the row that reads a module (`lens.families`), ho
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanify.upstream.lean_config import KEY, buildable
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _RECORD = "_leanify"
+M = TypeVar("M", bound="nn.Module")
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,18 @@ def text_config(config: Any) -> Any:
 
 def is_hf(model: nn.Module) -> bool:
     return "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel)
+
+
+@contextmanager
+def remove_on_exit(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove these hooks (the handles that ``register_forward_hook`` returns) at the end, also after an exception."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.enter_context(handle)
+        yield
+
+
+def in_mode(model: M, training: bool = False) -> M:
+    """The model in evaluation or training mode; the ``train`` of many a module returns nothing."""
+    model.train(training)
+    return model

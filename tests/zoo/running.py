@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from leanify.core.errors import LeanifyError
 from leanify.lens.located import is_inside
 from leanify.reshaping import sites
-from leanify.upstream.hooked import remove_on_exit
 from leanify.upstream.libraries import format_error
+from leanify.upstream.origin import remove_on_exit
 
 Call = Callable[[nn.Module], Any]
 
