@@ -32,7 +32,7 @@ from leanify.shrinking.neighbours import compare_embeddings
 from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.shrink import is_late
 from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
-from leanify.sources.describe import describe
+from leanify.sources.source import describe
 from leanify.training.engine import longest_sample, split_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -20,8 +20,8 @@ from leanify.core.architecture import Architecture, primary_layer
 from leanify.lens.resize import linear_features
 from leanify.profiling.forward import call
 from leanify.reshaping import sites, surgery
-from leanify.sources import describe
 from leanify.sources.find import find
+from leanify.sources.source import find_expression
 from leanify.upstream.build import build_model
 from leanify.upstream.derived_attributes import drop_path_rates
 from leanify.upstream.origin import get_origin
@@ -109,7 +109,7 @@ def test_surgery_equals_upstream_constructor(case: Case) -> None:
     shape = leanify.read(model)
     for name, wanted in lean_shapes(shape).items():
         lean = leanify.write(model, wanted).eval()
-        native = describe.find_expression(lean, origin, wanted)
+        native = find_expression(lean, origin, wanted)
         if name == "grown":
             assert (native is not None) == case.native
         if native is None:

@@ -31,7 +31,7 @@ from leanify.core.files.writing import new_directory
 from leanify.exporting import load_alone
 from leanify.profiling.forward import Positional, call
 from leanify.sources import find, lean_directory, modelling, side_files
-from leanify.sources.describe import describe
+from leanify.sources.source import describe
 from leanify.sources.timm_hooks import timm_config
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line

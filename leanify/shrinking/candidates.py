@@ -26,7 +26,7 @@ from leanify.search.options import Options
 from leanify.search.redesign import price_list
 from leanify.search.request import Request, make_request
 from leanify.shrinking.original import Original
-from leanify.sources.describe import describe
+from leanify.sources.source import describe
 
 BOTH = ("drop", "pair")
 # The bounds of proposals do not apply to the other candidates: data decides about them.

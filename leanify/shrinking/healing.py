@@ -23,8 +23,8 @@ from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.judging import Quality, judge
 from leanify.shrinking.original import Original
 from leanify.sources import lean_directory, weights
-from leanify.sources.describe import describe
 from leanify.sources.overrides import override_source
+from leanify.sources.source import describe
 from leanify.sources.tensors import load_into
 from leanify.training import rates as range_tests
 from leanify.training import start

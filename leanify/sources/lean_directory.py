@@ -32,8 +32,7 @@ from leanify.core.files.reading import checksum, read_json
 from leanify.core.path_kinds import CARD, FORMAT, check_format
 from leanify.reshaping import surgery
 from leanify.sources import modelling, side_files, timm_hooks
-from leanify.sources.describe import check_rebuilt, describe
-from leanify.sources.source import ModelSource
+from leanify.sources.source import ModelSource, check_rebuilt, describe
 from leanify.upstream import hooks, user_modules
 from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import Origin, get_origin, set_origin

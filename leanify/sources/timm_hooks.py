@@ -95,7 +95,7 @@ def describe_when_saving(module: ModuleType) -> None:
 
     @functools.wraps(save)
     def save_config_for_hf(model: Any, config_path: Any, *positional: Any, **named: Any) -> None:
-        from leanify.sources.describe import describe
+        from leanify.sources.source import describe
         from leanify.upstream.origin import is_stamped
 
         # a model that leanify did not build is timm's to describe

@@ -162,7 +162,7 @@ def align_stages(shape: Any, model_shape: Any) -> Any:
 def sync_config(model: Any) -> None:
     """Update the lean shape in a configuration from the tensors; remove it if upstream's keys suffice."""
     from leanify.core.errors import LeanifyError
-    from leanify.sources.describe import describe
+    from leanify.sources.source import describe
 
     with suppress(LeanifyError):  # PEFT's wrappers hide the maps from `describe`; the shape is then unchanged
         source = describe(model)

@@ -16,10 +16,9 @@ from leanify.core.files.tensor_files import check_header, open_tensors
 from leanify.core.path_kinds import WEIGHTS, is_checkpoint
 from leanify.reshaping import surgery
 from leanify.sources import hub
-from leanify.sources.describe import find_expression
 from leanify.sources.names import hub_answers
 from leanify.sources.overrides import full_config, own_code, quantisation_method
-from leanify.sources.source import ModelSource, build_on_meta
+from leanify.sources.source import ModelSource, build_on_meta, find_expression
 from leanify.sources.tensors import UNQUANTISED, UPSTREAM, check_sum, fit_names, load_into, read_tensors, weight_map
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers, reraise_as

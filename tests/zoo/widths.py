@@ -35,7 +35,7 @@ from leanify.core.errors import LeanifyError
 from leanify.reshaping import surgery
 from leanify.search.narrow_shape import WidthScale, primary_widths
 from leanify.sources import find
-from leanify.sources.describe import describe
+from leanify.sources.source import describe
 from leanify.upstream.libraries import format_error
 
 from .running import Call, difference, keep_experts, outputs, randomise, require
