@@ -10,7 +10,7 @@ import pytest
 import leanify
 from leanify.cli.mistakes import apply_revision
 from leanify.core.errors import LeanifyError
-from leanify.sources import find, hub, names
+from leanify.sources import find, names
 from leanify.upstream.libraries import import_timm, import_transformers
 
 MISTAKES = {
@@ -88,7 +88,7 @@ def test_revision_reaches_the_hub_and_the_record(monkeypatch: pytest.MonkeyPatch
         return {"model_type": "bert", "num_hidden_layers": 2}, {}
 
     monkeypatch.setattr(import_transformers().PreTrainedConfig, "get_config_dict", get)
-    monkeypatch.setattr(hub, "download_file", lambda name, file: asked.append((name, file)))
+    monkeypatch.setattr(find, "download_file", lambda name, file: asked.append((name, file)))
     source = find.find("org/name@v1.2")
     assert asked[1] == ("org/name", "v1.2")
     assert (source.weights, source.origin.options["_name_or_path"]) == ("org/name@v1.2", "org/name@v1.2")

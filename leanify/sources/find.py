@@ -30,8 +30,16 @@ from leanify.core.files.reading import check_regular, preview, read_json
 from leanify.core.recipe_code import is_code
 from leanify.reshaping import surgery
 from leanify.runs import checkpoints, run_directory
-from leanify.sources import heads, hub, lean_directory, pooling, weights
-from leanify.sources.names import HUB, complete_name, hub_answers, is_model_type, unknown_name
+from leanify.sources import heads, lean_directory, pooling, weights
+from leanify.sources.names import (
+    HUB,
+    complete_name,
+    config_on_hub,
+    download_file,
+    hub_answers,
+    is_model_type,
+    unknown_name,
+)
 from leanify.sources.overrides import hf_origin, override_source, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
@@ -358,11 +366,11 @@ def _find_name(name: str, pretrained: bool) -> ModelSource:
 
 
 def _find_on_hub(name: str) -> ModelSource:
-    if hub.download_file(name, places.ADAPTER) is not None:
+    if download_file(name, places.ADAPTER) is not None:
         raise _adapter_error(name)
-    config = hub.config_on_hub(name)
+    config = config_on_hub(name)
     model_source = ModelSource(hf_origin(config["model_type"], config), weights=name)
-    modules = hub.download_file(name, pooling.MODULES)
+    modules = download_file(name, pooling.MODULES)
     if modules is None or not pooling.is_encoder(modules.parent):
         return model_source
     return heads.bare_encoder(model_source)

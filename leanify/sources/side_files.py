@@ -17,7 +17,7 @@ from leanify.core.errors import SourceError
 from leanify.core.files import writing
 from leanify.core.files.reading import open_file, read_json, read_object, resolve_inside
 from leanify.core.path_kinds import WEIGHTS
-from leanify.sources import hub
+from leanify.sources.names import snapshot
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import text_config
 
@@ -69,7 +69,7 @@ def side_file_folder(model: Any) -> Path | None:
         return None
     try:
         # with folders of modules.json: 0_…, 1_Pooling, …
-        return hub.snapshot(name, [*PATTERNS, *(f"{number}_*" for number in range(10))])
+        return snapshot(name, [*PATTERNS, *(f"{number}_*" for number in range(10))])
     except Exception:  # the hub client raises from several libraries; `carry` handles a missing tokenizer
         return None
 

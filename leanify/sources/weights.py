@@ -15,8 +15,7 @@ from leanify.core.files.reading import is_file, preview, read_json
 from leanify.core.files.tensor_files import check_header, open_tensors
 from leanify.core.path_kinds import WEIGHTS, is_checkpoint
 from leanify.reshaping import surgery
-from leanify.sources import hub
-from leanify.sources.names import hub_answers
+from leanify.sources.names import hub_answers, split_revision
 from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta, find_expression
 from leanify.sources.tensors import UNQUANTISED, UPSTREAM, check_sum, fit_names, load_into, read_tensors, weight_map
@@ -253,7 +252,7 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         where = None
     revision = None
     if isinstance(where, str):
-        where, revision = hub.split_revision(where)
+        where, revision = split_revision(where)
     # the whole model by upstream's loader, which reports missing tensors
     config = full_config(origin.name, origin.options)
     cls: Any = getattr(import_transformers(), origin.cls)

@@ -29,7 +29,7 @@ from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache
 from leanify.core.files.reading import check_regular, check_size, open_file, read_object
-from leanify.sources import hub
+from leanify.sources.names import snapshot
 from leanify.sources.side_files import PATTERNS
 from leanify.upstream.libraries import import_transformers, reraise_as
 
@@ -69,7 +69,7 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     if not is_folder:
         complaint = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
         with reraise_as(complaint, DataError):
-            folder = hub.snapshot(str(name), SOURCES)
+            folder = snapshot(str(name), SOURCES)
 
     def read() -> Any:
         with reraise_as(complaint, DataError):
