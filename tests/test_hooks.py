@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 import leanify
-from leanify.upstream.hooks import CHANGES
 
 
 def changed() -> list[bool]:
@@ -53,10 +48,3 @@ def test_disabled_hooks_change_nothing(tmp_path: Path) -> None:
     assert json.loads(off.stdout) == [False] * 7, off.stderr
     assert "leanify.core.errors.SourceError" in off.stderr
     assert "LEANIFY_HOOKS=0" in off.stderr
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.module)
-def test_hook_changes_name_their_reason(change: Any) -> None:
-    home, _, name = change.function.rpartition(".")
-    assert callable(getattr(importlib.import_module(f"leanify.{home}"), name))
-    assert change.why

@@ -16,7 +16,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -25,45 +24,20 @@ from leanify.core.errors import SourceError
 
 OFF = os.environ.get("LEANIFY_HOOKS") == "0"
 
-
-@dataclass(frozen=True)
-class Change:
-    """A ``function`` of leanify that is called with a library's module after its import."""
-
-    module: str
-    function: str
-    why: str
-
-
-CHANGES = (
-    Change(
-        "timm.models.vision_transformer",
-        "upstream.spelling.register_head_dims",
-        "entries in timm's ATTN_LAYERS: attentions of any head_dim, which VisionTransformer does not pass on",
-    ),
-    Change(
-        "timm.models",
-        "sources.timm_hooks.register",
-        "an entry in timm's registry (register_model): the architecture `leanify`, so that create_model builds any "
-        "lean shape; without leanify timm answers 'Unknown model'",
-    ),
-    Change(
-        "timm.models._hub",
-        "sources.timm_hooks.describe_when_saving",
-        "save_config_for_hf, which alone writes timm's config.json, describes the live model instead of the arguments "
-        "that it was once built with; timm has no registry for that",
-    ),
-    Change(
-        "transformers.configuration_utils",
-        "sources.transformers_hooks.convert_configurations",
-        "a lean shape is written under a model type that transformers alone refuses, and read back under its own",
-    ),
-    Change(
-        "transformers.modeling_utils",
-        "sources.transformers_hooks.build_and_save_lean",
-        "a model class whose configuration has a lean shape builds that shape, and saves the shape that it has",
-    ),
-)
+CHANGES = {  # a library's module → leanify's function that is called with it after its import
+    # entries in timm's ATTN_LAYERS: attentions of any head_dim, which VisionTransformer does not pass on
+    "timm.models.vision_transformer": "upstream.spelling.register_head_dims",
+    # an entry in timm's registry (register_model): the architecture `leanify`, so that create_model builds any lean
+    # shape; without leanify timm answers 'Unknown model'
+    "timm.models": "sources.timm_hooks.register",
+    # save_config_for_hf, which alone writes timm's config.json, describes the live model instead of the arguments that
+    # it was once built with; timm has no registry for that
+    "timm.models._hub": "sources.timm_hooks.describe_when_saving",
+    # a lean shape is written under a model type that transformers alone refuses, and read back under its own
+    "transformers.configuration_utils": "sources.transformers_hooks.convert_configurations",
+    # a model class whose configuration has a lean shape builds that shape, and saves the shape that it has
+    "transformers.modeling_utils": "sources.transformers_hooks.build_and_save_lean",
+}
 
 
 def install() -> None:
@@ -71,9 +45,9 @@ def install() -> None:
     if any(isinstance(finder, _ChangingFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _ChangingFinder())
-    for change in CHANGES:
-        if change.module in sys.modules and not OFF:
-            _apply(change, sys.modules[change.module])
+    for name in CHANGES:
+        if name in sys.modules and not OFF:
+            _apply(sys.modules[name])
 
 
 def check_on(what: str) -> None:
@@ -85,8 +59,8 @@ def check_on(what: str) -> None:
         )
 
 
-def _apply(change: Change, module: ModuleType) -> None:
-    home, _, name = change.function.rpartition(".")
+def _apply(module: ModuleType) -> None:
+    home, _, name = CHANGES[module.__name__].rpartition(".")
     getattr(importlib.import_module(f"leanify.{home}"), name)(module)
 
 
@@ -97,8 +71,8 @@ class _ChangingFinder:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         # leave other modules to the other finders
-        change = next((change for change in CHANGES if change.module == fullname and not OFF), None)
-        if change is None and fullname != "torchvision":
+        is_changed = fullname in CHANGES and not OFF
+        if not is_changed and fullname != "torchvision":
             return None
 
         # the usual spec, whose loader applies the change after the import
@@ -108,11 +82,11 @@ class _ChangingFinder:
         load = spec.loader.exec_module
 
         def load_and_change(module: ModuleType) -> None:
-            if change is None:
-                _load_torchvision(load, module)
-            else:
+            if is_changed:
                 load(module)
-                _apply(change, module)
+                _apply(module)
+            else:
+                _load_torchvision(load, module)
 
         spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
         return spec
