@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from leanify.core.architecture import Architecture, Stage, primary_layer
 from leanify.upstream.origin import Origin, text_config
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PretrainedConfig
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
@@ -75,18 +73,15 @@ def register_head_dims(vision_transformer: Any) -> None:
     ``attn_layer`` is saved in ``model_args`` and resolved here by ``create_model("local-dir:…")``.
     """
     attention = vision_transformer.Attention
-    layers = getattr(vision_transformer, "ATTN_LAYERS", None)
-    if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:
-        return  # this timm cannot express it, but leanify.load still can
+
+    def make_class(head_dim: int) -> type:
+        def __init__(self: Any, dim: int, num_heads: int = 8, **options: Any) -> None:
+            attention.__init__(self, dim, num_heads=num_heads, attn_head_dim=head_dim, **options)
+
+        return type(attention.__name__, (attention,), {"__init__": __init__, "freed": True})
+
     for head_dim in HEAD_DIMS:
-        layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _make_attention_class(attention, head_dim))
-
-
-def _make_attention_class(attention: type[nn.Module], head_dim: int) -> type[nn.Module]:
-    def __init__(self: nn.Module, dim: int, num_heads: int = 8, **options: Any) -> None:
-        attention.__init__(self, dim, num_heads=num_heads, attn_head_dim=head_dim, **options)
-
-    return type(attention.__name__, (attention,), {"__init__": __init__, "freed": True})
+        vision_transformer.ATTN_LAYERS.setdefault(HEAD_DIM_LAYER.format(head_dim), make_class(head_dim))
 
 
 def _own_model_options(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
