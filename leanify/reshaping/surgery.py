@@ -35,7 +35,7 @@ from leanify.upstream.derived_attributes import (
     sync_derived_attributes,
 )
 from leanify.upstream.example_inputs import get_example
-from leanify.upstream.initialise import has_initialiser, initialise_model
+from leanify.upstream.initialise import initialise_model
 from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import get_origin, set_origin
 
@@ -112,8 +112,8 @@ def write_located(located_model: LocatedModel, architecture: Architecture, weigh
     rates = {stage.name: drop_path_rates(_children(stage)) for stage in located_model.stages}
     sync_derived_attributes(new.model, old, architecture, rates, {stage.name: _children(stage) for stage in new.stages})
     if weights == "fresh":
-        initialise_model(new.model)
-        if get_example(new.model) is not None and not has_initialiser(new.model):
+        is_initialised = initialise_model(new.model)
+        if get_example(new.model) is not None and not is_initialised:
             shapes = dict(located_model.model.named_parameters(remove_duplicate=False))
             for name, parameter in new.model.named_parameters():
                 before = shapes.get(name)  # as large as the constructor's weights; grown columns are not zero

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from leanify.core.architecture import Architecture
@@ -44,14 +45,15 @@ def sync_derived_attributes(
             if is_hf(model):
                 _update_depth(model, after.name, before.depth, after.depth)
             blocks: list[Any] = list((blocks_of or {}).get(after.name) or model.get_submodule(after.name).children())
+            old_rates = rates[after.name]
+            places = np.linspace(0, len(old_rates) - 1, len(blocks))
+            new_rates = np.interp(places, range(len(old_rates)), old_rates).tolist()
             for index, block in enumerate(blocks):
-                place = index * (len(rates[after.name]) - 1) / max(len(blocks) - 1, 1)
-                rate = _interpolate(rates[after.name], place)
                 for module in block.modules():
                     if hasattr(module, "layer_idx"):
                         module.layer_idx = index
                     if hasattr(module, "drop_prob"):
-                        module.drop_prob = rate
+                        module.drop_prob = new_rates[index]
 
             # timm's list of features has a row per block; new rows repeat the last one
             info = getattr(model, "feature_info", None)
@@ -92,7 +94,7 @@ def leave_fast_path(model: nn.Module, attention: str) -> None:
 
 
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:
-    """Update the layer counts that the parent module and its configuration loop over."""
+    """Update the layer counts that a list's parent and its configuration loop over."""
     parent = model.get_submodule(name.rpartition(".")[0])
     for holder in (parent, getattr(parent, "config", None)):
         if holder is None or getattr(holder, "is_encoder_decoder", False):
@@ -170,22 +172,12 @@ def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
     return rates
 
 
-def _interpolate(rates: list[float], place: float) -> float:
-    """The stochastic-depth rate at a place between two blocks, by linear interpolation."""
-    low = int(place)
-    high = min(low + 1, len(rates) - 1)
-    return rates[low] + (rates[high] - rates[low]) * (place - low)
-
-
-_RUNTIME = ("_attn_implementation_internal", "_experts_implementation_internal")
-
-
 def keep_runtime_settings(new: nn.Module, old: nn.Module) -> None:
     """Set in ``new`` what transformers does not save with a configuration: which kernels run, how text is generated."""
     new_modules = dict(new.named_modules())
     for path, module in old.named_modules():
         config, new_config = getattr(module, "config", None), getattr(new_modules.get(path), "config", None)
-        for name in _RUNTIME:
+        for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
             if new_config is not None and hasattr(config, name):
                 setattr(new_config, name, getattr(config, name))
     if hasattr(new, "generation_config"):

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from leanify.upstream.origin import is_hf
@@ -29,8 +28,8 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
 
 
 @torch.no_grad()
-def initialise_model(model: Any) -> None:
-    """Re-initialise the whole model by upstream's initialiser, if one can run after construction."""
+def initialise_model(model: Any) -> bool:
+    """Re-initialise the whole model by upstream's initialiser; False if none can run after construction."""
     # transformers skips modules that it has marked as initialised
     if is_hf(model):
         for part in (*model.modules(), *model.parameters(), *model.buffers()):
@@ -42,17 +41,16 @@ def initialise_model(model: Any) -> None:
     # timm: for the whole model, or for one module after another, inner ones first
     elif hasattr(model, "init_weights"):
         model.init_weights()
-    elif hasattr(model, "_init_weights") and not inspect.signature(model._init_weights).parameters:
-        model._init_weights()
     elif hasattr(model, "_init_weights"):
-        takes_name = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
+        arguments = len(inspect.signature(model._init_weights).parameters)
+        if arguments == 0:
+            model._init_weights()
+            return True
         for name, module in reversed(list(model.named_modules())):
-            model._init_weights(module, name) if takes_name else model._init_weights(module)
-
-
-def has_initialiser(model: nn.Module) -> bool:
-    """Whether a model can be initialised again after construction."""
-    return is_hf(model) or hasattr(model, "init_weights") or hasattr(model, "_init_weights")
+            model._init_weights(module, name) if arguments > 1 else model._init_weights(module)
+    else:
+        return False
+    return True
 
 
 class NothingToDraw(TorchFunctionMode):
