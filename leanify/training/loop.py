@@ -48,11 +48,9 @@ from leanify.training.evaluation import Evaluator
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import build_data, build_model, describe_model, has_weights, prepare_model, trainable
-from leanify.training.saver import Saver
 from leanify.training.schedule import build_schedule
-from leanify.training.state import load_safetensors
+from leanify.training.state import Saver, Window, load_safetensors
 from leanify.training.teachers import add_targets, build_teacher
-from leanify.training.window import Window
 from leanify.upstream.libraries import reraise_as
 
 Metrics = dict[str, float]

@@ -1,4 +1,4 @@
-"""The tensors and sums of a training that its checkpoints hold.
+"""The tensors and sums of a training that its checkpoints hold, and the thread that writes them.
 
 One process writes all of them; processes with a sharded model write their rows in parallel (`runs.shards`).
 Either kind is read by any number of processes, sharded or not.
@@ -6,20 +6,28 @@ Either kind is read by any number of processes, sharded or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from leanify.core import machine
 from leanify.core.errors import DirectoryError
 from leanify.core.files.reading import preview
 from leanify.core.files.tensor_files import open_tensors
 from leanify.runs import shards
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.training import sharding
+
+MAX_UNREAD = 1000  # passes whose losses stay on the device; reading one waits for it
+Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,14 @@ class TrainingState:
             if self.maps is not None:
                 load_tensors(self.maps, state["maps"])
             self._restore_moments(state["optimizer"])
-        align(self.optimizer)
+
+        # moments in the memory layout of their parameters: fused optimisers pair elements by their place in memory
+        for parameter, moments in self.optimizer.state.items():
+            for name, moment in moments.items():
+                if not isinstance(moment, Tensor) or moment.shape != parameter.shape:
+                    continue
+                if moment.stride() != parameter.stride():
+                    moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
 
@@ -166,9 +181,104 @@ def load_safetensors(model: nn.Module, path: Path, names: Sequence[str]) -> None
         load_tensors(model, {name: file.get_tensor(name) for name in names})
 
 
-def align(optimizer: Any) -> None:
-    """Give moments the memory layout of their parameters: fused optimisers pair elements by their place in memory."""
-    for parameter, moments in optimizer.state.items():
-        for name, moment in moments.items():
-            if isinstance(moment, Tensor) and moment.shape == parameter.shape and moment.stride() != parameter.stride():
-                moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+# -- the sums of the log's open row -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Window:
+    """Summed loss (nats) and targets of this process, the samples of all processes, and the first step whose loss
+    is not finite.
+
+    Losses are read from the device on demand and added up one by one in float64: the sum has the same bits however
+    often it is read.
+    """
+
+    loss: float = 0.0
+    targets: float = 0.0
+    samples: int = 0
+    first_broken_step: float = math.inf
+    began: float = 0.0
+    unread: list[tuple[int, Tensor, Tensor | int]] = field(default_factory=list)
+
+    def add(self, step: int, loss: Tensor, targets: Tensor | int) -> None:
+        """Add the summed loss of a pass in a step, counted from 1. A pass without targets does not count."""
+        self.unread.append((step, loss, targets))
+        if len(self.unread) == MAX_UNREAD:
+            self.read()
+
+    def read(self) -> tuple[float, float, float]:
+        """Returns loss, targets, and the first step whose loss is not finite (infinity if all are)."""
+        if self.unread:
+            steps, losses, targets = zip(*self.unread, strict=True)
+            self.unread.clear()
+            for step, loss, count in zip(steps, _numbers(losses), _numbers(targets), strict=True):
+                if not math.isfinite(loss):
+                    self.first_broken_step = min(self.first_broken_step, step)
+                if count:
+                    self.loss, self.targets = self.loss + loss, self.targets + count
+        return self.loss, self.targets, self.first_broken_step
+
+    def clear(self) -> None:
+        """Begin another row. The first step without a finite loss stays recorded."""
+        self.read()
+        self.loss, self.targets, self.samples, self.began = 0.0, 0.0, 0, time.perf_counter()
+
+
+def _numbers(values: tuple[Tensor | int, ...]) -> list[float]:
+    """Copy all tensors from the device at once."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [next(read) if isinstance(value, Tensor) else value for value in values]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class Saver:
+    """Writes one checkpoint at a time in the background, from buffers that are kept. `wait` ends it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, Tensor] = {}
+        self.writing: futures.Future[None] | None = None
+
+    def save(self, write: Write, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Copy, and return while ``write`` writes the copy."""
+        self.wait()
+        values, structure = tree_flatten([dict(tensors), dict(state)])
+
+        # too little host memory for buffers: write in this thread, without a copy on a CPU
+        size = sum(value.nbytes for value in values if isinstance(value, Tensor))
+        available = machine.available_memory(torch.device("cpu"))
+        if not self.buffers and available is not None and 2 * size > available:
+            write(*tree_unflatten(tree_map_only(Tensor, Tensor.cpu, values), structure))
+            return
+
+        # copy, so that training may change the tensors while the thread writes
+        copies = [self._copy_to_host(place, value) for place, value in enumerate(values)]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies into pinned memory are asynchronous
+        executor = futures.ThreadPoolExecutor(1)
+        self.writing = executor.submit(write, *tree_unflatten(copies, structure))
+        executor.shutdown(wait=False)  # its thread ends with this checkpoint
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written. Raises the error of the writing thread."""
+        if self.writing is not None:
+            futures.wait([self.writing])
+            writing, self.writing = self.writing, None
+            writing.result()
+
+    def check(self) -> None:
+        """Raise the error of the writing thread, if any, without waiting."""
+        if self.writing is not None and self.writing.done():
+            self.wait()
+
+    def _copy_to_host(self, place: int, value: Any) -> Any:
+        """Copy a tensor into a buffer in host memory, pinned if it comes from a GPU; returns other values unchanged."""
+        if not isinstance(value, Tensor):
+            return value
+        buffer = self.buffers.get(place)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self.buffers[place] = buffer
+        return buffer.copy_(value.detach(), non_blocking=value.is_cuda)

@@ -105,7 +105,7 @@ def checkpoints(runs: int, name: str) -> Iterator[Figure]:
 
     import leanify
     from leanify.runs import checkpoint_writing as files
-    from leanify.training.saver import Saver
+    from leanify.training.state import Saver
 
     model = leanify.load(name)
     moments = {name: {"exp_avg": torch.rand_like(x), "exp_avg_sq": torch.rand_like(x)}
