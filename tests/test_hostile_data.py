@@ -42,7 +42,7 @@ from leanify.layouts.rows import read_table
 from leanify.lens.families import parse_rows
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
-from leanify.training import loop, teacher_targets
+from leanify.training import loop, teachers
 from leanify.training import start as training
 from leanify.training.default_recipe import data_settings
 from leanify.upstream.libraries import import_transformers
@@ -288,7 +288,7 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for path in (file, tmp_path / "price", tmp_path / "answers.npy"):
         DAMAGE[damage](path)
     assert cache.read_value(tmp_path / "price", "key", list) is None
-    assert teacher_targets.read_embeddings(tmp_path / "answers.npy", 3) is None
+    assert teachers.read_embeddings(tmp_path / "answers.npy", 3) is None
     if damage == "folder":
         with pytest.raises(DataError, match=r"could not be saved in .*XDG_CACHE_HOME"):
             cache.load_or_make("drawn", {}, lambda: {"x": np.arange(3)})

@@ -31,7 +31,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
 from leanify.tasks import usual_settings
 from leanify.tasks.sentence_embedding import embed, pool
-from leanify.training import default_recipe, rates, teacher_targets
+from leanify.training import default_recipe, rates, teachers
 from leanify.training import start as training
 from leanify.training.loop import Trainer
 from leanify.upstream.libraries import import_transformers
@@ -354,7 +354,7 @@ def test_truncated_cache_is_rebuilt(home: Path, tmp_path: Path, monkeypatch: pyt
 def test_file_name_identifies_embeddings(home: Path) -> None:
     """By weights, pooling and tokens."""
     first, second = (leanify.load(home / name) for name in ("teacher", "student"))
-    digests = [teacher_targets.weights_digest(model) for model in (first, second, leanify.load(home / "teacher"))]
+    digests = [teachers.weights_digest(model) for model in (first, second, leanify.load(home / "teacher"))]
     assert digests[0] != digests[1]
     assert digests[0] == digests[2]
 

@@ -39,8 +39,7 @@ from leanify.training.engine import build_accelerator
 from leanify.training.evaluation import Evaluator
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, trainable
-from leanify.training.teacher_targets import TeacherTargets
-from leanify.training.teachers import add_targets, build_teacher
+from leanify.training.teachers import TeacherTargets, add_targets, build_teacher
 from leanify.upstream.origin import in_mode, is_hf
 
 SPLITS = ("train", "validation", "test")
