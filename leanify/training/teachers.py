@@ -25,8 +25,6 @@ from leanify.data.common import vocabulary_size
 from leanify.data.samples import Splits
 from leanify.data.texts import tokenizers
 from leanify.sources import find, heads, pooling, side_files, weights
-from leanify.sources.pooling import Pooling
-from leanify.sources.weights import require_all_layers
 from leanify.tasks.sentence_embedding import embed
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section
@@ -76,16 +74,6 @@ def build_teacher(recipe: TrainingRecipe, student: nn.Module, model: nn.Module |
     return Teacher(model, section, gives_targets)
 
 
-def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> Splits:
-    """Add the teacher's embeddings to the splits as targets, if the recipe learns them and the splits lack them."""
-    if teacher is None or not teacher.gives_targets or splits.pooling:
-        return splits
-    # the teacher's folder says how it pools hidden states into an embedding
-    folder = side_files.side_file_folder(teacher.model) if is_hf(teacher.model) else None
-    modes: pooling.Pooling = ("mean",) if folder is None else pooling.read_pooling(folder)
-    return add_teacher_targets(splits, teacher.model, modes, place)
-
-
 def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
     """Load the teacher with its weights, without its head if it ``embeds`` sentences."""
     source = find.find(find.recorded_source(section.teacher), cls=section.cls)
@@ -96,7 +84,7 @@ def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
             f"distill.teacher {section.teacher!r} names a model without weights; give a run, a lean directory, a "
             "Hugging Face directory, a checkpoint or a hub id"
         )
-    teacher = require_all_layers(lambda: weights.load(source), section.teacher)
+    teacher = weights.require_all_layers(lambda: weights.load(source), section.teacher)
     if not torch.cuda.is_available():  # a CPU computes in 16 bits slowly, and other answers than in 32
         to_master_weights(teacher)
     return teacher
@@ -110,17 +98,16 @@ def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: st
         raise RecipeError(
             f"the student takes {student_input} and the teacher {name} takes {teacher_input}: they cannot share data"
         )
-    if student_input == "input_ids":
-        _check_words(student, teacher, name, tokenizer)
-    elif x.shape[1:] != y.shape[1:]:
-        sizes = [" × ".join(map(str, shape[1:])) for shape in (x.shape, y.shape)]
-        raise RecipeError(
-            f"the student takes samples of {sizes[0]} and the teacher {name} of {sizes[1]}: both are given the "
-            "same samples, so both need the same size"
-        )
+    if student_input != "input_ids":
+        if x.shape[1:] != y.shape[1:]:
+            sizes = [" × ".join(map(str, shape[1:])) for shape in (x.shape, y.shape)]
+            raise RecipeError(
+                f"the student takes samples of {sizes[0]} and the teacher {name} of {sizes[1]}: both are given the "
+                "same samples, so both need the same size"
+            )
+        return
 
-
-def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
+    # vocabularies of one size
     student_size, teacher_size = (vocabulary_size(model, "distillation")[0] for model in (student, teacher))
     if student_size != teacher_size:
         raise RecipeError(
@@ -161,10 +148,18 @@ class TeacherTargets:
         return inputs, torch.from_numpy(self.embeddings[indices].astype(np.float32))
 
 
-def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Pooling, place: Accelerator) -> Splits:
-    """The splits with the teacher's embeddings as targets, made by one process a machine."""
-    teacher = in_mode(teacher.to(place.device).requires_grad_(False))
-    key = f"{weights_digest(teacher)} {','.join(map(str, pooling))}"
+def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> Splits:
+    """The splits with the teacher's embeddings as targets, if the recipe learns them and the splits lack them.
+
+    One process a machine makes them.
+    """
+    if teacher is None or not teacher.gives_targets or splits.pooling:
+        return splits
+    # the teacher's folder says how it pools hidden states into an embedding
+    folder = side_files.side_file_folder(teacher.model) if is_hf(teacher.model) else None
+    modes: pooling.Pooling = ("mean",) if folder is None else pooling.read_pooling(folder)
+    model = in_mode(teacher.model.to(place.device).requires_grad_(False))
+    key = f"{weights_digest(model)} {','.join(map(str, modes))}"
     parts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         samples = getattr(splits, name)
@@ -178,10 +173,10 @@ def add_teacher_targets(splits: Splits, teacher: nn.Module, pooling: Pooling, pl
 
         # one process of each machine writes it, and all map it into memory
         if place.is_local_main_process and read_embeddings(file, len(samples)) is None:
-            _write_embeddings(file, teacher, samples, pooling, place)
+            _write_embeddings(file, model, samples, modes, place)
         place.wait_for_everyone()
         parts[name] = TeacherTargets(samples, read_embeddings(file, len(samples)))
-    return replace(splits, pooling=pooling, **parts)
+    return replace(splits, pooling=modes, **parts)
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -212,7 +207,7 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
 
 
 @torch.no_grad()
-def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, pooling: Pooling, place: Accelerator) -> None:
+def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, modes: pooling.Pooling, place: Accelerator) -> None:
     """Write the embedding of every sample as a row of float16: they have length 1, so three digits are enough."""
     from accelerate.utils import send_to_device
 
@@ -222,7 +217,7 @@ def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, pooling: Poo
         with writing.open_atomic(file, False) as out, progress("embeddings of the teacher", len(samples)) as advance:
             for number, (indices, inputs) in enumerate(_batches(samples), 1):
                 with place.autocast():
-                    embeddings = embed(teacher, send_to_device(inputs, place.device), pooling)
+                    embeddings = embed(teacher, send_to_device(inputs, place.device), modes)
                 rows = F.normalize(embeddings, dim=-1).to(torch.float16).cpu().numpy()
                 # the header of an .npy file, once the width is known
                 if not start:
