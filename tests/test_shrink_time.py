@@ -33,7 +33,8 @@ from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.shrink import is_late
 from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
 from leanify.sources.source import describe
-from leanify.training.engine import longest_sample, split_batch
+from leanify.training.engine import build_accelerator
+from leanify.training.memory import longest_sample, split_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -77,12 +78,13 @@ def test_memory_follows_lengths_of_data(here: Path) -> None:
     longest = longest_sample(splits, recipe.data.length)
     assert longest is not None
     assert longest == max(splits.train.lengths) < 128
-    whole, need = split_batch(recipe, splits, shell)
+    engine = build_accelerator(recipe)
+    whole, need = split_batch(recipe, splits, shell, engine)
     assert whole.run.accumulate == recipe.run.accumulate
     batch = recipe.schedule.batch_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leanify.core.machine.available_memory", lambda device: int(need.of(batch // 2) / 0.8))
-        split, split_need = split_batch(recipe, splits, shell)
+        split, split_need = split_batch(recipe, splits, shell, engine)
     assert split.run.accumulate > 1
     assert split_need.of(-(-batch // split.run.accumulate)) <= need.of(batch // 2)
 

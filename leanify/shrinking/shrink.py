@@ -52,9 +52,8 @@ from leanify.shrinking.time_plan import (
 )
 from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, vocabulary_costs
 from leanify.sources import find
-from leanify.training import guards, start
-from leanify.training.engine import build_accelerator, split_batch
-from leanify.training.memory import is_out_of_memory
+from leanify.training import memory, start
+from leanify.training.engine import build_accelerator
 from leanify.upstream.libraries import first_line
 from leanify.upstream.on_disk import is_on_disk, on_disk
 from leanify.vocabulary.facts import describe_vocabulary
@@ -209,11 +208,12 @@ def _prepare(
     # predict the memory of a step; a batch that is too large goes in several passes
     memory_bytes = None
     with progress("predicting the memory of a step", None):
-        recipe, step_need = split_batch(original.recipe, original.splits, original.shell)
+        engine = build_accelerator(original.recipe)
+        recipe, step_need = memory.split_batch(original.recipe, original.splits, original.shell, engine)
         passes, batch = recipe.run.accumulate, recipe.schedule.batch_size
         if clock.minutes:
             memory_bytes = None if step_need is None else step_need.of(-(-batch // passes))
-            recipe = guards.split_to_fit(step_need, original.shell, build_accelerator(recipe), recipe)
+            recipe = memory.split_to_fit(step_need, original.shell, engine, recipe)
     original = replace(original, recipe=recipe)
     if passes > 1:
         note(f"a batch of {batch} goes in {passes} passes of {-(-batch // passes)}, as memory allows")
@@ -265,7 +265,7 @@ def _explain_memory(original: Original) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not memory.is_out_of_memory(error):
             raise
         weights = format_bytes(4 * counting.parameters(original.shell))
         raise LeanifyError(

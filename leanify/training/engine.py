@@ -1,11 +1,10 @@
-"""Set up what training runs on: device, precision, optimiser, and the memory they need."""
+"""Set up what training runs on: device, precision, optimiser."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +14,9 @@ from torch.utils._pytree import tree_leaves
 from leanify.core import machine
 from leanify.core.errors import RecipeError
 from leanify.core.recipe import Recipe, TrainingRecipe
-from leanify.data.samples import Splits
 from leanify.runs.run_directory import RunDirectory, leaves
 from leanify.tasks import Task
-from leanify.training import memory, sharding
+from leanify.training import sharding
 from leanify.training.distillation import Distilled
 from leanify.training.state import TrainingState
 from leanify.upstream.origin import in_mode
@@ -214,61 +212,3 @@ def build_ema(model: nn.Module, decay: float) -> Any:
     ema = ModelEmaV3(nn.Linear(1, 1), decay=decay)
     ema.module = in_mode(copy.deepcopy(model))
     return ema
-
-
-def predict_memory(
-    recipe: TrainingRecipe, model: nn.Module, engine: Accelerator, teacher: nn.Module | None, tokens: int | None
-) -> memory.MemoryNeed | None:
-    """The memory that this process needs to train the recipe; ``tokens`` is the length of the longest text."""
-    return memory.need(
-        model,
-        tokens,
-        optimiser=recipe.optim.name,
-        average=recipe.optim.ema is not None,
-        teacher=teacher,
-        half=engine.mixed_precision != "no",
-        fused_attention=engine.device.type == "cuda",
-        keeps_gradients=engine.num_processes > 1 or recipe.run.accumulate > 1,
-        parts=engine.num_processes if sharding.is_requested(recipe) else 1,
-    )
-
-
-def longest_sample(splits: Splits, length: int | None) -> int | None:
-    """The tokens of the longest training text: a batch is padded to its own longest, not to ``length``."""
-    lengths = getattr(splits.train, "lengths", None)
-    if lengths is None or not len(lengths):
-        return length
-    longest = max(2, int(lengths.max()))
-    return longest if length is None else min(length, longest)
-
-
-def split_batch(
-    recipe: TrainingRecipe, splits: Splits, model: nn.Module
-) -> tuple[TrainingRecipe, memory.MemoryNeed | None]:
-    """The recipe with its batch in as many passes as fit into the free memory, and the memory of a step.
-
-    ``model`` is the recipe's on meta, so that this takes seconds before any work. Where not even one sample fits, the
-    recipe stays as it is, and training refuses it.
-    """
-    engine = build_accelerator(recipe)
-    # a teacher called in each step is also in memory, and at most as large as the model
-    distill = recipe.distill
-    is_called = distill is not None and (distill.hidden_weight > 0 or recipe.data.task != "sentence-embedding")
-    teacher = model if is_called else None
-    tokens = longest_sample(splits, recipe.data.length)
-    step_need = predict_memory(recipe, model, engine, teacher, tokens)
-    available = machine.available_memory(engine.device)
-    if step_need is None or available is None:
-        return recipe, step_need
-    # a fifth is reserved for objects still in memory when healing begins
-    limit, accumulate = int(0.8 * available), recipe.run.accumulate
-    batch = -(-recipe.schedule.batch_size // engine.num_processes)
-    if step_need.of(-(-batch // accumulate)) <= limit:
-        return recipe, step_need
-    # with several passes gradients stay from one to the next, which takes more memory
-    several = replace(recipe, run=replace(recipe.run, accumulate=max(2, accumulate)))
-    step_need = predict_memory(several, model, engine, teacher, tokens)
-    largest = 0 if step_need is None else step_need.largest(limit)
-    if largest == 0:
-        return recipe, step_need
-    return replace(recipe, run=replace(recipe.run, accumulate=-(-batch // largest))), step_need

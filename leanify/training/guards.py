@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from leanify.core import machine
 from leanify.core.errors import DataError, RecipeError
-from leanify.core.recipe import DataSection, TrainingRecipe
+from leanify.core.recipe import DataSection
 from leanify.data import fingerprint
 from leanify.data.samples import Splits
-from leanify.profiling import profile as profiling
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import memory
-from leanify.training.preparation import trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -71,24 +65,3 @@ def check_processes(world: int, samples: int, batch: int) -> None:
             f"schedule.batch_size is {batch}, which {world} processes do not divide: some would wait for others in "
             f"every step. --set schedule.batch_size={sizes}, or start another number"
         )
-
-
-def split_to_fit(
-    need: memory.MemoryNeed | None, model: nn.Module, engine: Accelerator, recipe: TrainingRecipe
-) -> TrainingRecipe:
-    """The recipe with its batch in as many passes as fit into every process's memory: the same gradients.
-
-    Raises TrainingError, in every process, where not even one sample fits.
-    """
-    free_here = machine.available_memory(engine.device)
-    available = int(engine.gather(torch.tensor([-1 if free_here is None else free_here], device=engine.device)).min())
-    if need is None or available < 0:
-        return recipe
-    batch, accumulate = recipe.schedule.batch_size, recipe.run.accumulate
-    weights = profiling.weights_bytes(model) if engine.device.type == "cpu" else 0
-    passes = memory.fitting_passes(
-        need, available + weights, batch, engine.num_processes, accumulate, str(engine.device)
-    )
-    if passes == accumulate:
-        return recipe
-    return trainable(replace(recipe, run=replace(recipe.run, accumulate=passes)))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError, raised_by_all
-from leanify.core.recipe import Recipe, TrainingRecipe
+from leanify.core.recipe import Recipe
 from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Samples, Splits
 from leanify.data.sampling import MODEL, STEP, seed_everything, seed_mixing
@@ -40,8 +40,6 @@ from leanify.training.engine import (
     build_accelerator,
     build_optimizer,
     disable_malloc_trim,
-    longest_sample,
-    predict_memory,
     track_metrics,
 )
 from leanify.training.evaluation import Evaluator
@@ -96,10 +94,15 @@ class Trainer:
         taught = build_teacher(recipe, self.unwrapped_model, teacher)
 
         # the memory of a step, predicted before a teacher embeds and before anything is placed on the device
-        self.need: memory.MemoryNeed | None = None
         called_teacher = taught.model if taught is not None and taught.is_called else None
-        tokens = longest_sample(data, recipe.data.length)
-        recipe = self.recipe = self._fit_memory(recipe, called_teacher, tokens)
+        tokens, passes_before = memory.longest_sample(data, recipe.data.length), recipe.run.accumulate
+        recipe, self.need = memory.fit_memory(recipe, self.unwrapped_model, self.accelerator, called_teacher, tokens)
+        self.recipe = recipe
+        if recipe.run.accumulate != passes_before:
+            self.callback.on_warning(
+                f"a batch of {recipe.schedule.batch_size:,} does not fit in memory at once: each step takes it in "
+                f"{recipe.run.accumulate:,} passes (run.accumulate)"
+            )
 
         # the order of samples and the schedule
         guards.check_processes(world, len(data.train), recipe.schedule.batch_size)
@@ -123,20 +126,6 @@ class Trainer:
 
         # one sample through the model, so that a misfit is reported before a folder is created
         self.evaluator.try_sample(self.unwrapped_model)
-
-    def _fit_memory(self, recipe: TrainingRecipe, teacher: nn.Module | None, tokens: int | None) -> TrainingRecipe:
-        """Predict the memory of a step, and return the recipe with as many passes a step as it takes to fit."""
-        passes, passes_before = 0, recipe.run.accumulate
-        while passes != recipe.run.accumulate:  # a second pass keeps gradients, which need memory, too
-            passes = recipe.run.accumulate
-            self.need = predict_memory(recipe, self.unwrapped_model, self.accelerator, teacher, tokens)
-            recipe = guards.split_to_fit(self.need, self.unwrapped_model, self.accelerator, recipe)
-        if passes != passes_before:
-            self.callback.on_warning(
-                f"a batch of {recipe.schedule.batch_size:,} does not fit in memory at once: each step takes it in "
-                f"{passes:,} passes (run.accumulate)"
-            )
-        return recipe
 
     def broadcast(self, value: Any) -> Any:
         """Broadcast a value from the first process to all."""
