@@ -15,7 +15,8 @@ import leanify
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import engine, guards, sharding
+from leanify.training import engine, sharding
+from leanify.training.schedule import check_processes
 
 SHARDED = RECIPE.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 2\nkeep = 0\naccumulate = 2") + (
     "[parallel]\nshard = true\n"
@@ -108,8 +109,8 @@ def test_teacher_and_maps_can_be_sharded(tmp_path: Path) -> None:
 )
 def test_idle_processes_are_refused(world: int, samples: int, batch: int, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        guards.check_processes(world, samples, batch)
-    guards.check_processes(1, samples, batch)
+        check_processes(world, samples, batch)
+    check_processes(1, samples, batch)
 
 
 def test_unshardable_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

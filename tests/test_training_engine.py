@@ -20,7 +20,7 @@ from leanify.core.errors import RecipeError, TrainingError
 from leanify.profiling import profile as profiling
 from leanify.profiling import training_memory as peak
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import engine, guards, loop, memory, preparation
+from leanify.training import engine, loop, memory, preparation
 from leanify.training import start as training
 from leanify.training.callbacks import Callback
 
@@ -101,10 +101,10 @@ def test_precision_suits_the_device() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
 def test_emulated_bf16_is_warned_about() -> None:
     said: list[str] = []
-    guards.check_arithmetic(engine.build_accelerator(tiny("run.precision=bf16")), said.append)
+    engine.check_arithmetic(engine.build_accelerator(tiny("run.precision=bf16")), said.append)
     assert bool(said) != torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert all("run.precision=fp32 is faster" in words for words in said)
-    guards.check_arithmetic(engine.build_accelerator(tiny()), pytest.fail)
+    engine.check_arithmetic(engine.build_accelerator(tiny()), pytest.fail)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")

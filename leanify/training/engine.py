@@ -77,6 +77,14 @@ def choose_precision(name: str | None, gpu: bool, bf16: bool) -> str:
     return precision
 
 
+def check_arithmetic(engine: Accelerator, warn: Callable[[str], None]) -> None:
+    """Warn where bf16 is only emulated: on such a processor a step takes many times as long as in fp32."""
+    if engine.mixed_precision != "bf16" or engine.device.type != "cpu":
+        return
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # AVX-512 on x86; torch has no public name for it
+        warn("this processor has no bf16 arithmetic, so torch emulates it, slowly: run.precision=fp32 is faster here")
+
+
 def build_optimizer(
     recipe: TrainingRecipe,
     model: nn.Module,

@@ -27,27 +27,26 @@ from torch import Tensor, nn
 
 from leanify.core.errors import DataError, DirectoryError, RecipeError, TrainingError, raised_by_all
 from leanify.core.recipe import Recipe
-from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Samples, Splits
 from leanify.data.sampling import MODEL, STEP, seed_everything, seed_mixing
-from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import lean_directory
-from leanify.training import guards, memory, sharding
+from leanify.training import memory, records, sharding
 from leanify.training.callbacks import Callback
 from leanify.training.distillation import build_task
 from leanify.training.engine import (
     build_accelerator,
     build_optimizer,
+    check_arithmetic,
     disable_malloc_trim,
     track_metrics,
 )
 from leanify.training.evaluation import Evaluator
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.master_weights import to_master_weights
-from leanify.training.preparation import build_data, build_model, describe_model, has_weights, prepare_model, trainable
+from leanify.training.preparation import build_data, build_model, has_weights, prepare_model, trainable
 from leanify.training.schedule import build_schedule
-from leanify.training.state import Saver, Window, load_safetensors
+from leanify.training.state import Saver, Window
 from leanify.training.teachers import add_targets, build_teacher
 from leanify.upstream.libraries import reraise_as
 
@@ -105,7 +104,6 @@ class Trainer:
             )
 
         # the order of samples and the schedule
-        guards.check_processes(world, len(data.train), recipe.schedule.batch_size)
         self.schedule = build_schedule(recipe, data.train, rank, world)
         self.order, self.steps = self.schedule.order, self.schedule.steps
 
@@ -138,9 +136,7 @@ class Trainer:
     def new_run(self, folder: Path) -> RunDirectory:
         """Create the run's folder, in the first process only."""
         if self.main:
-            facts = fingerprint.take_fingerprint(self.recipe.data, self.splits)
-            card = describe_model(self.recipe, self.unwrapped_model, self.splits.names)
-            RunDirectory.create(folder, self.recipe, card, self.splits.tokenizer, facts)
+            records.create_run(folder, self.recipe, self.unwrapped_model, self.splits)
         self.accelerator.wait_for_everyone()
         return RunDirectory.open(folder)
 
@@ -150,8 +146,8 @@ class Trainer:
         Raises Interrupted and DataError.
         """
         if self.main:
-            guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.callback.on_warning)
-            guards.check_arithmetic(self.accelerator, self.callback.on_warning)
+            records.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.callback.on_warning)
+            check_arithmetic(self.accelerator, self.callback.on_warning)
 
         # the lock tells other processes that the run is in progress; the first process holds it for all
         with (
@@ -172,8 +168,14 @@ class Trainer:
             # the test split judges the best checkpoint, which is on disk now
             self.test(run)
             if self.main:
-                self.warn_if_never_improved(run)
-                guards.note_skipped(run, self.skipped_names, self.callback.on_warning)
+                best, metric = run.best(), self.task.metric
+                if best is not None and best.step == 0 and best.score is not None and self.steps:
+                    value, rate = best.metrics[metric], self.recipe.optim.lr / 10
+                    self.callback.on_warning(
+                        f"no step was better than the weights that it started from ({metric} {value:.4g}): they are "
+                        f"kept as the best; a lower rate may do better, --set optim.lr={rate:.1g}"
+                    )
+                records.note_skipped(run, self.skipped_names, self.callback.on_warning)
         self.accelerator.wait_for_everyone()
         return run
 
@@ -225,8 +227,7 @@ class Trainer:
                     f"the best checkpoint, from step {best.step}, is damaged ({damage}), so the test split is not "
                     f"evaluated; remove {best.path}, and {run.resume_line} takes the next best"
                 )
-            with reraise_as(f"{best.path / WEIGHTS} cannot be read", DirectoryError):
-                load_safetensors(self.state.eval_model, best.path / WEIGHTS, self.state.names)
+            self.state.load_weights(best)
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def restore_newest(self, run: RunDirectory) -> int:
@@ -238,14 +239,21 @@ class Trainer:
             self.callback.on_warning(f"{complaint}; continuing from step {start}")
         self.accelerator.wait_for_everyone()
         if checkpoint is not None:
-            self.restore(checkpoint)
+            with raised_by_all(), reraise_as(f"the checkpoint {checkpoint.path} cannot be restored", DirectoryError):
+                loss, targets, samples = self.state.restore(checkpoint)
+            # the sums of the log's open row belong to the first process, so that they are counted once
+            self.window = Window(samples=int(samples))
+            if self.main:
+                self.window.loss, self.window.targets = loss, targets
 
         # remove later rows and checkpoints; record this process's environment
         if self.main:
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
             warnings = run.discard_later_rows(checkpoint)
             warnings += run.note_environment(device=device, processes=processes, steps=self.steps)
-            if message := run.mend_card(lambda recipe: describe_model(recipe, self.unwrapped_model, self.splits.names)):
+            if message := run.mend_card(
+                lambda recipe: records.describe_model(recipe, self.unwrapped_model, self.splits.names)
+            ):
                 warnings.append(message)
             for warning in warnings:
                 self.callback.on_warning(warning)
@@ -255,16 +263,6 @@ class Trainer:
         if checkpoint is None:  # weights that a model comes with compete for the best
             self.save(run, 0, self.validate(run, 0) if self.starts_from_weights else None)
         return start
-
-    def warn_if_never_improved(self, run: RunDirectory) -> None:
-        """Warn where no step was better than the weights that the run started from."""
-        best = run.best()
-        if best is not None and best.step == 0 and best.score is not None and self.steps:
-            name = self.task.metric
-            self.callback.on_warning(
-                f"no step was better than the weights that it started from ({name} {best.metrics[name]:.4g}): they "
-                f"are kept as the best; a lower rate may do better, --set optim.lr={self.recipe.optim.lr / 10:.1g}"
-            )
 
     def summary(self) -> str:
         """One line: model, parameters, data, steps, devices."""
@@ -334,7 +332,12 @@ class Trainer:
         """Log, evaluate and save when due; ``step`` is the number of updates done."""
         section, last = self.recipe.run, step == self.steps
         if last or step % section.log_every == 0:
-            self.log(run, step)
+            loss, targets = self.summed_loss(run)
+            if targets:
+                speed = self.window.samples / max(time.perf_counter() - self.window.began, 1e-9)
+                self.window.clear()
+                row = {"loss": loss / targets, "lr": self.schedule.lr(step - 1), "samples_per_s": round(speed, 1)}
+                self.write(run, step, "train", row)
 
         # evaluate at the recipe's interval, or at the end of each epoch
         evaluation_due = self.order.place(step)[1] == 0
@@ -355,16 +358,6 @@ class Trainer:
         self.write(run, step, "validation", metrics)
         self.window.began = time.perf_counter()
         return metrics
-
-    def log(self, run: RunDirectory, step: int) -> None:
-        """Log the mean training loss since the last row."""
-        loss, targets = self.summed_loss(run)
-        if not targets:
-            return
-        speed = self.window.samples / max(time.perf_counter() - self.window.began, 1e-9)
-        self.window.clear()
-        row = {"loss": loss / targets, "lr": self.schedule.lr(step - 1)}
-        self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
     def summed_loss(self, run: RunDirectory) -> tuple[float, float]:
         """Loss and targets of all processes since the last row. Raises TrainingError if a loss was not finite."""
@@ -422,13 +415,3 @@ class Trainer:
             run.prune(self.recipe.run.keep)
 
         self.saver.save(write, self.state.weights(), self.state.rest(window))
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights, moments, averages and sums as they were at a checkpoint."""
-        with raised_by_all(), reraise_as(f"the checkpoint {checkpoint.path} cannot be restored", DirectoryError):
-            loss, targets, samples = self.state.restore(checkpoint)
-
-        # the sums of an open row of the log belong to the first process, so that they are counted once
-        self.window = Window(samples=int(samples))
-        if self.main:
-            self.window.loss, self.window.targets = loss, targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,17 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.core.errors import RecipeError, SourceError
-from leanify.core.path_kinds import FORMAT
+from leanify.core.errors import RecipeError
 from leanify.core.recipe import DataSection, ModelSection, Recipe, TrainingRecipe
 from leanify.core.recipe_code import is_code
 from leanify.data.labels import config_names, match_labels
 from leanify.data.samples import Splits
 from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts, tokenizers
-from leanify.profiling.counting import parameters
 from leanify.reshaping import surgery
-from leanify.sources import find, lean_directory, weights
+from leanify.sources import find, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import check_fit
 from leanify.training import text_classifier
@@ -142,24 +139,6 @@ def checkpoint_gradients(model: Any) -> None:
             model.set_grad_checkpointing(True)
     except (AssertionError, ValueError, AttributeError) as error:
         raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
-
-
-def describe_model(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> str:
-    """The text of a run's leanify.json: how upstream builds its model, and its shape. Raises SourceError."""
-    origin = get_origin(model)
-    if origin is None:
-        raise SourceError(f"this {type(model).__name__} was not created by leanify, timm or transformers")
-    card = {
-        "format": FORMAT,
-        "origin": origin.to_json(),
-        "architecture": surgery.read(model).to_json(),
-        "params": parameters(model),
-        "tied": lean_directory.untie_tensors(model)[1],
-        "requires": lean_directory.requirements(origin),
-        "recipe": recipe.to_dict(),
-        "classes": list(classes),
-    }
-    return json.dumps(card, indent=2) + "\n"
 
 
 def data_section(recipe: TrainingRecipe) -> DataSection:

@@ -105,9 +105,26 @@ class Schedule:
         return self.rate(self.order.position(step) if self.counts_samples else step)
 
 
+def check_processes(world: int, samples: int, batch: int) -> None:
+    """Raise RecipeError where processes would have nothing to do, in every step or in some."""
+    if world > min(samples, batch):
+        share = f"{samples} samples to train" if samples < batch else f"a batch of {batch} samples"
+        raise RecipeError(
+            f"{world} processes share {share}: at least one has none. Start at most {min(samples, batch)}"
+        )
+    if batch % world:
+        lower, upper = batch // world * world, -(-batch // world) * world
+        sizes = f"{upper} or {lower}" if lower else f"{upper}"
+        raise RecipeError(
+            f"schedule.batch_size is {batch}, which {world} processes do not divide: some would wait for others in "
+            f"every step. --set schedule.batch_size={sizes}, or start another number"
+        )
+
+
 def build_schedule(recipe: TrainingRecipe, samples: Any, rank: int, world: int) -> Schedule:
     """The schedule of a recipe over a training split, for one of ``world`` processes. Raises RecipeError."""
     section, data = recipe.schedule, recipe.data
+    check_processes(world, len(samples), section.batch_size)
 
     # the samples of each step; mixing takes them in pairs
     order = Order(

@@ -25,6 +25,7 @@ from leanify.core.files.tensor_files import open_tensors
 from leanify.runs import shards
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.training import sharding
+from leanify.upstream.libraries import reraise_as
 
 MAX_UNREAD = 1000  # passes whose losses stay on the device; reading one waits for it
 Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
@@ -83,10 +84,16 @@ class TrainingState:
             tensors |= {f"maps/{name}": tensor for name, tensor in self.maps.state_dict().items()}
         return tensors
 
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint's weights into `eval_model`."""
+        path = checkpoint.path / WEIGHTS
+        with reraise_as(f"{path} cannot be read", DirectoryError):
+            load_safetensors(self.eval_model, path, self.names)
+
     def restore(self, checkpoint: Checkpoint) -> list[float]:
         """Restore everything from a checkpoint. Returns the open sums: loss, targets, samples."""
         state = checkpoint.state()
-        load_safetensors(self.eval_model, checkpoint.path / WEIGHTS, self.names)
+        self.load_weights(checkpoint)
 
         # trained weights if they differ from the averaged ones, the maps, and the optimiser's moments
         if checkpoint.is_sharded:
