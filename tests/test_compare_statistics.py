@@ -277,7 +277,7 @@ def test_seeds_needed_give_80_percent_power() -> None:
         variance = 0.5 * rng.chisquare(freedom) / freedom
         mean = rng.normal(0.8, math.sqrt(2 * 0.5 / needed.seeds + 0.001))
         then = Estimate(mean, needed.seeds, 2000, Part(2 * variance / needed.seeds, freedom), Part(0.001, 1999))
-        decided += statistics.answer_of(then, 0.0, look=2) == "shown"
+        decided += statistics.decide(then, 0.0, look=2).answer == "shown"
     assert decided / 1000 == pytest.approx(0.8, abs=0.08)
 
 

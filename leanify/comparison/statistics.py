@@ -1,38 +1,25 @@
 """Statistics of a study: the uncertainty of differences between designs, given few runs and the validation samples.
 
 The quality of a run varies with its seed (initial weights, order of samples), and the result of a study with its
-validation samples. Every interval includes both:
+validation samples. Every interval includes both, as in the crossed random-effects variance of seeds × samples (Gallas
+2006 for readers × cases), with a Student's t for each part (Graybill and Wang 1980):
 
     runs      designs of one seed share samples, order and luck, so a difference has the variance of its differences
-              seed by seed, with seeds − 1 degrees of freedom (Student's paired t)
-    samples   the difference of two designs on each validation sample, averaged over seeds; its variance over samples
+              seed by seed, with seeds − 1 degrees of freedom (Student's paired t). Pooling the noise of all designs
+              would assume that they are equally noisy, and gives 20% wrong answers where 2.5% are meant
+    samples   the difference of two designs on each validation sample, averaged over seeds; its variance over samples.
+              If outcomes do not differ at all, one sample's worth of difference is assumed: no equality is certain
         both      noise of a single run on a single sample is in both of the above, and is subtracted once; from three
                   seeds on the runs' part is at least this noise, which seeds × samples determine better than few runs
 
-This is the crossed random-effects variance of seeds × samples (Gallas 2006 for readers × cases). An interval adds the
-two parts with a Student's t for each (Graybill and Wang 1980). If the samples' outcomes do not differ at all, one
-sample's worth of difference is assumed, so that equal outcomes never imply certainty.
+A run can lose more accuracy than it can gain, so the variance of accuracies is that at the value in question, as in
+Wilson's (1927) interval of a share: ``recipes/results/statistics.md`` has the rule, and simulated studies.
 
-**Accuracies are skewed.** A run can lose more than it can gain: where few runs happen to be good, their mean is high
-and their spread small, and a t interval leaves out the truth too often (6% and more, where 2.5% are meant, if one
-design is four times as noisy). As in Wilson's (1927) interval of a share, the variance is therefore that at the value
-in question, not at the observed one: the spread of a share p is proportional to (p (1 − p))^2.5, never below the
-observed one and at most three times as large. The delta method gives the exponent 1 for equal noise in the logit; the
-larger one makes up for the few runs from which p is known, and keeps wrong answers at 3.4% or less in all of 98
-simulated cases (``recipes/results/statistics.md``).
+Differences are signed so that positive is better. Two questions are asked, each one-sided: non-inferiority (is the loss
+against a reference smaller than a margin? Schuirmann 1987, one side of TOST) and superiority (is there a gain at all?).
 
-**Why no pooled noise.** Noise pooled over designs has more degrees of freedom, but it assumes that all designs are
-equally noisy. With two noisy designs among ten quiet ones it gives 20% wrong answers instead of the nominal 2.5%.
-
-Differences are signed so that positive is better, whatever the metric. Two questions are asked, each one-sided:
-
-    non-inferiority   is the loss against a reference smaller than a margin? (Schuirmann 1987, one side of TOST)
-    superiority       is there a gain over a reference at all?
-
-**Looks.** Adding seeds and looking again gives another chance of a wrong answer. Look number k may therefore use only
-0.6 · 0.4^(k−1) of the error rate: 60%, 24%, 10%, … which adds up to the whole rate for any number of looks (a union
-bound, so it holds without a planned end). The intervals that accompany the answers are widened in the same way: with
-95% probability, all intervals that a study ever shows of one difference contain the truth.
+Look number k at a study may use only 0.6 · 0.4^(k−1) of the error rate: 60%, 24%, 10%, … which adds up to the whole
+rate for any number of looks (a union bound, so it holds without a planned end). Intervals are widened in the same way.
 """
 
 from __future__ import annotations
@@ -218,11 +205,9 @@ class RunTable:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = {(run.design, run.seed): run for run in runs}
 
-        # validation samples per run; 0 unless all runs have outcomes of the same samples
+        # validation samples per run; 0 unless all runs have outcomes of the same samples, at least two
         lengths = {0 if run.outcomes is None else len(run.outcomes) for run in runs}
-        self.samples = max(lengths) if len(lengths) == 1 else 0
-        if self.samples < 2:
-            self.samples = 0
+        self.samples = max(lengths) if len(lengths) == 1 and max(lengths) > 1 else 0
 
         # maximum difference between two runs on one sample: the largest range of a run's outcomes
         known_outcomes = [run.outcomes for run in runs if run.outcomes is not None] if self.samples else []
@@ -246,7 +231,7 @@ class RunTable:
         """Return a design's mean quality over seeds."""
         runs = [self.runs[design, seed] for seed in self.common_seeds(design)]
         values = np.array([run.quality for run in runs])
-        return self._estimate(values, [run.outcomes for run in runs], _variance(values), is_pair=False)
+        return self._estimate(values, self._outcomes(runs), _variance(values), is_pair=False)
 
     def difference(self, design: str, against: str) -> Estimate:
         """Return ``design`` − ``against`` over their common seeds."""
@@ -256,15 +241,12 @@ class RunTable:
         first_values = np.array([run.quality for run in first])
         second_values = np.array([run.quality for run in second])
 
-        # (N,) differences on the samples, one array for each seed
-        outcomes: list[Array | None] = []
-        for one, other in zip(first, second, strict=True):
-            is_known = self.samples and one.outcomes is not None and other.outcomes is not None
-            outcomes.append(one.outcomes - other.outcomes if is_known else None)  # type: ignore[operator]
-
         # the variance of the differences seed by seed; differences within rounding count as zero
         largest = max(np.abs(np.concatenate([first_values, second_values])), default=0.0)
         differences = first_values - second_values
+        outcomes, other_outcomes = self._outcomes(first), self._outcomes(second)
+        if outcomes is not None and other_outcomes is not None:
+            outcomes = outcomes - other_outcomes
         estimate = self._estimate(differences, outcomes, _variance(differences, largest), is_pair=True)
         if abs(estimate.mean) < ROUNDING * largest:
             estimate = replace(estimate, mean=0.0)
@@ -285,49 +267,43 @@ class RunTable:
         """A design's mean − a fixed model's quality, with that model's outcomes on the same samples."""
         runs = [self.runs[design, seed] for seed in self.common_seeds(design)]
         values = np.array([run.quality - value for run in runs])
-        has_same_samples = outcomes is not None and len(outcomes) == self.samples
-        differences: list[Array | None] = []
-        for run in runs:
-            is_known = has_same_samples and run.outcomes is not None
-            differences.append(run.outcomes - outcomes if is_known else None)  # type: ignore[operator]
-        return self._estimate(values, differences, _variance(values), is_pair=False)
+        own_outcomes = self._outcomes(runs)
+        if own_outcomes is None or outcomes is None or len(outcomes) != self.samples:
+            return self._estimate(values, None, _variance(values), is_pair=False)
+        return self._estimate(values, own_outcomes - outcomes, _variance(values), is_pair=False)
 
-    def _estimate(self, values: Array, outcomes: Sequence[Array | None], variance: float, *, is_pair: bool) -> Estimate:
-        """Estimate the mean of values (seeds,) whose runs have this variance, with outcomes (N,) for each seed."""
+    def _outcomes(self, runs: Sequence[Run]) -> Array | None:
+        """The outcomes (seeds, N) of these runs; None if they are unknown."""
+        outcomes = [run.outcomes for run in runs if run.outcomes is not None]
+        return np.stack(outcomes) if self.samples and outcomes else None
+
+    def _estimate(self, values: Array, table: Array | None, variance: float, *, is_pair: bool) -> Estimate:
+        """Estimate the mean of values (seeds,) whose runs have this variance and these outcomes (seeds, N)."""
         count = len(values)
         mean = float(values.mean()) if count else math.nan
 
         # the runs' part: the variance of a mean over seeds
         seed_part = Part(variance / count, count - 1) if count > 1 else None
-        known_outcomes = [sample_values for sample_values in outcomes if sample_values is not None]
-        if not self.samples or not count or len(known_outcomes) < count:
+        if table is None:
             return Estimate(mean, count, 0, seed_part, None)
 
-        # the samples' part, without the noise that the runs' part already contains
-        table = np.stack(known_outcomes)  # (seeds, N)
-        sample_part = self._sample_part(table, is_pair)
-        noise_part = None
-        if seed_part is not None:
-            both = _interaction_part(table)
-            noise_part = both if count >= MIN_SEEDS else None
-            counted_variance = both.variance if noise_part else min(both.variance, seed_part.variance)
-            sample_part = replace(sample_part, variance=max(sample_part.variance - counted_variance, 0.0))
-        return Estimate(mean, count, self.samples, seed_part, sample_part, noise_part)
-
-    def _sample_part(self, table: Array, is_pair: bool) -> Part:
-        """Return the samples' part of the variance of a table's mean (seeds, N).
-
-        The normal interval of an accuracy near 100% is too narrow; one more sample, as in Agresti and Coull (1998),
-        corrects it.
-        """
-        seeds, samples = table.shape
+        # the samples' part; the normal interval of an accuracy near 100% is too narrow, and one more sample, as in
+        # Agresti and Coull (1998), corrects it
         over_samples = table.mean(0) - table.mean()  # (N,)
         squares = float(over_samples @ over_samples)
-        if is_pair:
-            squares = max(squares, self.unit**2 / seeds)
-        else:
-            squares += self.unit**2
-        return Part(squares / (samples - 1) / samples, samples - 1)
+        squares = max(squares, self.unit**2 / count) if is_pair else squares + self.unit**2
+        sample_part = Part(squares / (self.samples - 1) / self.samples, self.samples - 1)
+        if seed_part is None:
+            return Estimate(mean, count, self.samples, seed_part, sample_part)
+
+        # without the noise of single runs on single samples, which the runs' part already contains
+        freedom = (count - 1) * (self.samples - 1)
+        rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+        rest[np.abs(rest) < ROUNDING * float(np.abs(table).max())] = 0
+        noise_part = Part(float((rest**2).sum()) / freedom / self.samples / count, freedom)
+        noise = noise_part.variance if count >= MIN_SEEDS else min(noise_part.variance, seed_part.variance)
+        sample_part = replace(sample_part, variance=max(sample_part.variance - noise, 0.0))
+        return Estimate(mean, count, self.samples, seed_part, sample_part, noise_part if count >= MIN_SEEDS else None)
 
 
 def _variance(values: Array, largest: float = 0.0) -> float:
@@ -339,15 +315,6 @@ def _variance(values: Array, largest: float = 0.0) -> float:
     rest = values - values.mean()
     rest[np.abs(rest) < ROUNDING * max(1.0, largest, float(np.abs(values).max()))] = 0
     return float(rest @ rest) / (len(values) - 1)
-
-
-def _interaction_part(table: Array) -> Part:
-    """Return the part of the variance of a table's mean (seeds, N) due to noise of single runs on single samples."""
-    seeds, samples = table.shape
-    freedom = (seeds - 1) * (samples - 1)
-    rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    rest[np.abs(rest) < ROUNDING * float(np.abs(table).max())] = 0
-    return Part(float((rest**2).sum()) / freedom / samples / seeds, freedom)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -376,7 +343,10 @@ class Needed:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a one-sided test. ``p`` is against the claim's null hypothesis, and counts the looks."""
+    """The outcome of a one-sided test, by the side of the margin on which the whole interval is, if any.
+
+    ``p`` is against the claim's null hypothesis, and counts the looks.
+    """
 
     answer: Answer
     p: float
@@ -388,19 +358,16 @@ def decide(estimate: Estimate, margin: float = 0.0, look: int = 1) -> Decision:
 
     Undecided below `MIN_SEEDS` seeds, and where the samples' outcomes are unknown.
     """
-    p = over_looks(estimate.probability_above(-margin), look)
-    return Decision(answer_of(estimate, margin, look), p, needed(estimate, margin, look + 1))
-
-
-def answer_of(estimate: Estimate, margin: float, look: int) -> Answer:
-    """Return the answer of `decide`: the side of −margin on which the whole interval is, if any."""
+    answer: Answer = "undecided"
     bounds = estimate.interval(alpha_of(look))
-    if bounds is None or estimate.seeds < MIN_SEEDS or estimate.sample_part is None:
-        return "undecided"
-    low, high = bounds
-    if low > -margin:
-        return "shown"
-    return "refuted" if high < -margin else "undecided"
+    if bounds is not None and estimate.seeds >= MIN_SEEDS and estimate.sample_part is not None:
+        low, high = bounds
+        if low > -margin:
+            answer = "shown"
+        elif high < -margin:
+            answer = "refuted"
+    p = over_looks(estimate.probability_above(-margin), look)
+    return Decision(answer, p, needed(estimate, margin, look + 1))
 
 
 def over_looks(p: float, look: int) -> float:
