@@ -23,7 +23,7 @@ from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file,
 import leanify
 from leanify.cli.study_tables import longer_study
 from leanify.comparison import comparing as studies
-from leanify.comparison import engines, rates, runner
+from leanify.comparison import rates, runner
 from leanify.comparison.designs import Designer, parse_shape, parse_sweep, split_names
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
@@ -217,9 +217,9 @@ def test_missing_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="an extra: pip install submitit")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LeanifyError, match="Slurm is not available"):
-        engines.check_engine("slurm")
+        runner.check_engine("slurm")
     with pytest.raises(LeanifyError, match="local, slurm, ray"):
-        engines.check_engine("pbs")
+        runner.check_engine("pbs")
 
 
 def test_refused_jobs_leave_no_folder(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_failures_are_reported_and_retried(tmp_path: Path) -> None:
     huge = replace(recipe.model, override={**recipe.model.override, "init_values": 1e38})  # activations overflow
     designs = (_planned("baseline", recipe.model), _planned("broken", huge))
     folder = StudyFolder.create(tmp_path / "s", StudyPlan("tiny", recipe, None, (0, 1), designs, 1))
-    with engines.open_engine("local", folder, 1) as engine:
+    with runner.open_engine("local", folder, 1) as engine:
         studies.train_all(folder, engine)
     found = studies.finish_study(folder)
     assert [run.status for run in found.result("broken").runs] == ["failed", "failed"]
@@ -475,7 +475,7 @@ def test_terminated_study_saves_runs(endless: StudyFolder) -> None:
 
 @pytest.mark.slow
 def test_dead_run_records_its_reason(endless: StudyFolder) -> None:
-    with engines.open_engine("local", endless, 1) as engine:
+    with runner.open_engine("local", endless, 1) as engine:
         job = engine.submit(runner.execute, str(endless.path), "baseline", 0, None)
         wait_for_a_step(endless, lambda: not job.done())
         [run] = engine.running
@@ -490,7 +490,7 @@ def test_dead_run_records_its_reason(endless: StudyFolder) -> None:
 @pytest.mark.slow
 def test_cancelled_run_is_no_failure(endless: StudyFolder) -> None:
     """An interrupted study closes its workers: their runs are killed, and go on another time."""
-    with engines.open_engine("local", endless, 1) as engine:
+    with runner.open_engine("local", endless, 1) as engine:
         job = engine.submit(runner.execute, str(endless.path), "baseline", 0, None)
         wait_for_a_step(endless, lambda: not job.done())
     assert endless.outcomes() == []

@@ -15,7 +15,7 @@ from studies import NARROW, outcomes, recipe_file
 
 import leanify
 from leanify.comparison import comparing as studies
-from leanify.comparison import engines, warm_start, worker
+from leanify.comparison import runner, warm_start, worker
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
 from leanify.core import recipe as recipes
@@ -54,12 +54,12 @@ def test_resumed_runs_probe_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["slurm", "ray"])
 def test_engines_give_equal_results(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Slurm submitit starts its jobs as processes here; Ray makes a cluster of this machine."""
-    package = pytest.importorskip(engines.PACKAGES[engine], reason="an extra")
-    monkeypatch.setattr(engines, "check_engine", lambda name: package)
+    package = pytest.importorskip(runner.PACKAGES[engine], reason="an extra")
+    monkeypatch.setattr(runner, "check_engine", lambda name: package)
     request = studies.Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
     for name, place in (("local", "here"), (engine, "there")):
         folder = studies.open_folder(request, tmp_path / place)
-        with engines.open_engine(name, folder, 2) as runs:
+        with runner.open_engine(name, folder, 2) as runs:
             studies.train_all(folder, runs)
     assert len(outcomes(tmp_path / "there")) >= 10  # of 2 designs: 3 trials of rates and 2 seeds each, or more rates
     assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")

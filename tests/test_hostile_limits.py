@@ -30,7 +30,7 @@ from studies import two_designs
 
 import leanify
 from leanify import cli
-from leanify.comparison import engines
+from leanify.comparison import runner
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import StudyPlan
 from leanify.core import machine
@@ -433,10 +433,10 @@ def test_slurm_scripts_hold_no_commands(
     evil = "x\nmkdir RAN\n#"
     study = StudyFolder.create(tmp_path / (evil if where == "folder" else "study"), replace(plan, title=evil))
     if where == "folder":
-        with pytest.raises(LeanifyError, match="control character"), engines.open_engine("slurm", study, 1):
+        with pytest.raises(LeanifyError, match="control character"), runner.open_engine("slurm", study, 1):
             pass
         return
-    with engines.open_engine("slurm", study, 1) as engine:
+    with runner.open_engine("slurm", study, 1) as engine:
         engine.submit(print, "x")
     script = next(study.path.rglob("*.sh"))  # submitit leaves a link beside it
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]

@@ -22,7 +22,7 @@ from leanify.cli import app
 from leanify.cli.predict import _print
 from leanify.cli.show import _build, _read_notes
 from leanify.comparison import comparing as study
-from leanify.comparison.overview import find_studies
+from leanify.comparison.folder import find_studies
 from leanify.core import recipe as recipes
 from leanify.core.path_kinds import is_study
 from leanify.data.images.decoding import Decoder

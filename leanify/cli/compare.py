@@ -106,9 +106,9 @@ def compare(
         from leanify.cli.board import Board
         from leanify.comparison import comparing as studies
         from leanify.comparison.designs import parse_sweep, split_names
-        from leanify.comparison.engines import check_engine, open_engine
         from leanify.comparison.folder import REPORT
         from leanify.comparison.rates import parse
+        from leanify.comparison.runner import check_engine, open_engine
         from leanify.training import interrupts
 
     # the request; the built-in study runs two at a time

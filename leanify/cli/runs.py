@@ -18,7 +18,7 @@ from leanify.core.terminal import console, progress
 from leanify.core.units import format_metric
 
 if TYPE_CHECKING:
-    from leanify.comparison.overview import StudyOverview
+    from leanify.comparison.folder import StudyOverview
     from leanify.training.overview import RunOverview
 
 COLUMNS = ("run", "model", "data", "steps", "best", "state")
@@ -40,7 +40,7 @@ def runs(
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
-        from leanify.comparison.overview import find_studies
+        from leanify.comparison.folder import find_studies
         from leanify.training.overview import find_runs
 
         run_list, studies = list(find_runs(folder, is_study)), list(find_studies(folder))

@@ -16,7 +16,6 @@ from leanify.cli.next_lines import print_next
 from leanify.cli.tables import print_table, table
 from leanify.comparison import tables
 from leanify.comparison.designs import design_argument
-from leanify.comparison.methods import about_rates
 from leanify.core.terminal import GREEN, ORANGE, RED, console
 from leanify.core.units import format_bytes, format_count, format_forecast, format_sizes, macs_column
 
@@ -90,7 +89,7 @@ def _print_details(study: Study, out: Console) -> None:
     out.print(
         f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
     )
-    if rates_text := about_rates(study):
+    if rates_text := tables.about_rates(study):
         out.print(rates_text)
     costs, pairs = tables.costs(study), tables.pairs(study)
     if costs.rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from leanify.comparison import duration, engines, learning, runner, warm_start
+from leanify.comparison import duration, learning, runner, warm_start
 from leanify.comparison import rates as learning_rates
 from leanify.comparison.designs import Designer
 from leanify.comparison.folder import StudyFolder
@@ -122,11 +122,11 @@ def compare(
         recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, weights, teacher, rates, minutes
     )
     if isinstance(engine, str):
-        engines.check_engine(engine)
+        runner.check_engine(engine)
     folder = open_folder(request, output, runs_here=engine == "local")
     if retry:
         folder.forget_failures()
-    engine_context = engines.open_engine(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
+    engine_context = runner.open_engine(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
     with engine_context as runs:
         train_all(folder, runs)
     if measure:
@@ -245,11 +245,10 @@ def open_folder(
     """
     path = Path("studies") / request.title if output is None else Path(output)
     folder = request.study or (StudyFolder(path) if is_study(path) else None)
-    # the existing study, if the request changes nothing
-    if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
-        return folder
     if folder is None:
         plan = make_plan(request, announces)
+    elif request.study is not None and request == Request(request.recipe, jobs=request.jobs):
+        plan = folder.plan
     elif request.study is not None:
         plan = make_plan(request)  # merged with the study's plan
     elif request.minutes is not None:
@@ -260,7 +259,7 @@ def open_folder(
     else:
         plan = folder.plan.merge(make_plan(request))
     if runs_here:
-        runner.check_jobs(plan, request.jobs)
+        duration.check_jobs(plan, request.jobs)
     if folder is None:
         return StudyFolder.create(path, plan)
     if plan != folder.plan:  # a continued study was merged above

@@ -253,7 +253,7 @@ class Designer:
         raise ShapeError(f"a recipe cannot express this shape: {architecture}")
 
 
-# -- command line ---------------------------------------------------------------------------------------------------
+# -- command line -----------------------------------------------------------------------------------------------------
 
 
 def split_names(texts: Iterable[str]) -> list[str]:

@@ -17,14 +17,17 @@ import torch
 
 from leanify.comparison.plan import BASELINE, TRIAL, Key, StudyPlan
 from leanify.comparison.statistics import MIN_SEEDS
+from leanify.core import machine
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import Recipe
-from leanify.core.units import format_forecast
-from leanify.training import start
+from leanify.core.units import format_bytes, format_forecast
+from leanify.training import memory, start
+from leanify.training.preparation import checkpoint_gradients, model_on_meta
 
 JUDGES = 10  # minimum number of validation samples
 FORWARD = 0.4  # time of a forward pass on a batch, as a share of a training step
 PROCESS = 1.5  # seconds to start and end a run's process, in addition to reading data and building the model
+PROCESS_BYTES = 700 << 20  # memory of a run's process before it has a model: Python, torch, timm or transformers
 MEASURING = 12.0  # seconds to measure the costs of a design at the end
 TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
 
@@ -202,3 +205,47 @@ def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str
         "memory_predicted_bytes": jobs * max(needs) if any(needs) else None,
         "designs": designs,
     }
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def check_jobs(plan: StudyPlan, jobs: int) -> None:
+    """Raise RecipeError, naming the number that fits, if ``jobs`` runs need more memory than is available."""
+    available = machine.free_memory()
+    if available is None:
+        return
+    # the run with the largest need must fit, then all jobs together
+    job_bytes, design = max((PROCESS_BYTES + _needed_bytes(plan, design.name), design.name) for design in plan.designs)
+    if job_bytes > available:
+        raise RecipeError(
+            f"a run of {design} needs about {format_bytes(job_bytes)} of memory, but only {format_bytes(available)} "
+            "are available; it needs less with --set run.accumulate=N, the same batch in more passes, with --set "
+            "run.gradient_checkpointing=true, or of a smaller model"
+        )
+    if jobs * job_bytes > available:
+        raise RecipeError(
+            f"--jobs {jobs} needs about {format_bytes(jobs * job_bytes)} of memory, {format_bytes(job_bytes)} per "
+            f"run, but only {format_bytes(available)} are available: --jobs {available // job_bytes} fits"
+        )
+
+
+def _needed_bytes(plan: StudyPlan, design: str) -> int:
+    """Predict the bytes that a run of a design needs in addition to its process; 0 if it does not run on meta.
+
+    On a GPU this is GPU memory, and only the processes themselves use the machine's memory.
+    """
+    recipe = plan.run_recipe(Key(design, plan.seeds[0]))
+    assert recipe.optim is not None
+    assert recipe.schedule is not None
+    model = model_on_meta(recipe.model)
+    if recipe.run.gradient_checkpointing:
+        checkpoint_gradients(model)
+    need = memory.need(
+        model,
+        None if recipe.data is None else recipe.data.length,
+        optimiser=recipe.optim.name,
+        average=recipe.optim.ema is not None,
+        keeps_gradients=recipe.run.accumulate > 1,
+    )
+    return 0 if need is None else need.of(-(-recipe.schedule.batch_size // recipe.run.accumulate))

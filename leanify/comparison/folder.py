@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from leanify.comparison.plan import Key, StudyPlan
 from leanify.core.errors import DirectoryError
 from leanify.core.files import writing
-from leanify.core.files.reading import check_regular, parse_json, read_text
+from leanify.core.files.reading import check_regular, parse_json, read_text, walk_folders
 from leanify.core.files.tensor_files import load_tensors
 from leanify.core.files.writing import new_directory
-from leanify.core.path_kinds import STUDY, is_study
+from leanify.core.path_kinds import STUDY, is_run, is_study
 from leanify.core.recipe import ModelSection, Recipe
 from leanify.runs import run_directory
-from leanify.runs.run_directory import METRICS
+from leanify.runs.run_directory import METRICS, RunDirectory
 from leanify.upstream.libraries import first_line
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ STARTS = "starts"
 LOOKS = "looks.json"
 PROBES = "kappa.json"  # κ by step, in a run's folder
 SAMPLES = "outcomes.safetensors"  # contribution of each validation sample to the quality, in a run's folder
+State = Literal["running", "done", "failed", "interrupted", "broken"]
 T = TypeVar("T")
 
 
@@ -219,7 +220,7 @@ class StudyFolder:
     def rows(self, key: Key) -> list[dict[str, Any]]:
         """The rows of a run's metrics.jsonl; [] if it has not started."""
         file = self.run(key) / METRICS
-        return run_directory.RunDirectory(self.run(key)).rows() if file.exists() else []
+        return RunDirectory(self.run(key)).rows() if file.exists() else []
 
     @contextmanager
     def lock_run(self, key: Key) -> Iterator[None]:
@@ -262,3 +263,50 @@ class StudyFolder:
 
     def write_results(self, data: Mapping[str, Any]) -> None:
         writing.write(self.path / RESULTS, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+# -- all studies below a folder, for ``leanify runs`` -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StudyOverview:
+    """One study as ``leanify runs`` lists it.
+
+    designs  number of designs
+    runs     number of runs, of which ``ended`` have ended and ``failed`` of those failed
+    state    running (a process holds one of its runs), done, failed (done with failed runs), interrupted, or broken
+    """
+
+    path: Path
+    title: str
+    designs: int
+    runs: int
+    ended: int
+    failed: int
+    state: State
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "path": str(self.path)}
+
+
+def find_studies(folder: Path) -> Iterator[StudyOverview]:
+    """Yield the studies in a folder and its subfolders, sorted by path."""
+    for place in walk_folders(folder, is_study):
+        if is_study(place):
+            yield overview(StudyFolder(place))
+
+
+def overview(study: StudyFolder) -> StudyOverview:
+    """Summarise a study; a damaged one has the state ``broken`` instead of raising an error."""
+    try:
+        plan = study.plan
+        keys, outcomes = list(plan.runs()), study.outcomes()
+        failed_count = sum(outcome.status == "failed" for outcome in outcomes)
+        state: State = "interrupted"
+        if any(is_run(study.run(key)) and RunDirectory(study.run(key)).is_locked() for key in keys):
+            state = "running"
+        elif len(outcomes) == len(keys):
+            state = "failed" if failed_count else "done"
+        return StudyOverview(study.path, plan.title, len(plan.designs), len(keys), len(outcomes), failed_count, state)
+    except Exception:  # whatever is wrong with one folder, the others are listed
+        return StudyOverview(study.path, "", 0, 0, 0, 0, "broken")

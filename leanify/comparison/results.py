@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leanify.comparison import efficiency, learning, rates, report, verdicts
+from leanify.comparison import learning, rates, report, tables, verdicts
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import BASELINE, Key, PlannedDesign
 from leanify.comparison.statistics import MIN_SEEDS, Run, RunTable
@@ -77,7 +77,7 @@ class Study(Findings, Tabular):
             "designs": [result.to_json() for result in self.results],
             "pairs": [pair.to_json() for pair in self.pairs],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
-            "fronts": {cost: list(names) for cost, names in efficiency.fronts(self).items()},
+            "fronts": {cost: list(names) for cost, names in tables.fronts(self).items()},
         }
 
     def html(self, path: str | Path) -> Path:

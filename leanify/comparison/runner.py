@@ -1,7 +1,8 @@
 """Run many trainings at once, each in its own process, through any engine with a ``submit`` method.
 
-Engines only ever submit `execute`, which starts a process for one run (`worker`) and waits for it; so runs on this
-machine, Slurm jobs and Ray tasks behave alike. Processes come from the fork server of `multiprocessing`, which has
+Engines (this machine, Slurm through submitit, Ray) only ever submit `execute`, which starts a process for one run
+(`worker`) and waits for it, so they behave alike. Every machine of a cluster must be able to import it, and the path of
+the study's folder must be on a shared file system. Processes come from the fork server of `multiprocessing`, which has
 imported what runs need. No cleanup is needed after a kill: runs end with the process that started them, the next call
 resumes them from their checkpoints, and ended runs are known by their outcome files.
 """
@@ -11,26 +12,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from leanify.comparison import worker
 from leanify.comparison.folder import RUNS, Outcome, StudyFolder
-from leanify.comparison.plan import Key, StudyPlan
-from leanify.core import machine
-from leanify.core.errors import LeanifyError, RecipeError, TrainingError
+from leanify.comparison.plan import Key
+from leanify.core.errors import LeanifyError, TrainingError
 from leanify.core.files import writing
-from leanify.core.units import format_bytes
-from leanify.training import memory
-from leanify.training.preparation import checkpoint_gradients, model_on_meta
 
-PROCESS_BYTES = 700 << 20  # memory of a run's process before it has a model: Python, torch, timm or transformers
+PACKAGES = {"slurm": "submitit", "ray": "ray"}
+MINUTES = 24 * 60  # a Slurm job's time limit; a run that reaches it is resumed by the next call
+MAX_NAME = 60  # characters of a job's name
 POLL_SECONDS = 0.05
 SAVING_SECONDS = 20.0  # time for an interrupted run to write its checkpoint before it is killed
 SERVER_ENDED = 255  # the exit code that multiprocessing reports then
@@ -265,42 +267,45 @@ def gpus() -> list[int]:
     return sorted(range(len(free)), key=free.__getitem__, reverse=True)
 
 
-def check_jobs(plan: StudyPlan, jobs: int) -> None:
-    """Raise RecipeError, naming the number that fits, if ``jobs`` runs need more memory than is available."""
-    available = machine.free_memory()
-    if available is None:
-        return
-    # the run with the largest need must fit, then all jobs together
-    job_bytes, design = max((PROCESS_BYTES + needed_bytes(plan, design.name), design.name) for design in plan.designs)
-    if job_bytes > available:
-        raise RecipeError(
-            f"a run of {design} needs about {format_bytes(job_bytes)} of memory, but only {format_bytes(available)} "
-            "are available; it needs less with --set run.accumulate=N, the same batch in more passes, with --set "
-            "run.gradient_checkpointing=true, or of a smaller model"
-        )
-    if jobs * job_bytes > available:
-        raise RecipeError(
-            f"--jobs {jobs} needs about {format_bytes(jobs * job_bytes)} of memory, {format_bytes(job_bytes)} per "
-            f"run, but only {format_bytes(available)} are available: --jobs {available // job_bytes} fits"
-        )
+# -- engines by name --------------------------------------------------------------------------------------------------
 
 
-def needed_bytes(plan: StudyPlan, design: str) -> int:
-    """Predict the bytes that a run of a design needs in addition to its process; 0 if it does not run on meta.
+def check_engine(name: str) -> Any:
+    """Return the package of an engine, None for this machine. Raises LeanifyError if the engine is not available."""
+    if name == "local":
+        return None
+    if name not in PACKAGES:
+        raise LeanifyError(f"--engine must be one of local, {', '.join(PACKAGES)}, not {name!r}")
+    try:
+        package = import_module(PACKAGES[name])
+    except ImportError as error:
+        raise LeanifyError(f"--engine {name} needs {PACKAGES[name]}: pip install 'leanify[{name}]'") from error
+    if name == "slurm" and shutil.which("srun") is None:
+        raise LeanifyError("--engine slurm: Slurm is not available here (srun is not on the PATH)")
+    return package
 
-    On a GPU this is GPU memory, and only the processes themselves use the machine's memory.
-    """
-    recipe = plan.run_recipe(Key(design, plan.seeds[0]))
-    assert recipe.optim is not None
-    assert recipe.schedule is not None
-    model = model_on_meta(recipe.model)
-    if recipe.run.gradient_checkpointing:
-        checkpoint_gradients(model)
-    need = memory.need(
-        model,
-        None if recipe.data is None else recipe.data.length,
-        optimiser=recipe.optim.name,
-        average=recipe.optim.ema is not None,
-        keeps_gradients=recipe.run.accumulate > 1,
-    )
-    return 0 if need is None else need.of(-(-recipe.schedule.batch_size // recipe.run.accumulate))
+
+@contextmanager
+def open_engine(name: str, folder: StudyFolder, jobs: int, on_row: OnRow | None = None) -> Iterator[Engine]:
+    """Open the engine of this name. Raises LeanifyError if it is unavailable."""
+    package, plan = check_engine(name), folder.plan
+    if name == "slurm":
+        # submitit writes both into a shell script, where the end of a line would begin a command
+        if not str(folder.path.resolve()).isprintable():
+            raise LeanifyError(f"--engine slurm: {folder.path} has a control character in its path: rename it")
+        name = re.sub(r"[^\w.-]", "-", plan.title)[:MAX_NAME] or "leanify"
+        executor = package.AutoExecutor(folder=folder.path / "jobs")
+        executor.update_parameters(name=name, cpus_per_task=plan.threads, timeout_min=MINUTES)
+        yield executor
+    elif name == "ray":
+        try:  # the cluster at RAY_ADDRESS, or a local one
+            options = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
+            session = nullcontext() if package.is_initialized() else package.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise LeanifyError(f"--engine ray: no cluster can be reached: {error}") from error
+        with session:
+            remote = package.remote(num_cpus=plan.threads, max_retries=0)
+            yield SimpleNamespace(submit=lambda function, *arguments: remote(function).remote(*arguments).future())
+    else:
+        with Local(folder, jobs, on_row) as engine:
+            yield engine

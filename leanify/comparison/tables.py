@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
-from leanify.comparison.values import DesignResult, Findings, Pair
+from leanify.comparison.values import DesignResult, Findings, Pair, Range
 from leanify.core.units import (
     decimal_places,
     format_bytes,
@@ -24,6 +24,13 @@ from leanify.spectra.report import figures, format_kappa
 Row = TypeVar("Row")
 Detail = Literal["brief", "full", "page"]  # as it is printed, with --explain, and on the page
 Columns = list[tuple[str, Callable[[Row], Any]]]  # name, and the cell of a row
+
+COSTS: dict[str, str] = {  # names as printed
+    "params": "parameters",
+    "macs": "multiply-adds",
+    "train_seconds": "training time",
+    "latency_s": "latency",
+}
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,66 @@ def pairs(study: Findings) -> Table:
         ("seeds", lambda pair: str(len(pair.seeds))),
     ]
     return _table("Paired differences", columns, study.pairs)
+
+
+# -- quality against cost ---------------------------------------------------------------------------------------------
+
+
+def cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
+    """The lowest and highest value of one of a design's costs, equal if exact; None if it was not measured.
+
+    ``train_seconds`` is per run.
+    """
+    if name in ("params", "macs"):
+        exact = float(getattr(result.plan, name))
+        return exact, exact
+    costs = result.costs
+    if costs is None:
+        return None
+    if name == "latency_s":
+        return costs.latency_range or (costs.latency_s, costs.latency_s)
+    if findings.samples is None:
+        return None
+    slow, fast = costs.train_range or (costs.train_per_s, costs.train_per_s)
+    return findings.samples / fast, findings.samples / slow
+
+
+def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
+    """The Pareto front of every cost, cheapest design first."""
+    return {name: _front(findings, name) for name in COSTS}
+
+
+def _front(findings: Findings, name: str) -> tuple[str, ...]:
+    sign = 1 if findings.higher_is_better else -1
+    candidates = []
+    for result in findings.results:
+        price = cost(findings, result, name)
+        if result.quality.mean is not None and price is not None:
+            candidates.append((price, sign * result.quality.mean, result.name))
+    front = []
+    for (low, _), quality, design in sorted(candidates):
+        if not any(better > quality and high <= low for (_, high), better, _ in candidates):
+            front.append(design)
+    return tuple(front)
+
+
+def about_rates(study: Findings) -> str:
+    """Describe the tried rates, the cost of a bad one, and best rates at the edge; "" if none was tried."""
+    costs = []
+    for result in study.results:
+        qualities = [trial.quality for trial in result.trials if trial.quality is not None]
+        if len(qualities) > 1:
+            costs.append(f"{result.name} {max(qualities) - min(qualities):.3g}")
+    if not costs or study.metric is None:
+        return ""
+    # a rate beyond the lowest or the highest may be better
+    rates = study.plan.tried_rates
+    edge = [result.name for result in study.results if result.plan.rate in (rates[0], rates[-1])]
+    loss = ", ".join(costs)
+    text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {loss}"
+    if edge:
+        text += f"; at the edge of the tried rates: {', '.join(edge)}"
+    return text
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------

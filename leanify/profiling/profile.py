@@ -163,7 +163,7 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-# -- counting by a second opinion -------------
+# -- counting by a second opinion -------------------------------------------------------------------------------------
 
 
 def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
@@ -211,7 +211,7 @@ def _agreement(total_macs: int, products: int | None) -> str:
     return f"torch's counter says {total_macs:,} MACs, fvcore {products:,} ({products / max(total_macs, 1) - 1:+.2%})"
 
 
-# -- measuring -------------
+# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 def materialise(model: nn.Module, device: torch.device) -> nn.Module:
@@ -322,7 +322,7 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
         peak["peak"] = highest - before
 
 
-# -- training memory, predicted -------------
+# -- training memory, predicted ---------------------------------------------------------------------------------------
 
 
 def predict_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, is_fused: bool = True) -> int:
