@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,7 +53,7 @@ def tensor_names(where: Path) -> list[str]:
     [] if the file does not exist. Raises SourceError for a damaged or unsafe one.
     """
     # a folder's checkpoint, in the order in which upstream looks for one
-    file = next((where / name for name in UPSTREAM if (where / name).is_file()), None) if where.is_dir() else where
+    file = upstream_file(where) if where.is_dir() else where
     if file is None:
         return []
     # of an index or a pickle the names alone; safetensors' header has them
@@ -65,6 +63,11 @@ def tensor_names(where: Path) -> list[str]:
         return list(_state_dict(file, load_pickle(file)))
     with tensor_files.open_tensors(file) as checkpoint:
         return list(checkpoint.keys())
+
+
+def upstream_file(directory: Path) -> Path | None:
+    """The file, or the index of shards, that upstream would open in a directory."""
+    return next((directory / name for name in UPSTREAM if (directory / name).is_file()), None)
 
 
 def weight_map(index: Path) -> dict[str, Any] | None:
@@ -94,25 +97,13 @@ def _state_dict(path: Path, data: Any, library: str = "") -> dict[str, Tensor]:
     parts = [key for key, value in data.items() if isinstance(value, dict) and value] if isinstance(data, dict) else []
     if parts:
         key = "teacher" if "teacher" in parts else parts[0]
-        keys_found += f". Save the one that you mean, {_line(path, f'c[{json.dumps(key)}]', key)}"
+        keys_found += f". Save the one that you mean as a file of its own, such as checkpoint[{key!r}]"
     raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors{keys_found}")
-
-
-def _line(path: str | Path, what: str, name: str) -> str:
-    """The line that saves a part of a checkpoint ``c``."""
-    code = (
-        f'import torch; c = torch.load({json.dumps(str(path))}, map_location="cpu", weights_only=True); '
-        f"torch.save({what}, {json.dumps(name.strip('.') + '.pth')})"
-    )
-    return f"python -c {quote(code)}"
-
-
-CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's checkpoint
 
 
 def check_sum(path: Path) -> None:
     """Raise SourceError if a card in the same folder lists another checksum. Unreadable cards are skipped."""
-    for card in (path.parent / name for name in CARDS):
+    for card in (path.parent / "leanify.json", path.parent / "checkpoint.json"):  # of a lean directory; of a run
         try:
             sums = read_object(card).get("sums")
         except SourceError:
@@ -164,7 +155,8 @@ def fit_names(
 
     ``names`` are the model's. Returns the tensors as they are if that makes no more of them fit; tensors without the
     prefix are left out if the others are a whole model. Both are said in a warning, unless ``own`` is the prefix, under
-    which upstream itself keeps the model in one with a head. Raises SourceError if two prefixes fit equally well.
+    which upstream itself keeps the model in one with a head; then the names may also be those of the model without it.
+    Raises SourceError if two prefixes fit equally well.
     """
     known_names = set(names)
     hits = len(known_names & tensors.keys())
@@ -184,12 +176,13 @@ def fit_names(
         counts[prefix] = sum(prefix + name in bare or name in same for name in known_names)
     best = max(counts.values())
     if best <= hits:
-        return tensors
+        base = [name.removeprefix(own) for name in names if own and name.startswith(own)]
+        return fit_names(tensors, base, where, own) if base else tensors
     prefixes = sorted((prefix for prefix, count in counts.items() if count == best), key=len)
     if prefixes[0] and len(prefixes) > 1:
         raise SourceError(
             f"{where} holds the model {len(prefixes)} times, under {preview([repr(one) for one in prefixes])}: save "
-            f"the tensors of one of them alone, {_line(where, _picked(prefixes[0]), prefixes[0])}"
+            "the tensors of one of them as a file of its own"
         )
     prefix = prefixes[0]
     others = [key for key in bare if not key.startswith(prefix)]
@@ -206,11 +199,6 @@ def fit_names(
     rest = f"; {len(others)} others were left out ({preview(others)})" if others else ""
     warnings.warn(f"{where}: {' and '.join(taken_off)} was taken off the names of its tensors{rest}", stacklevel=4)
     return fitting
-
-
-def _picked(prefix: str) -> str:
-    start = json.dumps(prefix)
-    return f'{{k.removeprefix({start}): v for k, v in c.get("state_dict", c).items() if k.startswith({start})}}'
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from leanify.core.errors import SourceError
-from leanify.core.files.reading import is_file, preview, read_json
+from leanify.core.files.reading import is_file, preview, read_object
 from leanify.core.files.tensor_files import check_header, open_tensors
 from leanify.core.path_kinds import WEIGHTS, is_checkpoint
 from leanify.reshaping import surgery
 from leanify.sources.names import hub_answers, split_revision
 from leanify.sources.overrides import full_config, own_code, quantisation_method
 from leanify.sources.source import ModelSource, build_on_meta, find_expression
-from leanify.sources.tensors import UNQUANTISED, UPSTREAM, check_sum, fit_names, load_into, read_tensors, weight_map
+from leanify.sources.tensors import (
+    UNQUANTISED,
+    UPSTREAM,
+    check_sum,
+    fit_names,
+    load_into,
+    read_tensors,
+    upstream_file,
+    weight_map,
+)
 from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers, reraise_as
 from leanify.upstream.origin import Origin, get_record, in_mode, note_fact, set_origin
@@ -154,7 +163,7 @@ def shell(source: ModelSource) -> nn.Module:
 
 def has_weights(directory: Path) -> bool:
     """Whether a directory has weights; a trainer's own state does not count."""
-    return any((directory / name).is_file() for name in UPSTREAM) or bool(_others(directory))
+    return upstream_file(directory) is not None or bool(_others(directory))
 
 
 def _others(directory: Path) -> list[Path]:
@@ -174,13 +183,10 @@ def describe_unread(directory: Path) -> str:
 
 def _size(where: Path) -> int:
     """Bytes that loading a file or directory brings into memory at least, without opening a file."""
-    if where.is_file():
-        return where.stat().st_size if where.suffix == ".safetensors" else 0
-    files: Iterable[Path] = ()
-    if (where / "model.safetensors").is_file():
-        files = [where / "model.safetensors"]
-    elif (where / "model.safetensors.index.json").is_file():
-        files = where.glob("model-*.safetensors")
+    file = where if where.is_file() else upstream_file(where)
+    if file is None or ".safetensors" not in file.suffixes:
+        return 0
+    files = where.glob("model-*.safetensors") if file.suffix == ".json" else [file]
     return sum(file.stat().st_size for file in files)
 
 
@@ -199,18 +205,18 @@ def find_weights(directory: Path) -> Path:
 def _check_files(directory: Path) -> None:
     """Check the files that transformers would open. Raises SourceError for a damaged or unsafe one."""
     # the file that transformers would choose, and the shards that its index names
-    name = next((name for name in UPSTREAM if (directory / name).is_file()), None)
-    if name is None:
+    file = upstream_file(directory)
+    if file is None:
         listing = preview([p.name for p in _others(directory)])
         raise SourceError(f"{directory} has no weights that transformers opens; found {listing}: name the file to load")
-    files = [directory / name]
-    if name.endswith(".index.json"):
-        shards = weight_map(directory / name)
+    files = [file]
+    if file.suffix == ".json":
+        shards = weight_map(file)
         if shards is None or not all(isinstance(shard, str) for shard in shards.values()):
-            raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensor names to files")
+            raise SourceError(f"{file} is damaged: it has no weight_map from tensor names to files")
         for shard in shards.values():  # a link is followed: the hub's cache consists of links
             if Path(shard).name != shard or Path(shard).suffix not in WEIGHTS or not is_file(directory / shard):
-                raise SourceError(f"{directory / name} names {shard[:80]!r}, which is not a file of weights beside it")
+                raise SourceError(f"{file} names {shard[:80]!r}, which is not a file of weights beside it")
         files = [directory / shard for shard in sorted(set(shards.values()))]
     # checksums of safetensors, and no pickle that would run code
     for file in files:
@@ -240,14 +246,14 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     if isinstance(weights, Path) and weights.is_file():
         file, tensors = weights, read_tensors(weights)
     elif isinstance(weights, Path) and tensors is None:
-        method = quantisation_method(_read_config(weights) or {})
+        method = quantisation_method(read_object(weights / "config.json"))
         if method:
             raise SourceError(
                 f"{weights} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be "
                 f"removed from them; {UNQUANTISED}"
             )
         _check_files(weights)
-        file = next((weights / name for name in UPSTREAM if (weights / name).is_file()), None)
+        file = upstream_file(weights)
     if tensors is not None:
         where = None
     revision = None
@@ -263,15 +269,13 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
         if file is not None and file.suffix != ".json" and info["missing_keys"] and info["unexpected_keys"]:
             tensors_by_name = read_tensors(file) if tensors is None else tensors
-            fitting = _fit_names(model, tensors_by_name, file)
+            fitting = fit_names(tensors_by_name, model.state_dict(), file, f"{model.base_model_prefix}.")
             if fitting is not tensors_by_name:  # with the names that upstream knows
                 where = None
                 model, info = cls.from_pretrained(where, config=config, state_dict=fitting, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
-    _check_own_code(model, info, weights, own_code(origin.options))
-    _check_shapes(model, info, weights)
-    _check_ties(model, weights)
+    _check_fit(model, info, weights, own_code(origin.options))
     _warn_about_names(model, info, weights)
     _check_values(model, weights)
     set_origin(model, origin)
@@ -279,8 +283,9 @@ def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, T
     return result
 
 
-def _check_own_code(model: nn.Module, info: dict[str, Any], weights: Path | str, code: str) -> None:
-    """Raise SourceError for layers that do not fit, if the authors' own code gave their tensors another meaning."""
+def _check_fit(model: Any, info: dict[str, Any], weights: Path | str, code: str) -> None:
+    """Raise SourceError for tensors that do not fit; ``code`` is the authors' own, which leanify does not run."""
+    # layers whose tensors mean something else in the authors' code
     lost = sorted(name for name in (*info["missing_keys"], *info["unexpected_keys"]) if re.search(r"\.\d+\.", name))
     if code and lost:
         raise SourceError(
@@ -289,24 +294,18 @@ def _check_own_code(model: nn.Module, info: dict[str, Any], weights: Path | str,
             "build the model with that code, and give path/to/model.py:make, or the module and its inputs"
         )
 
-
-def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str) -> None:
-    """Raise SourceError for tensors of another shape, except in a head with another number of classes."""
+    # tensors of another shape, except in a head with another number of classes
     odd = sorted((str(name), tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"])
-    config = _read_config(Path(weights))
-    labels = config.get("id2label") if isinstance(config, dict) else None  # transformers' default is two
-    if config is not None and len(labels or (0, 1)) != model.config.num_labels and model.base_model is not model:
+    config = read_object(Path(weights) / "config.json")
+    labels = config.get("id2label") or (0, 1)  # transformers' default is two
+    if config and len(labels) != model.config.num_labels and model.base_model is not model:
         odd = [entry for entry in odd if entry[0].startswith(f"{model.base_model_prefix}.")]
     if odd:
         mismatches = preview([f"{name} {shape} instead of {expected_shape}" for name, shape, expected_shape in odd])
         raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({mismatches})")
 
-
-def _check_ties(model: Any, weights: Path | str) -> None:
-    """Raise SourceError for tensors that the configuration ties and the file does not: its plans would count too few.
-
-    transformers leaves them apart with a line in its log.
-    """
+    # tensors that the configuration ties and the file does not, which transformers leaves apart with a line in its
+    # log: plans would count too few
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     for name in sorted(tied.keys() - model.all_tied_weights_keys.keys()):
         raise SourceError(
@@ -328,21 +327,6 @@ def _check_values(model: nn.Module, weights: Path | str) -> None:
             f"{weights} has NaN or infinite values in {len(broken)} of its tensors ({preview(broken)}), so every "
             "answer would be NaN; take a checkpoint from before its training diverged"
         )
-
-
-def _fit_names(model: Any, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """`fit_names` for the names that transformers takes: the model's, or its part's without the head."""
-    names = list(model.state_dict())
-    prefix = f"{model.base_model_prefix}."
-    fitting = fit_names(tensors, names, file, prefix)
-    base = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return fit_names(tensors, base, file, prefix) if fitting is tensors and base else fitting
-
-
-def _read_config(directory: Path) -> Any:
-    """The content of a directory's config.json, or None."""
-    file = directory / "config.json"
-    return read_json(file) if file.is_file() else None
 
 
 def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> None:
