@@ -45,7 +45,6 @@ from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import read_tensors
 from leanify.upstream import hooks, user_modules
-from leanify.upstream.build import NO_DIFFUSERS
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_transformers, reraise_as
 from leanify.upstream.origin import Origin
@@ -237,7 +236,10 @@ def _find_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> M
         return _find_timm_config(path, config)
     # configurations that leanify does not follow
     if isinstance(config.get("_class_name"), str):  # as diffusers writes it
-        raise SourceError(f"{path}: {NO_DIFFUSERS}")
+        raise SourceError(
+            f"{path}: leanify builds no models of diffusers; write a function that returns the model and an example of "
+            "its input, and name it as the source: model.py:make"
+        )
     config = from_file(config)
     if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
         raise SourceError(

@@ -30,15 +30,14 @@ def match_stored_head(source: ModelSource, folder: Path, weights: Path) -> Model
     origin = source.origin
     if origin.library != "hf":
         return source
-    bare = class_name("AutoModel", full_config(origin.name, origin.options))
-    # a sentence encoder is the bare model, whatever its architectures say
+    # a sentence encoder is the bare model, whatever its architectures say; so is a checkpoint without a head's tensors
     if pooling.is_encoder(folder):
         return bare_encoder(source)
+    bare = class_name("AutoModel", full_config(origin.name, origin.options))
     try:
         names = tensor_names(weights)
     except SourceError:  # loading reports the damage
         return source
-    # a checkpoint without any tensor of a head is the bare model, too
     if origin.cls == bare or not names or _has_head(source, bare, names):
         return source
     return replace(source, origin=replace(origin, cls=bare))

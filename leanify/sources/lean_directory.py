@@ -186,9 +186,6 @@ def untie_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, tied
 
 
-ORIGIN_KINDS = {"library": str, "name": str, "options": dict, "cls": str, "pictures": dict}  # in leanify.json
-
-
 def read_card(directory: Path) -> ModelSource:
     """Read the model of a lean directory's or a run's card. Raises DirectoryError if damaged or of a newer format."""
     file = directory / CARD
@@ -196,7 +193,8 @@ def read_card(directory: Path) -> ModelSource:
     try:
         check_format({"format": card["format"]}, directory)
         origin = Origin(**card["origin"])
-        for name, kind in ORIGIN_KINDS.items():
+        kinds = {"library": str, "name": str, "options": dict, "cls": str, "pictures": dict}
+        for name, kind in kinds.items():
             if not isinstance(getattr(origin, name), kind):
                 raise TypeError(f"origin must have {name} as {'an object' if kind is dict else 'a string'}")
         return ModelSource(origin, Architecture.from_json(card["architecture"]), tied=dict(card.get("tied") or {}))

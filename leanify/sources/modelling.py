@@ -143,7 +143,6 @@ def write_code(model: Any, folder: Path) -> None:
 
 
 def code_text(model: Any) -> str:
-    """The modelling file of a model's class."""
     return CODE.format(cls=type(model).__name__, config=type(model.config).__name__)
 
 
@@ -165,7 +164,14 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
     for path, module in model.named_modules():
         if path not in built_paths:  # BigBird, for one, replaces its attention where a text is short
             raise UnsupportedModel(f"{type(model).__name__} replaces modules while it runs: {path} is none of its own")
-        values = _changed_attributes(built.get_submodule(path), module, model)
+        built_module = built.get_submodule(path)
+        values = _changed_values(vars(built_module), vars(module))
+        values.pop("training", None)
+        config, built_config = getattr(module, "config", None), getattr(built_module, "config", None)
+        if None not in (config, built_config) and config is not model.config:
+            words = _changed_values(get_fields(built_config), get_fields(config))  # Idefics' config is a dropout rate
+            if words:
+                values["config"] = copy.deepcopy(words)
         if values:
             numbers[path] = values
         if "freed" in vars(type(module)):
@@ -180,18 +186,7 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
     return {"depths": depths, "shapes": shapes, "numbers": numbers, "edits": edits}
 
 
-def _changed_attributes(old: Any, new: Any, model: Any) -> dict[str, Any]:
-    """Return the plain attributes in which two modules differ, including attributes of a separate configuration."""
-    attributes = _changed_values(vars(old), vars(new))
-    attributes.pop("training", None)
-    new_config, old_config = getattr(new, "config", None), getattr(old, "config", None)
-    if new_config is not None and new is not model and new_config is not model.config and old_config is not None:
-        words = _changed_values(get_fields(old_config), get_fields(new_config))  # Idefics' config is a rate of dropout
-        if words:
-            attributes["config"] = copy.deepcopy(words)
-    return attributes
-
-
 def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of ``new`` that differ from those of ``old``."""
     values = {name: value for name, value in new.items() if isinstance(value, PLAIN) and not name.startswith("_")}
     return {name: value for name, value in values.items() if name in old and old[name] != value}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.core.errors import SourceError
 from leanify.core.recipe_code import SHIPPED_CODE
+from leanify.upstream.build import MOST_LABELS, check_sizes
 from leanify.upstream.libraries import drop_type, import_transformers, nearest, reraise_as
 from leanify.upstream.origin import Origin
 
@@ -22,16 +23,13 @@ if TYPE_CHECKING:
     from leanify.sources.source import ModelSource
 
 PUBLISHED_CONFIGS = tomllib.loads(resources.files("leanify.upstream").joinpath("published.toml").read_text("utf-8"))
-DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 
 
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
-    """Return the origin of a model type with a configuration.
+    """Return the origin of a model type with a configuration. Raises SourceError.
 
     The class is the first of the configuration's ``architectures`` that transformers has, or AutoModel's, or for a
     type without a bare model (depth_anything, trocr) the first that another Auto class has for it.
-    Warns in two cases: a quantised checkpoint is described by its shapes before quantisation, and a type
-    whose default configuration does not build gets its published checkpoint's. Raises SourceError.
     """
     config_mapping = import_transformers().CONFIG_MAPPING
     keys = dict(config)
@@ -45,19 +43,20 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
             f"model_type {model_type!r} is not a name; transformers has {', '.join(list(config_mapping)[:3])}, …"
         )
     # names with a hyphen may be typed with an underscore
-    if model_type not in config_mapping and model_type.replace("_", "-") in config_mapping:
-        model_type = model_type.replace("_", "-")
+    hyphenated = model_type.replace("_", "-")
+    if model_type not in config_mapping and hyphenated in config_mapping:
+        model_type = hyphenated
     # quantised weights have other shapes, so the model before quantisation is counted
+    what = keys.get("_name_or_path") or model_type
     method = quantisation_method(keys)
     if method:
         keys.pop("quantization_config")
-        what = keys.get("_name_or_path") or model_type
         warnings.warn(f"{what} is quantised ({method}); shapes and counts are those before quantisation", stacklevel=2)
     # code of the checkpoint's authors is not run, and may compute another model
     code = own_code(keys)
     if code:
         warnings.warn(
-            f"{keys.get('_name_or_path') or model_type} names code of its own ({code}), which leanify does not run: "
+            f"{what} names code of its own ({code}), which leanify does not run: "
             f"this is transformers' own {model_type} with that configuration; if the code computes another model, "
             "build that and give path/to/model.py:make",
             stacklevel=2,
@@ -72,19 +71,16 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
 
 def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
     """Return transformers' configuration object of this type with these keys. Raises SourceError."""
-    from leanify.upstream.build import check_sizes
-
     check_sizes(keys)
-    code = keys.get("auto_map")
-    if isinstance(code, Mapping) and code and model_type not in import_transformers().CONFIG_MAPPING:
-        first = next(iter(code.values()))
-        raise SourceError(
-            f"a configuration of type {model_type!r} needs code of its own ({first}), which "
-            "leanify does not run: build the model, and give path/to/model.py:make or the module and its inputs"
-        )
-    if model_type not in import_transformers().CONFIG_MAPPING:
-        close = nearest(str(model_type), list(import_transformers().CONFIG_MAPPING))
-        raise SourceError(f"transformers has no model type {model_type!r}{close}")
+    model_types = import_transformers().CONFIG_MAPPING
+    if model_type not in model_types:
+        code = keys.get("auto_map")
+        if isinstance(code, Mapping) and code:
+            raise SourceError(
+                f"a configuration of type {model_type!r} needs code of its own ({next(iter(code.values()))}), which "
+                "leanify does not run: build the model, and give path/to/model.py:make or the module and its inputs"
+            )
+        raise SourceError(f"transformers has no model type {model_type!r}{nearest(str(model_type), model_types)}")
     with reraise_as(f"transformers rejects this configuration of {model_type!r}"):
         return import_transformers().AutoConfig.for_model(model_type, **drop_type(dict(keys)))
 
@@ -187,7 +183,8 @@ def _rederive_keys(
     head_dim follows width / heads, and the key/value heads follow the heads, if that held before; ``layer_types`` is
     dropped when the number of layers changes. The order of the overrides makes no difference.
     """
-    width, heads, kv, layers = (names.get(name, name) for name in DERIVE)
+    derived = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    width, heads, kv, layers = (names.get(name, name) for name in derived)
     config = dict(new)
     # head_dim follows width and heads, if it was their quotient before
     if "head_dim" not in overrides and {width, heads} & set(overrides):
@@ -214,8 +211,6 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
         raise SourceError(f"{key!r} is transformers' own note on where a model came from; it cannot be overridden")
     cls = import_transformers().CONFIG_MAPPING[model_type]
     if key == "num_labels":  # transformers stores the names of the classes, not their number
-        from leanify.upstream.build import MOST_LABELS
-
         if not isinstance(value, int) or not 0 < value <= MOST_LABELS:
             raise SourceError(f"num_labels must be an integer from 1 to {MOST_LABELS:,}, not {value!r}")
         labels = {index: f"LABEL_{index}" for index in range(value)}

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,6 @@ MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }  # older files have one boolean per mode; newer ones have ``pooling_mode``, a name or a list
 MODULES = "modules.json"
-FILES = ("model.safetensors", "pytorch_model.bin")  # of a dense layer
 # Functions behind a dense layer, by the last part of their names: code that a file names is not imported.
 ACTIVATIONS = {
     "Identity": lambda vectors: vectors, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "SiLU": F.silu,
@@ -64,9 +62,15 @@ Pooling = tuple["str | Dense", ...]  # modes, whose vectors are concatenated, an
 
 def is_encoder(folder: Path) -> bool:
     """Whether the first of sentence-transformers' modules is a model without a head (SPLADE's has one)."""
+    modules = _read_modules(folder)
+    return bool(modules) and modules[0][0] == "Transformer"
+
+
+def _read_modules(folder: Path) -> list[tuple[str, str]]:
+    """The kind and the folder of each of sentence-transformers' modules."""
     modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
-    first = modules[0] if isinstance(modules, list) and modules else {}
-    return isinstance(first, dict) and str(first.get("type", "")).rpartition(".")[2] == "Transformer"
+    entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
+    return [(str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path", ""))) for entry in entries]
 
 
 def read_pooling(folder: Path) -> Pooling:
@@ -77,38 +81,29 @@ def read_pooling(folder: Path) -> Pooling:
     # a folder of transformers alone has no pooling: the mean is sentence-transformers' default
     if not (folder / MODULES).is_file():
         return ("mean",)
-    modules = read_json(folder / MODULES)
-    entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
-    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
-    if "Pooling" not in kinds:
+    modules = _read_modules(folder)
+    if "Pooling" not in [kind for kind, _ in modules]:
         raise SourceError(f"{folder / MODULES} has no Pooling module, so it yields no embedding of a whole text")
     # the modes of the first Pooling, then dense layers
     modes: Sequence[str] = ()
     layers, is_normalised = [], False
-    for kind, entry in zip(kinds, entries, strict=True):
+    for kind, place in modules:
+        file = folder / place / "config.json"
+        inside = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
+        if folder.resolve() not in (inside, *inside.parents):
+            raise SourceError(f"{folder / MODULES} names {place!r}, which is outside its folder")
         if kind == "Pooling" and not modes:
-            modes = _read_modes(_module_file(folder, entry))
+            modes = _read_modes(file)
         elif kind == "Dense" and modes:
-            layers.append(_read_dense(_module_file(folder, entry), is_normalised))
+            layers.append(_read_dense(file, is_normalised))
         elif kind not in ("Transformer", "Normalize", "Dropout"):
             raise SourceError(f"{folder / MODULES} has a module {kind[:40]!r}; supported: Pooling, Dense, Normalize")
         is_normalised = kind == "Normalize"
     return (*modes, *layers)
 
 
-def _module_file(folder: Path, entry: Mapping[str, Any]) -> Path:
-    """The configuration of a module, inside the folder. Raises SourceError for another place."""
-    file = folder / str(entry.get("path", "")) / "config.json"
-    place = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
-    if folder.resolve() not in (place, *place.parents):
-        raise SourceError(f"{folder / MODULES} names {entry.get('path')!r}, which is outside its folder")
-    return file
-
-
 def _read_modes(file: Path) -> tuple[str, ...]:
-    config = read_json(file)
-    if not isinstance(config, dict):
-        raise SourceError(f"{file} is damaged: expected a JSON object")
+    config = read_object(file)
     # the mode's name (newer), or a flag for each mode (older)
     mode_name = config.get("pooling_mode")
     modes = tuple(mode for key, mode in MODES.items() if config.get(key))
@@ -126,11 +121,12 @@ def _read_dense(file: Path, is_normalised: bool) -> Dense:
         raise SourceError(f"{file} has the activation {activation[:40]!r}; supported: {', '.join(ACTIVATIONS)}")
     if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise SourceError(f"{file} is a layer of single tokens, so it yields no embedding of a whole text")
-    weights = next((file.parent / name for name in FILES if (file.parent / name).is_file()), None)
+    names = ("model.safetensors", "pytorch_model.bin")
+    weights = next((file.parent / name for name in names if (file.parent / name).is_file()), None)
     tensors = {} if weights is None else read_tensors(weights)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
-        raise SourceError(f"{file.parent} has no weights of a dense layer: linear.weight in {' or '.join(FILES)}")
+        raise SourceError(f"{file.parent} has no weights of a dense layer: linear.weight in {' or '.join(names)}")
     return Dense(weight.float(), None if bias is None else bias.float(), activation, is_normalised)
 
 

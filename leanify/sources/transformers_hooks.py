@@ -70,8 +70,17 @@ def build_and_save_lean(module: ModuleType) -> None:
 
     @functools.wraps(save)
     def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
+        from leanify.core.errors import LeanifyError
+        from leanify.sources.source import describe
+
+        # the shape that the tensors have now; none if upstream's keys suffice
         if stored_shape(self.config) is not None:
-            sync_config(self)
+            with suppress(LeanifyError):  # PEFT's wrappers hide the maps from `describe`; the shape is then unchanged
+                source = describe(self)
+                if source.architecture is None:
+                    drop(self.config)
+                else:
+                    self.config.leanify["architecture"] = source.architecture.to_json()
         card = Path(save_directory) / "leanify.json"
         stale = card.is_file()
         # transformers saves weights and configuration
@@ -86,16 +95,14 @@ def build_and_save_lean(module: ModuleType) -> None:
 
     cls.save_pretrained = save_pretrained
     cls.__init_subclass__ = classmethod(__init_subclass__)
-    _wrap_subclasses(cls)
-
-
-def _wrap_subclasses(cls: Any) -> None:
     for sub in cls.__subclasses__():
         _wrap(sub)
-        _wrap_subclasses(sub)
 
 
 def _wrap(cls: Any) -> None:
+    """Let a class, and those derived from it, build lean shapes."""
+    for sub in cls.__subclasses__():
+        _wrap(sub)
     init = vars(cls).get("__init__")
     if init is None or hasattr(init, "builds_lean"):
         return
@@ -157,16 +164,3 @@ def align_stages(shape: Any, model_shape: Any) -> Any:
         model_names = ", ".join(stage.name for stage in model_shape.stages)
         raise SourceError(f"the lean shape has the stages {stored_names}, but this model class has {model_names}")
     return replace(model_shape, stages=tuple(stages))
-
-
-def sync_config(model: Any) -> None:
-    """Update the lean shape in a configuration from the tensors; remove it if upstream's keys suffice."""
-    from leanify.core.errors import LeanifyError
-    from leanify.sources.source import describe
-
-    with suppress(LeanifyError):  # PEFT's wrappers hide the maps from `describe`; the shape is then unchanged
-        source = describe(model)
-        if source.architecture is None:
-            drop(model.config)
-        else:
-            model.config.leanify["architecture"] = source.architecture.to_json()

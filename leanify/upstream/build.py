@@ -32,10 +32,6 @@ DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
-NO_DIFFUSERS = (
-    "leanify builds no models of diffusers; write a function that returns the model and an example of its input, and "
-    "name it as the source: model.py:make"
-)
 LABELS = ("num_labels", "id2label")
 MOST_LABELS = 50_000  # classes; ImageNet-21k has 21,843
 MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modules have fewer
@@ -108,8 +104,17 @@ def _construct(origin: Origin) -> nn.Module:
         with reraise_as(f"timm cannot build {name!r} with {arguments}"):
             _check_arguments(origin)
             check_sizes(options)
-            facts = {"pretrained_cfg": _picture_facts(library, origin)} if origin.pictures else {}
-            model = library.create_model(name, **options, **facts)
+            facts: dict[str, Any] = {}
+            if origin.pictures:
+                # the folder's facts; where its config.json is silent, the architecture says if its size is fixed. Some
+                # of timm's builders look up sizes by the architecture's tag (deepseek_vit, qwen3_vit)
+                facts = check_pretrained_cfg(origin.pictures)
+                default = library.models.get_pretrained_cfg(name, allow_unregistered=True)
+                if default is not None and default.fixed_input_size:
+                    facts.setdefault("fixed_input_size", True)
+                if default is not None and default.tag:
+                    facts["tag"] = default.tag
+            model = library.create_model(name, **options, **({"pretrained_cfg": facts} if facts else {}))
 
     # transformers: options are the configuration; a lean shape needs the hooks
     elif origin.library == "hf":
@@ -126,18 +131,6 @@ def _construct(origin: Origin) -> nn.Module:
     else:
         raise SourceError(f"nothing builds models of {origin.library!r}")
     return model
-
-
-def _picture_facts(library: Any, origin: Origin) -> dict[str, Any]:
-    """The facts of the origin's folder; where its config.json is silent, the architecture says if its size is fixed.
-
-    The tag is the architecture's, by which some of timm's builders look up sizes (deepseek_vit, qwen3_vit).
-    """
-    facts = check_pretrained_cfg(origin.pictures)
-    default = library.models.get_pretrained_cfg(origin.name, allow_unregistered=True)
-    if default is not None and default.fixed_input_size:
-        facts.setdefault("fixed_input_size", True)
-    return facts if default is None or not default.tag else facts | {"tag": default.tag}
 
 
 def check_sizes(options: Any) -> None:
