@@ -41,10 +41,9 @@ from leanify.lens.families import Row, toml
 from leanify.lens.located import LocatedModel, LocatedStage, ancestors, is_inside, relative_path
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
 from leanify.lens.resize import get_attribute, get_fields, linear_features, set_number, solve_sizes
-from leanify.upstream.example_inputs import get_example
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import get_record, in_mode, note_fact, remove_on_exit
+from leanify.upstream.origin import get_example, get_record, in_mode, note_fact, remove_on_exit
 
 MAX_GUESSES = 160  # guesses to try per attention
 TOKENS = 16

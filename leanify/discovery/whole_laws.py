@@ -14,7 +14,8 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.discovery.discover import make_inputs, make_twin, run
 from leanify.discovery.flow import iterate_tensors
 from leanify.discovery.row_laws import shorten
-from leanify.upstream.example_inputs import get_example, resize_batch
+from leanify.upstream.example_inputs import resize_batch
+from leanify.upstream.origin import get_example
 
 
 def compare_models(old: nn.Module, new: nn.Module, keeps_outputs: bool) -> None:

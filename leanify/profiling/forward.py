@@ -22,10 +22,10 @@ from leanify.lens.obstacles import OWN_BATCH, describe_obstacle
 from leanify.reshaping.surgery import tie
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_shell
-from leanify.upstream.example_inputs import Given, get_example
+from leanify.upstream.example_inputs import Given
 from leanify.upstream.inputs import describe_made, example_inputs
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import get_origin, in_mode, is_hf
+from leanify.upstream.origin import get_example, get_origin, in_mode, is_hf
 
 Result = TypeVar("Result")
 Observe = Callable[[nn.Module, dict[str, Tensor]], Result]

@@ -31,9 +31,10 @@ from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
 from leanify.profiling.training_memory import flatten_tensors as flatten_tensors
 from leanify.reshaping import surgery
 from leanify.sources import find
-from leanify.upstream.example_inputs import get_example, infer_batch_size
+from leanify.upstream.example_inputs import infer_batch_size
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line, reraise_as
+from leanify.upstream.origin import get_example
 
 FUSED_KERNELS = (
     "aten::scaled_dot_product_attention",

@@ -31,10 +31,10 @@ from leanify.lens.located import (
 from leanify.lens.mlps import mark_experts, pair_layers, remember_leading
 from leanify.lens.obstacles import OWN_BATCH, check_bare, check_weights, describe_obstacle
 from leanify.lens.resize import solve_sizes
-from leanify.upstream.example_inputs import get_example, give
+from leanify.upstream.example_inputs import give
 from leanify.upstream.inputs import describe_made, knows_input
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import get_record, is_hf, note_fact
+from leanify.upstream.origin import get_example, get_record, is_hf, note_fact
 from leanify.upstream.spelling import experts_per_token
 
 SMALL_ENTRY = 0.25  # share of a block's parameters; below it, an entry between two blocks does not count as a block

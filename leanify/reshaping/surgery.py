@@ -34,10 +34,9 @@ from leanify.upstream.derived_attributes import (
     leave_fast_path,
     sync_derived_attributes,
 )
-from leanify.upstream.example_inputs import get_example
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.libraries import reraise_as
-from leanify.upstream.origin import get_origin, set_origin
+from leanify.upstream.origin import get_example, get_origin, set_origin
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]

@@ -20,8 +20,8 @@ from leanify.discovery.discover import inherit_rows
 from leanify.lens.located import LocatedModel
 from leanify.reshaping.sites import locate
 from leanify.upstream.derived_attributes import keep_runtime_settings
-from leanify.upstream.example_inputs import get_example, give
-from leanify.upstream.origin import Origin, get_origin, in_mode, is_hf, live_options, plain_keys
+from leanify.upstream.example_inputs import give
+from leanify.upstream.origin import Origin, get_example, get_origin, in_mode, is_hf, live_options, plain_keys
 from leanify.upstream.user_modules import copy_to_meta, is_user_module
 from leanify.upstream.width import Candidate, respell_width
 

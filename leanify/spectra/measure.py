@@ -28,10 +28,10 @@ from leanify.reshaping.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
-from leanify.upstream.example_inputs import get_example, inputs_by_name
+from leanify.upstream.example_inputs import inputs_by_name
 from leanify.upstream.inputs import knows_input
 from leanify.upstream.libraries import reraise_as
-from leanify.upstream.origin import remove_on_exit
+from leanify.upstream.origin import get_example, remove_on_exit
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import ShapeError, SourceError
-from leanify.upstream.origin import get_record, note_fact
+from leanify.upstream.origin import note_fact
 
 
 class Given(dict[str, Any]):
@@ -25,11 +25,6 @@ def give(model: nn.Module, inputs: Any) -> None:
     Raises SourceError for anything else, and if the forward's arguments have no names.
     """
     note_fact(model, inputs=Given(inputs_by_name(model, inputs)))
-
-
-def get_example(model: nn.Module) -> Mapping[str, Any] | None:
-    """The given arguments of the model's forward by name, or None."""
-    return get_record(model).inputs
 
 
 def inputs_by_name(model: nn.Module, inputs: Any) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map_only
 
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.upstream.caches import longest_context
-from leanify.upstream.example_inputs import Given, describe_example, get_example, resize_batch
+from leanify.upstream.example_inputs import Given, describe_example, resize_batch
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
-from leanify.upstream.origin import get_origin, is_hf, text_config
+from leanify.upstream.origin import get_example, get_origin, is_hf, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,27 +60,20 @@ def example_inputs(
 
 def knows_input(model: nn.Module) -> bool:
     """Whether the model has an example input, or leanify can make one."""
-    has_own_rule = makes_examples(model) or is_hf(model) or get_example(model) is not None
+    has_own_rule = callable(getattr(model, "example_inputs", None)) or is_hf(model) or get_example(model) is not None
     return has_own_rule or bool(getattr(model, "pretrained_cfg", None))
 
 
 def describe_made(model: nn.Module, error: BaseException | None = None) -> str:
-    """The inputs that are made up for a model of transformers, and others that its forward takes, for a refusal.
-
-    Of an ``error`` on them, upstream's message to users is told, and no line of Python's own unless nothing else lacks.
-    """
+    """The inputs that are made up for a model of transformers, and others that its forward takes, for a refusal."""
     made = [name for name in _arguments(model) if name in _MAKERS]
     others = [name for name in inspect.signature(model.forward).parameters if FURTHER.search(name) and name not in made]
     rest = f", and its processor may make more ({', '.join(others[:4])})" if others else ""
     message = " ".join(str(error or "").split())[:140]
+    # upstream's message to users; a line of Python's own only if no other input could be lacking
     is_said = message and ((isinstance(error, ValueError) and not message[:1].islower()) or not others)
     said = f"; upstream says: {message.rstrip('.')}" if is_said else ""
     return f"the {', '.join(made) or 'inputs'} that leanify makes up{rest}{said}"
-
-
-def makes_examples(model: nn.Module) -> bool:
-    """Whether a module makes its own examples: ``example_inputs(batch, tokens)`` → tensors by argument name."""
-    return not is_hf(model) and callable(getattr(model, "example_inputs", None))
 
 
 def takes_chosen(model: nn.Module) -> bool:
@@ -90,11 +83,11 @@ def takes_chosen(model: nn.Module) -> bool:
 
 
 def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:
-    # a module with its own examples, and a timm model
-    if makes_examples(model):
-        own_model: Any = model
-        return {name: value.to(device) for name, value in own_model.example_inputs(batch, tokens).items()}
+    # a module that makes its own examples by argument name, and a timm model
     if not is_hf(model):
+        make: Any = getattr(model, "example_inputs", None)
+        if callable(make):
+            return {name: value.to(device) for name, value in make(batch, tokens).items()}
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size).to(device)}
 
@@ -188,8 +181,7 @@ def _arguments(model: nn.Module) -> list[str]:
 def _length(model: Any, tokens: int | None) -> int:
     """The sequence length: ``tokens``, by default 512 (10 s of sound) or the number of positions if that is smaller."""
     config = text_config(model.config)
-    names = ("max_position_embeddings", "max_target_positions")
-    limits = [getattr(config, name, None) or 0 for name in names]
+    limits = [getattr(config, name, None) or 0 for name in ("max_position_embeddings", "max_target_positions")]
     longest = min((limit for limit in limits if limit > 0), default=512)  # XLNet says -1: no limit
 
     # some models reserve the first positions for padding
@@ -212,7 +204,6 @@ def _get(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
 
 
 def _nested_configs(config: PretrainedConfig) -> list[Any]:
-    """A configuration and those nested in it."""
     return [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
 
 
@@ -284,11 +275,6 @@ def _patches(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     return torch.randn(side(length) ** 2 * batch, channels * area)
 
 
-def _regions(length: int) -> int:
-    """The number of detected image regions: 36 (LXMERT, §4.1), or a few for short inputs."""
-    return 36 if length > 64 else 5
-
-
 def _history_length(config: PretrainedConfig) -> int:
     """Time steps before a forecast: the context and the longest lag."""
     return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
@@ -296,8 +282,7 @@ def _history_length(config: PretrainedConfig) -> int:
 
 def _channels(config: PretrainedConfig) -> tuple[int, ...]:
     channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None)
-    channels = None if channels == 1 else channels
-    return (channels,) if channels else ()
+    return (channels,) if channels not in (None, 1) else ()
 
 
 def check_tokens(model: nn.Module, tokens: int | None) -> None:
@@ -307,9 +292,7 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 
     # inputs without a length: a user's example, or shapes that do not change with it
     if get_example(model) is not None:
-        raise ShapeError(
-            f"--tokens {tokens}: the input of this module is the example that was given; give a longer one"
-        )
+        raise ShapeError(f"--tokens {tokens}: the input of this module is the example that was given; give another")
     inputs, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
     if all(inputs[name].shape == other[name].shape for name in inputs):
         raise ShapeError(
@@ -377,8 +360,9 @@ _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
         batch, _history_length(config), config.num_time_features
     ),
     "past_observed_mask": lambda config, batch, length: torch.ones(batch, _history_length(config), *_channels(config)),
-    "visual_feats": lambda config, batch, length: torch.randn(batch, _regions(length), config.visual_feat_dim),
-    "visual_pos": lambda config, batch, length: torch.rand(batch, _regions(length), config.visual_pos_dim),
+    # detected regions of an image: 36 (LXMERT, §4.1), or a few for short inputs
+    "visual_feats": lambda config, batch, length: torch.randn(batch, 36 if length > 64 else 5, config.visual_feat_dim),
+    "visual_pos": lambda config, batch, length: torch.rand(batch, 36 if length > 64 else 5, config.visual_pos_dim),
     "states": lambda config, batch, length: torch.randn(batch, length, config.state_dim),
     "actions": lambda config, batch, length: torch.randn(batch, length, config.act_dim),
     "rewards": lambda config, batch, length: torch.randn(batch, length, 1),

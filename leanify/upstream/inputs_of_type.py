@@ -35,11 +35,8 @@ def side(length: int) -> int:
 
 
 def _second_of_sound(config: PretrainedConfig, batch: int, length: int) -> Inputs:
-    return {
-        "input_values": torch.randn(
-            batch, getattr(config, "audio_channels", 1), getattr(config, "sampling_rate", 16000)
-        )
-    }
+    channels, samples = getattr(config, "audio_channels", 1), getattr(config, "sampling_rate", 16000)
+    return {"input_values": torch.randn(batch, channels, samples)}
 
 
 def _latents(config: PretrainedConfig, batch: int, length: int) -> Inputs:
@@ -105,10 +102,8 @@ def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Inp
     """Florence-2: each place of the vision tower's last stage is a token, and their mean is one more."""
     size = 224 if length > 64 else 64
     places = (size // math.prod(config.vision_config.patch_stride)) ** 2
-    return {
-        "pixel_values": torch.randn(batch, 3, size, size),
-        **text_behind(config.image_token_id, batch, places + 1, length),
-    }
+    text = text_behind(config.image_token_id, batch, places + 1, length)
+    return {"pixel_values": torch.randn(batch, 3, size, size), **text}
 
 
 def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Inputs:
@@ -137,11 +132,8 @@ def _merged_patches(config: PretrainedConfig, batch: int, length: int) -> Inputs
 def _history(config: PretrainedConfig, batch: int, length: int) -> Inputs:
     """A series as long as the context, without padding, of the first frequency."""
     past_values = torch.randn(batch, config.context_length)
-    return {
-        "past_values": past_values,
-        "past_values_padding": 0 * past_values,
-        "freq": torch.zeros(batch, 1, dtype=torch.long),
-    }
+    frequency = torch.zeros(batch, 1, dtype=torch.long)
+    return {"past_values": past_values, "past_values_padding": 0 * past_values, "freq": frequency}
 
 
 OF_TYPE: dict[str, Callable[[Any, int, int], Inputs]] = {

@@ -75,6 +75,11 @@ def get_record(model: Any) -> ModelRecord:
     return record
 
 
+def get_example(model: Any) -> Mapping[str, Any] | None:
+    """The arguments of the model's forward that a user gave with it, by name; None without."""
+    return get_record(model).inputs
+
+
 def note_fact(model: nn.Module, **facts: Any) -> None:
     """Note facts in the record of a model, by the names of its fields."""
     model.__dict__[_RECORD] = replace(get_record(model), **facts)

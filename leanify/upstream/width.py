@@ -59,7 +59,18 @@ class Candidate:
         """Build the model; its origin does not say ``arguments``, so that surgery builds this width again."""
         if not self.arguments:
             return build_model(self.origin, device)
-        with _builder(_passing(self.arguments)):
+
+        # timm's builder, with these arguments in place of the entry point's
+        def build(builder: Callable[..., nn.Module], *args: Any, **arguments: Any) -> nn.Module:
+            outside = dict(self.arguments)
+            for key, configuration in _configurations(arguments).items():
+                names = {field.name for field in fields(configuration)}
+                inside = {name: value for name, value in self.arguments.items() if name in names}
+                arguments[key] = replace(configuration, **inside)
+                outside = {name: value for name, value in outside.items() if name not in names}
+            return builder(*args, **{**arguments, **outside})
+
+        with _builder(build):
             return build_model(self.origin, device)
 
 
@@ -134,7 +145,6 @@ def _size_maps(old: Architecture, new: Architecture) -> Iterator[Sizes]:
 
 
 def _change_config(config: Mapping[str, Any], sizes: Sizes, is_loose: bool) -> dict[str, Any]:
-    """A transformers configuration with the new sizes, including the configurations of its parts."""
     new_config = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and (name.endswith("config") or "model_type" in value):
@@ -183,20 +193,18 @@ def constructor_arguments(origin: Origin) -> dict[str, Any]:
         if variant != name:  # a backbone inside the model
             return builder(cls, variant, *args, **arguments)
         calls.append((cls, arguments))
-        raise _Recorded
+        raise NotImplementedError("the arguments are recorded, and nothing is built")
 
     try:
         with _builder(record), torch.device("meta"):
             model_entrypoint(name)(pretrained=False, **origin.options)
-    except Exception:  # `_Recorded`, or the error of an entry point that does not use timm's builder
+    except Exception:  # the end above, or the error of an entry point that does not use timm's builder
         if not calls:
             return dict(origin.options)
     cls, call_arguments = calls[0]
     # arguments that are not passed have the class's defaults
-    arguments: dict[str, Any] = {}
-    for parameter in inspect.signature(cls).parameters.values():
-        if parameter.default is not inspect.Parameter.empty:
-            arguments[parameter.name] = parameter.default
+    parameters = inspect.signature(cls).parameters.values()
+    arguments: dict[str, Any] = {one.name: one.default for one in parameters if one.default is not one.empty}
     # a configuration's fields are arguments too
     for configuration in _configurations(call_arguments).values():
         arguments |= {field.name: getattr(configuration, field.name) for field in fields(configuration)}
@@ -204,27 +212,7 @@ def constructor_arguments(origin: Origin) -> dict[str, Any]:
 
 
 def _configurations(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are configurations: their fields are arguments too."""
     return {name: value for name, value in arguments.items() if is_dataclass(value) and not isinstance(value, type)}
-
-
-class _Recorded(Exception):
-    """Ends the call of an entry point whose arguments are recorded."""
-
-
-def _passing(new_values: Mapping[str, Any]) -> Callable[..., nn.Module]:
-    """A builder that passes these arguments in place of the entry point's."""
-
-    def build(builder: Callable[..., nn.Module], *args: Any, **arguments: Any) -> nn.Module:
-        outside = dict(new_values)
-        for key, configuration in _configurations(arguments).items():
-            names = {field.name for field in fields(configuration)}
-            inside = {name: value for name, value in new_values.items() if name in names}
-            arguments[key] = replace(configuration, **inside)
-            outside = {name: value for name, value in outside.items() if name not in names}
-        return builder(*args, **{**arguments, **outside})
-
-    return build
 
 
 @contextmanager
