@@ -17,8 +17,7 @@ from crammed_bert import ScaledSinusoidal
 from gpt2 import Gpt2
 from leaner_layers import Attention
 from leanify.sources import find
-from leanify.upstream.build import build_model
-from leanify.upstream.initialise import initialise_model
+from leanify.upstream.build import build_model, initialise_model
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import Origin, get_origin
 from nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse

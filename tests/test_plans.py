@@ -27,7 +27,7 @@ from leanify.search.options import Options
 from leanify.search.plan import Plan
 from leanify.search.rules import Rules
 from leanify.sources import find
-from leanify.upstream.initialise import initialise_model
+from leanify.upstream.build import initialise_model
 
 ROOT = Path(__file__).parents[1]
 LEAN_ROWS = sorted((ROOT / "recipes" / "leaner-transformers").glob("*-lean.toml"))

@@ -28,7 +28,7 @@ from leanify.core.recipe import DataSection
 from leanify.data.texts import tokenizers
 from leanify.data.texts.sentences import splits
 from leanify.runs.run_directory import RunDirectory
-from leanify.sources import pooling
+from leanify.sources import heads
 from leanify.tasks import usual_settings
 from leanify.tasks.sentence_embedding import embed, pool
 from leanify.training import default_recipe, rates, teachers
@@ -110,7 +110,7 @@ def test_states_need_one_width_and_no_head(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # importing sentence-transformers takes seconds
-@pytest.mark.parametrize("mode", pooling.MODES.values())
+@pytest.mark.parametrize("mode", heads.MODES.values())
 def test_pooling_matches_sentence_transformers(mode: str) -> None:
     import_transformers()
     modules = pytest.importorskip("sentence_transformers.models")
@@ -300,7 +300,7 @@ def test_layers_behind_the_pooling(kinds: tuple[str, ...], home: Path, tmp_path:
     model, tokenizer = leanify.load(tmp_path / "deep"), tokenizers.load(tmp_path / "deep")
     with torch.no_grad():
         found = embed(
-            model, dict(tokenizer(texts, padding=True, return_tensors="pt")), pooling.read_pooling(tmp_path / "deep")
+            model, dict(tokenizer(texts, padding=True, return_tensors="pt")), heads.read_pooling(tmp_path / "deep")
         )
     expected = torch.from_numpy(built.encode(texts))
     assert F.cosine_similarity(found, expected).min() > 1 - 1e-6
@@ -326,7 +326,7 @@ def test_modules_that_are_not_known_are_refused(
     (folder / f"2_{module}").mkdir()
     (folder / f"2_{module}" / "config.json").write_text(json.dumps(config))
     with pytest.raises(SourceError, match=words):
-        pooling.read_pooling(folder)
+        heads.read_pooling(folder)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from leanify.core.errors import DataError
 from leanify.data.labels import LabelMatch
 from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.layouts.faults import Faults
-from leanify.sources.pooling import Pooling
+from leanify.sources.heads import Pooling
 from leanify.upstream.libraries import reraise_as, reraise_in_iteration
 
 Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments

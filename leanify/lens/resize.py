@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leanify.core.errors import UnsupportedModel
 from leanify.lens import notation
 from leanify.lens.families import Row
-from leanify.upstream.initialise import initialise_module
+from leanify.upstream.build import initialise_module
 
 
 @dataclass(frozen=True)

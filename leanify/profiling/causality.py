@@ -21,8 +21,8 @@ from leanify.profiling.forward import call, drop_values, unmasked_inputs
 from leanify.reshaping.surgery import write_located
 from leanify.upstream import user_modules
 from leanify.upstream.build import build_model
-from leanify.upstream.caches import looks_back
 from leanify.upstream.origin import get_origin, remove_on_exit
+from leanify.upstream.spelling import looks_back
 
 TOKENS = 16  # of a text
 MAX_DRAWN = 4_000_000  # numbers of a table; of a larger one only the rows that the input reads are drawn

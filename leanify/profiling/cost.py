@@ -8,7 +8,7 @@ from operator import add, sub
 from typing import Any, NamedTuple
 
 from leanify.core.architecture import Architecture, Stage
-from leanify.upstream.caches import CacheSize
+from leanify.upstream.spelling import CacheSize
 
 
 class StageShape(NamedTuple):

@@ -16,8 +16,8 @@ from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.profiling.cost import Cost
 from leanify.profiling.forward import Countable, call, disable_gradients, observe_forward, observe_on_meta
 from leanify.reshaping.sites import locate
-from leanify.upstream.caches import cache_size
 from leanify.upstream.origin import get_example, is_hf, remove_on_exit, text_config
+from leanify.upstream.spelling import cache_size
 
 CACHED_BYTES = 2  # a number: bfloat16 or float16
 

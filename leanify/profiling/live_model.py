@@ -23,10 +23,10 @@ from leanify.profiling.forward import observe_on_cpu, observe_on_meta, unmasked_
 from leanify.reshaping.sites import locate
 from leanify.reshaping.surgery import write_located
 from leanify.reshaping.width import differs_in_width
-from leanify.upstream.caches import CacheSize, cache_size, longest_context
 from leanify.upstream.inputs import describe_inputs
 from leanify.upstream.libraries import format_error, reraise_as
 from leanify.upstream.origin import get_origin
+from leanify.upstream.spelling import CacheSize, cache_size, longest_context
 
 CONTEXT = 4096
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole

@@ -28,13 +28,13 @@ from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, fi
 from leanify.lens.resize import repeat_rows, resize
 from leanify.reshaping import width
 from leanify.reshaping.sites import locate
+from leanify.upstream.build import initialise_model
 from leanify.upstream.derived_attributes import (
     drop_path_rates,
     has_rotary_factors,
     leave_fast_path,
     sync_derived_attributes,
 )
-from leanify.upstream.initialise import initialise_model
 from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import get_example, get_origin, set_origin
 

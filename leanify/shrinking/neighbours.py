@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.sources.pooling import Pooling
+from leanify.sources.heads import Pooling
 from leanify.tasks.sentence_embedding import embed
 
 NEAREST, CROWD = 10, 1000

@@ -30,7 +30,7 @@ from leanify.core.files.reading import check_regular, preview, read_json
 from leanify.core.recipe_code import is_code
 from leanify.reshaping import surgery
 from leanify.runs import checkpoints, run_directory
-from leanify.sources import heads, lean_directory, pooling, weights
+from leanify.sources import heads, lean_directory, weights
 from leanify.sources.names import (
     HUB,
     complete_name,
@@ -372,8 +372,8 @@ def _find_on_hub(name: str) -> ModelSource:
         raise _adapter_error(name)
     config = config_on_hub(name)
     model_source = ModelSource(hf_origin(config["model_type"], config), weights=name)
-    modules = download_file(name, pooling.MODULES)
-    if modules is None or not pooling.is_encoder(modules.parent):
+    modules = download_file(name, heads.MODULES)
+    if modules is None or not heads.is_encoder(modules.parent):
         return model_source
     return heads.bare_encoder(model_source)
 

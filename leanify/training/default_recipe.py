@@ -32,7 +32,7 @@ from leanify.layouts.image_files import data_folder
 from leanify.layouts.own_data import NO_COLUMNS, NamedColumns, OwnData
 from leanify.layouts.split_tables import find_table
 from leanify.runs.run_directory import RunDirectory
-from leanify.sources import find, heads, pooling
+from leanify.sources import find, heads
 from leanify.sources.overrides import class_name
 from leanify.sources.source import ModelSource
 from leanify.tasks import UsualSettings, usual_settings
@@ -346,7 +346,7 @@ def _embedding_recipe(name: str, source: ModelSource) -> Recipe:
     Without dropout: the targets are a function of the text, and a noisy student follows them less closely
     (``recipes/results/warm-minilm.md``).
     """
-    length = pooling.read_max_length(Path(name))
+    length = heads.read_max_length(Path(name))
     config = _config(source).to_dict()
     no_dropout = {key: 0.0 for key, rate in config.items() if "drop" in key and isinstance(rate, float) and rate > 0}
     return Recipe(
@@ -393,7 +393,7 @@ def _is_encoder(source: ModelSource) -> bool:
     folder = Path(str(source.origin.options.get("_name_or_path") or ""))
     # T5 has two classes without a head: the whole, and its encoder alone
     headless_classes = {_auto_class(source, "AutoModel"), _auto_class(source, heads.encoder_class(source))}
-    return source.origin.cls in headless_classes or pooling.is_encoder(folder)
+    return source.origin.cls in headless_classes or heads.is_encoder(folder)
 
 
 def _auto_if_supported(source: ModelSource, auto: str) -> str | None:

@@ -24,7 +24,7 @@ from leanify.core.terminal import progress
 from leanify.data.common import vocabulary_size
 from leanify.data.samples import Splits
 from leanify.data.texts import tokenizers
-from leanify.sources import find, heads, pooling, side_files, weights
+from leanify.sources import find, heads, side_files, weights
 from leanify.tasks.sentence_embedding import embed
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section
@@ -157,7 +157,7 @@ def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> 
         return splits
     # the teacher's folder says how it pools hidden states into an embedding
     folder = side_files.side_file_folder(teacher.model) if is_hf(teacher.model) else None
-    modes: pooling.Pooling = ("mean",) if folder is None else pooling.read_pooling(folder)
+    modes: heads.Pooling = ("mean",) if folder is None else heads.read_pooling(folder)
     model = in_mode(teacher.model.to(place.device).requires_grad_(False))
     key = f"{weights_digest(model)} {','.join(map(str, modes))}"
     parts: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
 
 
 @torch.no_grad()
-def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, modes: pooling.Pooling, place: Accelerator) -> None:
+def _write_embeddings(file: Path, teacher: nn.Module, samples: Any, modes: heads.Pooling, place: Accelerator) -> None:
     """Write the embedding of every sample as a row of float16: they have length 1, so three digits are enough."""
     from accelerate.utils import send_to_device
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from leanify.core.errors import ShapeError, UnsupportedModel
-from leanify.upstream.caches import longest_context
+from leanify.upstream.build import NothingToDraw
 from leanify.upstream.example_inputs import Given, describe_example, resize_batch
-from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
 from leanify.upstream.origin import get_example, get_origin, is_hf, text_config
+from leanify.upstream.spelling import longest_context
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

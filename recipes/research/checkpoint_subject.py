@@ -21,7 +21,7 @@ from leanify.data.texts import corpus, own_texts, sentences, tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.layouts.faults import Faults
 from leanify.shrinking.original import resolve
-from leanify.sources.pooling import read_pooling
+from leanify.sources.heads import read_pooling
 from leanify.tasks.outputs import answer
 from leanify.tasks.sentence_embedding import embed
 from leanify.tasks.text_regression import correlation
