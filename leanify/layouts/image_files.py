@@ -125,6 +125,16 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_tool_folder(entry.name))
 
 
+def has_images(folder: Path) -> bool:
+    """Whether there is an image below a folder, however deep."""
+    return next(find_images(folder), None) is not None
+
+
+def picture_folders(folder: Path) -> list[Path]:
+    """The folders in a folder that may be classes or splits, and have images."""
+    return [inner for inner in class_folders(folder) if has_images(inner)]
+
+
 def data_folder(place: Path) -> Path:
     """The folder of the data: the only one in a folder that has nothing else but notes (data/ and README.md)."""
     for _ in range(FEW_FOLDERS):
@@ -205,7 +215,7 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
 def mask_folders(place: Path) -> list[str]:
     """The folders of masks of a folder with pictures and masks, or of its training split; [] if there are none."""
     for folder in filter(None, (place, find_split_folder(place, "train"))):
-        names = [inner.name for inner in class_folders(folder) if next(find_images(inner), None) is not None]
+        names = [inner.name for inner in picture_folders(folder)]
         kinds = {name: PICTURE_WORDS.sub("", name.lower()) for name in names}
         masks = [name for name, kind in kinds.items() if MASKS.fullmatch(kind)]
         if masks and {kinds[name] for name in names if name not in masks} == {""}:
@@ -270,5 +280,5 @@ def find_class_folders(place: Path, split: str) -> Path | None:
     train = find_split_folder(place, split) or place
     if not train.is_dir():
         return None
-    names = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
+    names = [folder.name for folder in picture_folders(train)]
     return train if len(names) > 1 and not are_split_names(names) and not are_parts(names) else None

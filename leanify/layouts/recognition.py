@@ -22,10 +22,12 @@ from leanify.layouts.image_files import (
     find_class_folders,
     find_images,
     find_split_folder,
+    has_images,
     has_picture,
     has_tables,
     is_tool_folder,
     mask_folders,
+    picture_folders,
 )
 from leanify.layouts.joining import (
     FEW_PARTS,
@@ -169,7 +171,7 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
 def _find_other_labels(place: Path) -> OwnData | None:
     """Pictures whose labels are boxes or masks."""
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
-    if boxes is not None and next(find_images(place), None) is not None:
+    if boxes is not None and has_images(place):
         return nothing(
             f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: {CUT}"
         )
@@ -331,7 +333,7 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             if table is not None:
                 faults.append(f"{table} may have the labels: write its cells as paths from the table on, a/b/c.jpg")
     tool_folders = [entry.name for entry in train.iterdir() if entry.is_dir() and is_tool_folder(entry.name)]
-    left_out = [name for name in tool_folders if name[0] not in "._@#$" and next(find_images(train / name), None)]
+    left_out = [name for name in tool_folders if name[0] not in "._@#$" and has_images(train / name)]
     if left_out:
         description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
     if others:
@@ -345,10 +347,10 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
 
 def is_split_without_classes(folder: Path) -> bool:
     """Whether a folder of a split has its pictures side by side, or all in images/: their classes are elsewhere."""
-    folders = [entry for entry in class_folders(folder) if next(find_images(entry), None) is not None]
+    folders = picture_folders(folder)
     if len(folders) == 1:
         return folders[0].name.lower() in FILLERS
-    return not folders and next(find_images(folder), None) is not None
+    return not folders and has_images(folder)
 
 
 def _find_recordings(place: Path) -> str | None:
@@ -381,7 +383,7 @@ def _inner_classes(classes: Sequence[Path]) -> list[str]:
     inner = [[*class_folders(place)] for place in classes]
     if any(map(has_picture, classes)) or 2 * sum(len(folders) > 1 for folders in inner) <= len(classes):
         return []
-    return [folder.name for folders in inner for folder in folders if next(find_images(folder), None) is not None]
+    return [folder.name for place in classes for folder in picture_folders(place)]
 
 
 # -- folders without data that are read -------------------------------------------------------------------------------
@@ -514,10 +516,9 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"
     # those of a split, folders of other splits, one folder with all
     train = find_split_folder(place, "train")
-    if train is not None and next(find_images(train), None) is not None:
-        classes = [folder.name for folder in class_folders(train) if next(find_images(folder), None) is not None]
-        if classes:
-            return nothing(f"{train} has one class, {classes[0]}; with one folder per class it takes two or more")
+    if train is not None and has_images(train):
+        if classes := picture_folders(train):
+            return nothing(f"{train} has one class, {classes[0].name}; with one folder per class it takes two or more")
         rest = hint_labels(place) or f". It looks for {LAYOUTS}"
         return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
     if len(pictures) > 1 and are_split_names(pictures):

@@ -13,7 +13,7 @@ from shlex import quote
 from leanify.core.files.reading import preview
 from leanify.layouts import columns, guessing
 from leanify.layouts.faults import Faults
-from leanify.layouts.image_files import NUMBERS, PictureFolder, describe_missing, find_images, find_picture_folder
+from leanify.layouts.image_files import NUMBERS, PictureFolder, describe_missing, find_picture_folder, has_images
 from leanify.layouts.own_data import CUT, LISTS, Kind, NamedColumns, OwnData, nothing
 from leanify.layouts.rows import Row, read_table
 
@@ -393,7 +393,7 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
         cells = quote(f"data.text={json.dumps(texts, ensure_ascii=False)}")
         remedy = f"Name them: {line} --set {cells} {label_setting}"
         return f"{what} is not clear in {file}, which has {_names(rows)}. {remedy}"
-    if place.is_dir() and next(find_images(place), None) is not None:
+    if place.is_dir() and has_images(place):
         return (
             f"no column of {file}, which has {_names(rows)}, names images: a cell is a path from the table on, with "
             f"its suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"

@@ -26,7 +26,7 @@ from leanify.data.labels import match_labels, output_names
 from leanify.data.samples import Selection, Splits
 from leanify.layouts import hub
 from leanify.layouts.columns import IMAGES
-from leanify.layouts.image_files import ImageFiles, class_folders, find_images, find_split_folder
+from leanify.layouts.image_files import ImageFiles, class_folders, find_split_folder, has_images
 from leanify.layouts.split_names import synonyms
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import get_origin, is_hf
@@ -206,7 +206,7 @@ def class_names(folder: Path) -> list[str]:
     classes = []
     folders = class_folders(folder)
     for place in folders:
-        if next(find_images(place), None) is not None:
+        if has_images(place):
             classes.append(place.name)
         else:
             images = ", ".join(IMAGES)
