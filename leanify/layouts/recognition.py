@@ -33,10 +33,9 @@ from leanify.layouts.joining import (
     FEW_PARTS,
     MIN_LINES,
     decodes,
+    find_class_files,
+    find_label_file,
     hint_labels,
-    join_labels,
-    join_tables,
-    join_texts,
     texts_and_labels,
 )
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
@@ -65,6 +64,12 @@ OTHERWISE = {  # suffix → how to make a file that is read
     **dict.fromkeys((".tfrecord", ".tfrec"), OWN_FUNCTION),
     ".bin": "if they are token ids, name the text that they were made of",
     **dict.fromkeys((".conll", ".conllu", ".iob", ".iob2", ".bio"), LISTS),
+}
+LINES = {  # kind of a text file with labels that is not read → what it has, and what to do
+    "tags": f"a token and its tag in each line; {LISTS}",
+    "trees": "a sentence in brackets in each line, with a label for each part: write a table of the sentences and the "
+    "label of each, train.csv",
+    "mixed": "lines between its rows that are none: remove them, as grep -P '\\t' does",
 }
 NO_TEXTS = (".json", ".xml", ".yaml", ".yml", ".py", ".html", ".ipynb")  # endings of texts other than prose
 BOXES = {  # file next to pictures of detection → the format that has it
@@ -130,8 +135,8 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
         return replace(data, description=data.description + describe_unlabelled(file)) if data.kind else data
     suffix = columns.lower_suffix(file)
     kind = columns.text_table(file)
-    if kind in columns.NO_ROWS:
-        return nothing(_explain_lines(file, kind), file)
+    if kind is not None and kind in columns.NO_ROWS:
+        return nothing(f"{file} has {LINES[kind]}", file)
     if suffix in columns.TABLES or kind is not None:
         return describe_table(file, validation, selection, place)
     # plain text
@@ -192,12 +197,26 @@ def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> 
         data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
         if data is None or data.kind != "images":
             return _describe_classes(place, classes)
-    if recordings := _find_recordings(place):
-        return nothing(f"{recordings} files are not read: {RECORDINGS[recordings]}")
+    # sounds or videos, if they are most of the files
+    folders = islice(walk_folders(place), MAX_FOLDERS)
+    endings = Counter(file.suffix.lower() for folder in folders for file in islice(folder.iterdir(), MAX_FILES))
+    for ending, count in endings.most_common(2):
+        if ending in RECORDINGS and count > 1:
+            return nothing(f"{ending} files are not read: {RECORDINGS[ending]}")
     from leanify.layouts import tar_shards  # imports numpy
 
     shards = tar_shards.find_shards(place, "train")
-    return _describe_shards(place, shards) if shards else None
+    if not shards:
+        return None
+    text = f"{count_noun(len(shards), 'tar shard')} of images in {place}"
+    is_validated = bool(tar_shards.find_shards(place, "validation"))
+    try:
+        _, labels = tar_shards.read(shards, Faults(skip=True))
+    except (DataError, OSError) as error:
+        return OwnData("images", text, is_validated, fault=str(error))
+    samples, classes = len(labels), len(set(labels))
+    text += f", {samples:,} images of {classes:,} classes"
+    return OwnData("images", text, is_validated, classes=classes, samples=samples)
 
 
 def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> OwnData | None:
@@ -221,39 +240,25 @@ def _find_texts(place: Path, file: Path | None, selection: NamedColumns) -> OwnD
     # texts in one file and their labels in another, perhaps in a folder for each split
     texts, folder = columns.text_files(place), find_split_folder(place, "train")
     inner_files = [] if folder is None else [entry for entry in islice(folder.iterdir(), FEW_PARTS) if entry.is_file()]
-    if line := join_labels(texts if file is None else [file], place) or join_labels(sorted(inner_files), place):
-        return nothing(line, place)
+    labels = find_label_file(texts if file is None else [file], place) or find_label_file(sorted(inner_files), place)
+    if labels is not None:
+        return nothing(labels, place)
     if file is not None:
         kinds = (*columns.TEXT_FILES, *columns.TABLES)
         return _describe_file(file, columns.find_split_file(place, "validation", kinds), selection, place)
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
-    if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
-        return nothing(classes_line, place)
+    needs_labels = selection.task not in columns.WITHOUT_LABELS
+    if needs_labels and (class_files := find_class_files(texts, place)):
+        return nothing(class_files, place)
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
     if folder is None or not (texts := list_texts(folder)):
         return None
-    if selection.task not in columns.WITHOUT_LABELS and (classes_line := join_texts(texts, place)):
-        return nothing(classes_line, place)
+    if needs_labels and (class_files := find_class_files(texts, place)):
+        return nothing(class_files, place)
     is_validated = find_texts(place, "validation") is not None
     return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
-
-
-def _describe_shards(place: Path, shards: Sequence[Path]) -> OwnData:
-    """Describe tar shards; damaged ones have no number of classes."""
-    from leanify.layouts import tar_shards  # imports numpy
-
-    text = f"{count_noun(len(shards), 'tar shard')} of images in {place}"
-    samples = classes = fault = None
-    try:
-        _, labels = tar_shards.read(shards, Faults(skip=True))
-        samples, classes = len(labels), len(set(labels))
-        text += f", {samples:,} images of {classes:,} classes"
-    except (DataError, OSError) as error:
-        fault = str(error)
-    is_validated = bool(tar_shards.find_shards(place, "validation"))
-    return OwnData("images", text, is_validated, classes=classes, samples=samples, fault=fault)
 
 
 def _describe_saved(place: Path, selection: NamedColumns) -> OwnData:
@@ -353,13 +358,6 @@ def is_split_without_classes(folder: Path) -> bool:
     return not folders and has_images(folder)
 
 
-def _find_recordings(place: Path) -> str | None:
-    """The ending of the sounds or videos in a folder, if they are most of its files."""
-    folders = islice(walk_folders(place), MAX_FOLDERS)
-    endings = Counter(file.suffix.lower() for folder in folders for file in islice(folder.iterdir(), MAX_FILES))
-    return next((ending for ending, count in endings.most_common(2) if ending in RECORDINGS and count > 1), None)
-
-
 def _is_of_pictures(place: Path) -> bool:
     """Whether text files in a folder are lists of its pictures, which outnumber them, or captions; none to learn."""
     texts = columns.text_files(place)
@@ -404,7 +402,7 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         or _explain_texts(folders)
         or _explain_inner_data(folders, place, selection, depth)
         or _explain_images(place, folders)
-        or _explain_files(files or _inner_files(folders), place, selection)
+        or _explain_files(files, folders, place, selection)
         or nothing(f"found {preview([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}")
     )
 
@@ -421,22 +419,12 @@ def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns)
         return nothing(data.fault if data.kind is None and data.fault else rename)
     if not tables:
         return None
-    rename = "Name one of them, or call them train.csv and validation.csv"
-    if len(tables) < FEW_PARTS:
-        rename = join_tables(tables, place) or rename
     names = preview([file.name for file in tables])
-    return nothing(f"it has {len(tables):,} tables, of which none is called train: {names}. {rename}")
-
-
-def _explain_lines(file: Path, kind: str) -> str:
-    """Why a text file of labels (`columns.NO_ROWS`) is not read, and the line that makes a table of it."""
-    if kind == "tags":
-        return f"{file} has a token and its tag in each line; {LISTS}"
-    table = quote(str(file.with_suffix(".tsv")))
-    if kind == "trees":
-        line = f"sed -E 's/^\\((.) /\\1\\t/; s/\\([0-9] //g; s/\\)//g' {quote(str(file))} > {table}"
-        return f"{file} has a sentence in brackets in each line, with a label for each part. Those of sentences: {line}"
-    return f"{file} has lines between its rows that are none. Without them: grep -P '\\t' {quote(str(file))} > {table}"
+    return nothing(
+        f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them, or call them "
+        "train.csv and validation.csv. Parts of one table are to be joined. If each has the rows of a class, write "
+        "one table with their names in a column label"
+    )
 
 
 def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
@@ -476,8 +464,13 @@ def _name_inner_data(folders: Sequence[Path], place: Path, depth: int) -> str | 
     return f"its folders {names} are data, each for itself. Name one of them" if readable else None
 
 
-def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) -> OwnData | None:
-    """Archives and files of other kinds, and texts with other endings."""
+def _explain_files(
+    files: Sequence[Path], folders: Sequence[Path], place: Path, selection: NamedColumns
+) -> OwnData | None:
+    """Archives and files of other kinds, and texts with other endings; without files, the first ones in folders."""
+    if not files:
+        entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), FEW_PARTS)]
+        files = sorted(entry for entry in entries if entry.is_file())
     endings = Counter(map(columns.lower_suffix, files))
     for ending, _ in endings.most_common():
         if ending in (*ARCHIVES, *OTHERWISE):
@@ -497,12 +490,6 @@ def _explain_files(files: Sequence[Path], place: Path, selection: NamedColumns) 
         f"{names} have texts, and endings that say nothing. Without labels, call one train.txt; with labels, write a "
         "table, train.csv, with the columns text and label"
     )
-
-
-def _inner_files(folders: Sequence[Path]) -> list[Path]:
-    """The first files of folders without data."""
-    entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), FEW_PARTS)]
-    return sorted(entry for entry in entries if entry.is_file())
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:

@@ -31,7 +31,6 @@ from leanify.layouts.columns import (
     text_table,
 )
 from leanify.layouts.faults import Faults
-from leanify.layouts.joining import split_table
 
 Row = dict[str, Any]
 QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
@@ -64,7 +63,6 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
             raise DataError(
                 f"{path} has rows of several splits (column {column}: {preview(sorted(splits))}): write a table for "
                 "each, such as train.csv and validation.csv, or remove the column to use all rows"
-                + split_table(path, column, splits)
             )
         # a column for each class: the one with a 1 is the label
         marked = guessing.classes_of(row, classes)
