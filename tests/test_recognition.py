@@ -282,7 +282,7 @@ def test_image_column_takes_any_name(tmp_path: Path) -> None:
     csv(tmp_path / "list.csv", "shot,kind", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
     found = recognise(tmp_path)
     assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
-    assert found.settings == ['data.image="shot"', 'data.label="kind"']
+    assert found.settings == ["data.image=shot", "data.label=kind"]
     for recipe in (training.resolve(str(tmp_path)), training.resolve("vit_tiny", [f"data.path={tmp_path}"])):
         assert recipe.data is not None
         data = recipes.apply_settings(recipe, [f"data.path={json.dumps(str(tmp_path))}"]).data

@@ -138,7 +138,7 @@ def format_setting(key: str, names: Sequence[str]) -> str:
     """The value of a setting that names columns: text takes a list, the others one, quoted for TOML."""
     if key == "text":
         return json.dumps(names, ensure_ascii=False)
-    is_plain = re.fullmatch(r"(?!true$|false$)[A-Za-z_][\w-]*", names[0])
+    is_plain = re.fullmatch(r"(?!(true|false|inf|nan)$)[A-Za-z_][\w-]*", names[0])
     return names[0] if is_plain else json.dumps(names[0], ensure_ascii=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,11 @@ class OwnData:
         if self.columns is None:
             return []
         texts, label = self.columns
-        samples = f"data.image={json.dumps(texts[0])}" if self.kind == "images" else f"data.text={json.dumps(texts)}"
-        return [samples, f"data.label={json.dumps(label)}"]
+        key = "image" if self.kind == "images" else "text"
+        return [
+            f"data.{key}={columns.format_setting(key, texts)}",
+            f"data.label={columns.format_setting('label', [label])}",
+        ]
 
     def problem(self, path: str | Path) -> str | None:
         """One sentence for data that cannot be trained on, None for good ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ MAX_NAMES = 6  # classes listed by name
 MAX_LABEL = 200  # characters of a label
 MANY_CLASSES, FEW_SAMPLES = 20, 3  # classes, and the samples that each of them needs on average
 CHOICE = "multiple choice is learnt by transformers' Trainer, lean models included: AutoModelForMultipleChoice"
+BOOSTING = "gradient boosting learns, such as scikit-learn's HistGradientBoostingClassifier"
 NESTED = "is nested (column {}): write an object a row, as JSON lines, with a text and its label"
 NO_IMAGES = "without images there is nothing to learn"
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
@@ -125,30 +125,26 @@ def _drop_long_cells(row: Row) -> Row:
 
 def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
     """The kind of a table's rows, judged by the first ones: labelled images or texts, or texts alone."""
-    needs_labels = table.selection.task not in columns.WITHOUT_LABELS
-    label = table.selection.label_column(list(table.rows[0])) if needs_labels else None
-    # cells with several labels or texts, which nothing here learns
-    fault = _describe_cells(table, label) if needs_labels else None
-    if fault is not None:
-        return nothing(fault, table.file)
-    picture = table.selection.picture_column(table.file, table.rows)
+    file, rows, selection = table.file, table.rows, table.selection
+    needs_labels = selection.task not in columns.WITHOUT_LABELS
+    label = None
+    if needs_labels:
+        label = selection.label_column(list(rows[0]))
+        # cells with several labels or texts, which nothing here learns
+        cells = [] if label is None else [row.get(label) for row in rows]
+        if any(isinstance(cell, (list, tuple)) and len(cell) != 1 for cell in cells):
+            return nothing(f"{file} has lists in its column {label}; {LISTS}", file)
+        if any(isinstance(cell, dict) for cell in cells):
+            return nothing(f"{file} {NESTED.format(label)}", file)
+        choices = [] if selection.texts else guessing.find_choices(rows[0])
+        if choices:
+            return nothing(f"{file} has texts to choose from in each row ({preview(choices)}); {CHOICE}", file)
+    picture = selection.picture_column(file, rows)
     if picture is not None:
         return _describe_picture_rows(table, picture, label, validation)
-    return (
-        _describe_text_rows(table, label, validation) if needs_labels else _describe_plain_rows(table, [], validation)
-    )
-
-
-def _describe_cells(table: _Table, label: str | None) -> str | None:
-    """What cells are other than a label or a text each; None for cells that can be learnt."""
-    file, rows = table.file, table.rows
-    cells = [] if label is None else [row.get(label) for row in rows]
-    if any(isinstance(cell, (list, tuple)) and len(cell) != 1 for cell in cells):
-        return f"{file} has lists in its column {label}; {LISTS}"
-    if any(isinstance(cell, dict) for cell in cells):
-        return f"{file} {NESTED.format(label)}"
-    choices = [] if table.selection.texts else guessing.find_choices(rows[0])
-    return f"{file} has texts to choose from in each row ({preview(choices)}); {CHOICE}" if choices else None
+    if needs_labels:
+        return _describe_text_rows(table, label, validation)
+    return _describe_plain_rows(table, [], validation)
 
 
 def _describe_picture_rows(table: _Table, picture: str, label: str | None, validation: Path | None) -> OwnData:
@@ -162,8 +158,25 @@ def _describe_picture_rows(table: _Table, picture: str, label: str | None, valid
     if guessing.has_boxes(inner) or (answer is not None and are_several):
         return nothing(f"{file} has boxes in pictures, and leanify learns one class a picture: {CUT}")
     if answer is None:
-        return nothing(_describe_unclear_pictures(file, rows, picture, table.place))
-    data = _describe_pictures(table, picture, _read_labels(table, answer))
+        line = _compare_line(table.place, "images", (picture,), _label_like(rows) or "COLUMN")
+        return nothing(
+            f"which column has the labels of the images ({picture}) is not clear in {file}, which has "
+            f"{preview(list(map(str, names)), 8)}. Name it: {line}; a column for each class is not read"
+        )
+    # some of the files may be missing
+    labels = _read_labels(table, answer)
+    description = _describe_samples(table, "images", (picture,), labels)
+    fault = _label_fault(table, "images", (picture,), labels)
+    cells = [row.get(picture) for row in rows]
+    folder = find_picture_folder(file, cells) or PictureFolder(file.parent)
+    missing, sentence = describe_missing(file, [folder.parse(cell) for cell in cells])
+    if missing:
+        description += f"; {sentence}"
+    if missing == len(cells):
+        fault = NO_IMAGES
+    if labels.are_numbers:
+        fault = NUMBERS
+    data = OwnData("images", description, False, None, labels.classes, labels.samples, fault=fault)
     data = _add_validation(data, validation, answer, table.all_rows)
     named_so = (picture, answer) == (columns.match_column(columns.PICTURES, names), label)
     return data if named_so else replace(data, columns=((picture,), answer))
@@ -183,7 +196,12 @@ def _describe_text_rows(table: _Table, label: str | None, validation: Path | Non
     if texts and (label is None or (label in texts and selection.label is None)):
         flags = guessing.flag_columns(table.all_rows, texts)
         if flags:
-            return nothing(_describe_flags(file, texts, flags, place), file)
+            line = _compare_line(place, "sentences", texts[:2], flags[0])
+            return nothing(
+                f"{file} has several labels of a text ({preview(flags, 6)}). One of them is learnt with {line}; all at "
+                "once are learnt by transformers' Trainer, lean models included: AutoModelForSequenceClassification",
+                file,
+            )
         label = guessing.guess_label(table.all_rows, texts)
     # a column whose name speaks for labels, with more values than can be learnt, beside another one (tags, quality)
     if texts and label is not None and selection.label is None and _has_many_classes(_read_labels(table, label)):
@@ -191,11 +209,10 @@ def _describe_text_rows(table: _Table, label: str | None, validation: Path | Non
     usual = label or _label_like(rows) or "COLUMN"
     numbers = [] if selection.texts else guessing.find_numbers(rows, texts, usual)
     if numbers:
-        line = f"leanify compare {quote(str(place))} --set {quote(f'data.text={json.dumps(texts)}')}"
+        line = _compare_line(place, "sentences", texts, usual)
         return nothing(
-            f"{file} is a table of numbers ({preview(numbers, 4)}), which gradient boosting learns, such as "
-            "scikit-learn's HistGradientBoostingClassifier; leanify learns texts and images. The texts of "
-            f"{' and '.join(texts)} alone are learnt with {line} --set data.label={quote(usual)}",
+            f"{file} is a table of numbers ({preview(numbers, 4)}), which {BOOSTING}; leanify learns texts and images. "
+            f"The texts of {' and '.join(texts)} alone are learnt with {line}",
             file,
         )
     if texts and label is not None:
@@ -287,8 +304,7 @@ def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels
         return "but of one class: two or more are needed to tell apart"
     several = guessing.several_labels(labels.names) if classes and table.selection.label is None else None
     if several is not None:
-        settings = OwnData(kind, "", False, columns=(of, labels.column)).settings
-        line = " ".join(["leanify compare", quote(str(table.place)), *(f"--set {quote(one)}" for one in settings)])
+        line = _compare_line(table.place, kind, of, labels.column)
         return (
             f"rows have several labels ({several}). Each combination is learnt as a class of its own with {line}; "
             "several at once are learnt by transformers' Trainer, lean models included"
@@ -300,22 +316,6 @@ def _label_fault(table: _Table, kind: Kind, of: tuple[str, ...], labels: _Labels
     if all(columns.parse_number(name) is not None for name in labels.names):
         fault += " Numbers are learnt as such with --set data.task=text-regression"
     return fault
-
-
-def _describe_pictures(table: _Table, picture: str, labels: _Labels) -> OwnData:
-    """Images with a class each; some of their files may be missing."""
-    description = _describe_samples(table, "images", (picture,), labels)
-    fault = _label_fault(table, "images", (picture,), labels)
-    cells = [row.get(picture) for row in table.rows]
-    folder = find_picture_folder(table.file, cells) or PictureFolder(table.file.parent)
-    missing, sentence = describe_missing(table.file, [folder.parse(cell) for cell in cells])
-    if missing:
-        description += f"; {sentence}"
-    if missing == len(cells):
-        fault = NO_IMAGES
-    if labels.are_numbers:
-        fault = NUMBERS
-    return OwnData("images", description, False, None, labels.classes, labels.samples, fault=fault)
 
 
 def _describe_texts(table: _Table, texts: tuple[str, ...], labels: _Labels) -> OwnData:
@@ -357,24 +357,10 @@ def _describe_unlabelled(file: Path, row: Row, kinds: Sequence[tuple[tuple[str, 
     )
 
 
-def _describe_flags(file: Path, texts: tuple[str, ...], flags: Sequence[str], place: Path) -> str:
-    cells = f"--set {quote(f'data.text={json.dumps(texts[:2], ensure_ascii=False)}')}"
-    if columns.guess_texts(texts) == texts:
-        cells = ""
-    line = " ".join(filter(None, ["leanify compare", quote(str(place)), cells, f"--set data.label={quote(flags[0])}"]))
-    return (
-        f"{file} has several labels of a text ({preview(list(flags), 6)}). One of them is learnt with {line}; "
-        "all at once are learnt by transformers' Trainer, lean models included: AutoModelForSequenceClassification"
-    )
-
-
-def _describe_unclear_pictures(file: Path, rows: Sequence[Row], picture: str, place: Path) -> str:
-    label = _label_like(rows)
-    return (
-        f"which column has the labels of the images ({picture}) is not clear in {file}, which has {_names(rows)}. Name "
-        f"it: leanify compare {quote(str(place))} --set data.image={quote(picture)} --set data.label="
-        f"{quote(label or 'COLUMN')}; a column for each class is not read"
-    )
+def _compare_line(place: Path, kind: Kind, of: tuple[str, ...], label: str) -> str:
+    """The command that learns a label from the columns ``of``."""
+    settings = OwnData(kind, "", False, columns=(of, label)).settings
+    return " ".join(["leanify compare", quote(str(place)), *(f"--set {quote(setting)}" for setting in settings)])
 
 
 def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], place: Path) -> str:
@@ -384,19 +370,26 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
             return f"{file} {NESTED.format(name)}"
         if isinstance(cell, (list, tuple)):
             return f"{file} has lists in its column {name}; {LISTS}"
-    text, label = _texts_like(rows), next(iter(labels), None) or _label_like(rows)
-    line = f"leanify compare {quote(str(place))}"
-    label_setting = f"--set data.label={quote(label or 'COLUMN')}"
-    if text is not None:
+    names = preview(list(map(str, rows[0])), 8)
+    label = next(iter(labels), None) or _label_like(rows)
+    # the longest strings of several words may be the texts
+    lengths = dict.fromkeys(rows[0], 0)
+    for row in rows:
+        for name in lengths:
+            cell = row.get(name)
+            if isinstance(cell, str) and guessing.has_words(cell):
+                lengths[name] += len(cell)
+    text = max(lengths, key=lambda name: lengths[name])
+    if lengths[text]:
         texts = columns.guess_texts(list(rows[0])) or (text,)
         what = "which columns are texts and labels" if label else "which column has the labels"
-        cells = quote(f"data.text={json.dumps(texts, ensure_ascii=False)}")
-        remedy = f"Name them: {line} --set {cells} {label_setting}"
-        return f"{what} is not clear in {file}, which has {_names(rows)}. {remedy}"
+        line = _compare_line(place, "sentences", texts, label or "COLUMN")
+        return f"{what} is not clear in {file}, which has {names}. Name them: {line}"
     if place.is_dir() and has_images(place):
         return (
-            f"no column of {file}, which has {_names(rows)}, names images: a cell is a path from the table on, with "
-            f"its suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {label_setting}"
+            f"no column of {file}, which has {names}, names images: a cell is a path from the table on, with its "
+            "suffix, as a/b.jpg; a column of any name then does: "
+            f"{_compare_line(place, 'images', ('COLUMN',), label or 'COLUMN')}"
         )
     pixels = guessing.find_pixels(rows[0])
     if pixels:
@@ -405,25 +398,9 @@ def _describe_unclear(file: Path, rows: Sequence[Row], labels: Sequence[str], pl
             "into a folder for each class, DIR/train/CLASS"
         )
     return (
-        f"no column of {file} has texts of several words or names images; it has {_names(rows)}. Numbers and "
-        "categories are learnt by gradient boosting, such as scikit-learn's HistGradientBoostingClassifier"
+        f"no column of {file} has texts of several words or names images; it has {names}. Numbers and categories are "
+        f"what {BOOSTING}"
     )
-
-
-def _names(rows: Sequence[Row]) -> str:
-    return preview(list(map(str, rows[0])), 8)
-
-
-def _texts_like(rows: Sequence[Row]) -> str | None:
-    """The column with the longest strings of several words."""
-    lengths = dict.fromkeys(rows[0], 0)
-    for row in rows:
-        for name in lengths:
-            cell = row.get(name)
-            if isinstance(cell, str) and guessing.has_words(cell):
-                lengths[name] += len(cell)
-    best = max(lengths, key=lambda name: lengths[name])
-    return best if lengths[best] else None
 
 
 def _label_like(rows: Sequence[Row]) -> str | None:
