@@ -142,14 +142,9 @@ def format_setting(key: str, names: Sequence[str]) -> str:
     return names[0] if is_plain else json.dumps(names[0], ensure_ascii=False)
 
 
-def lower_suffix(path: Path) -> str:
-    """A file's ending in lower case, which decides how it is read."""
-    return path.suffix.lower()
-
-
 def is_table(path: Path) -> bool:
     """Whether a file is a table: by its ending, or by the first lines of a text file."""
-    return lower_suffix(path) in TABLES or is_text_table(path)
+    return path.suffix.lower() in TABLES or is_text_table(path)
 
 
 def is_text_table(path: Path) -> bool:
@@ -165,7 +160,7 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     picture and a label. Not read are tags: a token and its tag in each line, with a blank line after a sentence; trees:
     a sentence in brackets in each line; mixed: lines of cells, with other lines between them.
     """
-    is_other = path.suffix != "" and lower_suffix(path) not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
+    is_other = path.suffix != "" and path.suffix.lower() not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
     if is_other or not path.is_file():
         return None
     try:
@@ -183,7 +178,7 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     if all(len(row) > 1 and row[0].lower().endswith(IMAGES) for row in (PATH_LABEL.split(row) for row in rows)):
         return "pictures"
     are_tags = all(len(row) == len(cells[0]) > 1 and TAG.fullmatch(row[-1]) for row in cells)
-    if are_tags and (len(rows) < len(lines) or lower_suffix(path) != ".txt"):
+    if are_tags and (len(rows) < len(lines) or path.suffix.lower() != ".txt"):
         return "tags"
     if all(map(TREE.fullmatch, map(str.strip, rows))):
         return "trees"
@@ -217,7 +212,7 @@ def even_mark(lines: Sequence[str], marks: Sequence[str] = FEW_MARKS) -> str | N
 
 def text_files(folder: Path) -> list[Path]:
     """The .txt files of a folder, in order."""
-    return sorted(file for file in _visible_files(folder) if lower_suffix(file) == ".txt")
+    return sorted(file for file in _visible_files(folder) if file.suffix.lower() == ".txt")
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -232,8 +227,8 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
     ranks = {}
     for file in _visible_files(folder):
         shard = SHARD.fullmatch(file.name)
-        if lower_suffix(file) in suffixes and (shard is None or not int(shard[2])):
-            ranks[file] = list(suffixes).index(lower_suffix(file))
+        if file.suffix.lower() in suffixes and (shard is None or not int(shard[2])):
+            ranks[file] = list(suffixes).index(file.suffix.lower())
         elif ".csv" in suffixes and parse_split(file.name) is not None and is_text_table(file):
             ranks[file] = len(suffixes)
     return choose_split(sorted(ranks, key=lambda file: (ranks[file], file)), split)
@@ -242,7 +237,7 @@ def find_split_file(folder: Path, split: str, suffixes: Sequence[str]) -> Path |
 def other_training_tables(file: Path) -> list[str]:
     """The names of further tables to train on in a table's folder, which are not read with it."""
     shards = find_shards(file)
-    tables = [one for one in _visible_files(file.parent) if lower_suffix(one) in TABLES and one not in (file, *shards)]
+    tables = [one for one in _visible_files(file.parent) if one.suffix.lower() in TABLES and one not in (file, *shards)]
     parses = {one.name: parse_split(split_stem(one)) for one in tables}
     return [name for name, parse in parses.items() if parse is not None and parse[0] in WORDS["train"]]
 
@@ -278,7 +273,7 @@ def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
     """The only file of a folder with such an ending and without a split's name, to train on; None if there are more."""
     # Kaggle's sample of an answer holds no data
     files = [file for file in _visible_files(folder) if "submission" not in file.name.lower()]
-    tables = [file for file in files if lower_suffix(file) in suffixes and file.suffix != ".json"]
+    tables = [file for file in files if file.suffix.lower() in suffixes and file.suffix != ".json"]
     if not tables and ".csv" in suffixes and len(files) <= MAX_LINES:
         tables = [file for file in files if is_text_table(file) or (file.suffix == ".json" and _has_objects(file))]
     others = [file for file in tables if parse_split(split_stem(file)) is None]
@@ -301,7 +296,7 @@ def _has_objects(file: Path) -> bool:
 def class_names(file: Path, column: str) -> tuple[str, ...]:
     """The names of a column's integer classes, as ``datasets`` writes them into Parquet files and folders; else ()."""
     info = read_object(file / "dataset_info.json", DataError)
-    if lower_suffix(file) != ".parquet" and not info:
+    if file.suffix.lower() != ".parquet" and not info:
         return ()
     import pyarrow.parquet
 
@@ -363,16 +358,14 @@ def are_scores(labels: Iterable[str]) -> bool:
     """Whether all labels are numbers, and one has a fraction; a word for a missing number may be among them."""
     present = [label for label in labels if label.lower() not in MISSING_NUMBERS]
     numbers = [parse_number(label) for label in present]
-    has_fraction = None not in numbers and any(number % 1 for number in numbers if number is not None)
-    return has_fraction and not _are_lists(present)
-
-
-def _are_lists(labels: Iterable[str]) -> bool:
-    """Whether two numbers around a comma are two labels (0,2 and 1,3): both vary, rise, and use up most of a range."""
-    pairs = {tuple(map(int, label.split(","))) for label in labels if DECIMAL_COMMA.fullmatch(label)}
+    if None in numbers or not any(number % 1 for number in numbers if number is not None):
+        return False
+    # two numbers around a comma are two labels (0,2 and 1,3) where both vary, rise, and use up most of a range
+    pairs = {tuple(map(int, label.split(","))) for label in present if DECIMAL_COMMA.fullmatch(label)}
     parts = set(chain(*pairs))
     do_vary = all(len(set(side)) > 1 for side in zip(*pairs, strict=True)) and bool(pairs)
-    return do_vary and all(first < second for first, second in pairs) and max(parts) < 2 * len(parts)
+    are_lists = do_vary and all(first < second for first, second in pairs) and max(parts) < 2 * len(parts)
+    return not are_lists
 
 
 def sort_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:

@@ -22,7 +22,6 @@ FREE_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 2
 FREE_BYTES, MAX_RATIO = 256 << 20, 100  # limit of its unpacked size: this, or a multiple of its size
 Choice = Callable[[Sequence[str]], Sequence[str] | None]  # of columns by their names
 ROWS = 256  # that are unpacked at a time
-SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference
 
 
 def names_hub_data(data: DataSection) -> bool:
@@ -48,7 +47,7 @@ def split_name(name: str, split: str) -> str:
         split_names = datasets.get_dataset_split_names(name)
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(_describe_failure(name, error)) from error
-    for word in SPLITS.get(split, (split,)):
+    for word in synonyms(split):
         if word in split_names:
             return word
     raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(split_names)}")

@@ -133,7 +133,7 @@ def _describe_file(file: Path, validation: Path | None, selection: NamedColumns,
     if file.is_dir():  # texts in folders of their classes
         data = describe_table(file, validation, selection, place)
         return replace(data, description=data.description + describe_unlabelled(file)) if data.kind else data
-    suffix = columns.lower_suffix(file)
+    suffix = file.suffix.lower()
     kind = columns.text_table(file)
     if kind is not None and kind in columns.NO_ROWS:
         return nothing(f"{file} has {LINES[kind]}", file)
@@ -471,10 +471,10 @@ def _explain_files(
     if not files:
         entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), FEW_PARTS)]
         files = sorted(entry for entry in entries if entry.is_file())
-    endings = Counter(map(columns.lower_suffix, files))
+    endings = Counter(file.suffix.lower() for file in files)
     for ending, _ in endings.most_common():
         if ending in (*ARCHIVES, *OTHERWISE):
-            file = next(file for file in files if columns.lower_suffix(file) == ending)
+            file = next(file for file in files if file.suffix.lower() == ending)
             return _describe_file(file, None, selection, place)
     cells = next((file for file in files if file.suffix == ".data" and decodes(file)), None)
     if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:

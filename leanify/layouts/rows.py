@@ -26,7 +26,6 @@ from leanify.layouts.columns import (
     TEXT_MARKS,
     even_mark,
     find_shards,
-    lower_suffix,
     match_column,
     text_table,
 )
@@ -79,7 +78,7 @@ def _check_count(path: Path, names: Sized) -> None:
 
 
 def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterator[tuple[str, Row]]:
-    suffix = lower_suffix(path)
+    suffix = path.suffix.lower()
     if hub.is_saved(path):
         yield from number_rows(chain.from_iterable(hub.load_saved(path).values()))
         return
@@ -141,16 +140,19 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
     # a list, an object alone, or an object a line
     first, second = (line.strip() for line in (next(iter(file), ""), next(iter(file), "")))
     file.seek(0)
-    is_whole = lower_suffix(path) == ".json" and (first.startswith("[") or not first.endswith("}") or not second)
+    is_whole = path.suffix.lower() == ".json" and (first.startswith("[") or not first.endswith("}") or not second)
     content = read_json(path, DataError) if is_whole else None
     if isinstance(content, dict):
         content = _rows_of_object(content)
     values = _read_json_lines(path, file, faults) if content is None else number_rows(content)
-    rows = _only_objects(path, values, faults)
-    first_rows = list(islice(rows, HEADER_ROWS))
-    keys = dict.fromkeys(chain(*(row for _, row in first_rows)))
-    for number, (place, row) in enumerate(chain(first_rows, rows)):
-        yield place, (row if number else keys | row)
+    first_values = list(islice(values, HEADER_ROWS))
+    missing = dict.fromkeys(chain(*(value for _, value in first_values if isinstance(value, dict))))
+    for place, value in chain(first_values, values):
+        if isinstance(value, dict):
+            yield place, missing | value
+            missing = {}
+        else:
+            faults.record(f"{path}, {place} is {json.dumps(value)[:40]}, not a table of columns")
 
 
 def _rows_of_object(content: dict[str, Any]) -> list[Any]:
@@ -184,14 +186,6 @@ def _rows_of_object(content: dict[str, Any]) -> list[Any]:
     return [content]
 
 
-def _only_objects(path: Path, values: Iterable[tuple[str, Any]], faults: Faults) -> Iterator[tuple[str, Row]]:
-    for place, value in values:
-        if isinstance(value, dict):
-            yield place, value
-        else:
-            faults.record(f"{path}, {place} is {json.dumps(value)[:40]}, not a table of columns")
-
-
 def _read_json_lines(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file, 1):
         if not line.strip():
@@ -208,9 +202,9 @@ def _read_json_lines(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple
 def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
     # the delimiter, by the first line; quotes count if they enclose cells
     first = next(iter(file), "")
-    usual = "\t" if lower_suffix(path) == ".tsv" else ","
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
-    delimiter = mark[1] if mark else _find_delimiter(file, first, usual, lower_suffix(path) in TABLES)
+    delimiter = mark[1] if mark else _find_delimiter(file, first, usual, path.suffix.lower() in TABLES)
     is_quoted = len(delimiter) == 1 and delimiter != "@"
     is_quoted = is_quoted and (delimiter != "\t" or _has_quoted_cells(file, first.count("\t")))
     file.seek(0)

@@ -135,9 +135,7 @@ def _rows(text: str, data: DataSection) -> Rows:
     """Yield (where, texts) for each row of a table or text in folders, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
     is_folder = os.path.isdir(path) and (hub.is_saved(path) or bool(class_texts(path)))  # noqa: PTH112  texts are long
-    is_table = columns.lower_suffix(path) in columns.TABLES or (
-        is_file(path) and columns.text_table(path) == "fasttext"
-    )
+    is_table = path.suffix.lower() in columns.TABLES or (is_file(path) and columns.text_table(path) == "fasttext")
     if is_folder or is_table:
         if not path.exists():
             raise DataError(f"{path} does not exist")

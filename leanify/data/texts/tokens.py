@@ -22,7 +22,7 @@ from leanify.core.errors import DataError
 from leanify.core.files import cache, writing
 from leanify.core.files.reading import not_utf8, open_file, preview, read_json, text_encoding
 from leanify.layouts import hub
-from leanify.layouts.columns import TABLES, find_shards, guess_texts, lower_suffix, pick_columns
+from leanify.layouts.columns import TABLES, find_shards, guess_texts, pick_columns
 from leanify.layouts.faults import Faults
 from leanify.layouts.rows import Row, number_rows, read_table
 from leanify.layouts.text_folders import all_texts
@@ -75,7 +75,7 @@ class Text:
             raise DataError(f"{self} has no text")
 
     def _pieces(self) -> Iterator[str]:
-        if isinstance(self.place, Path) and not hub.is_saved(self.place) and lower_suffix(self.place) not in TABLES:
+        if isinstance(self.place, Path) and not hub.is_saved(self.place) and self.place.suffix.lower() not in TABLES:
             for number, file in enumerate(self._files):
                 yield END * bool(number)
                 yield from _decode_file(file)
