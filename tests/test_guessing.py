@@ -20,7 +20,7 @@ from leanify.data.texts import corpus, own_texts
 from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import recognise
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table
 from leanify.training import default_recipe
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]

@@ -15,8 +15,7 @@ from leanify.core.recipe import DataSection
 from leanify.data.texts import own_texts, tokens
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import check_is_no_data, find_own_data, recognise
-from leanify.layouts.rows import Row, read_table
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import Row, find_table, read_table
 from leanify.training.start import resolve
 
 ROWS = "text,label\n" + "".join(f"sentence number {i},{('neg', 'pos')[i % 2]}\n" for i in range(60))

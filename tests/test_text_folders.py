@@ -11,7 +11,7 @@ from leanify.core.recipe import DataSection
 from leanify.data.texts import corpus, own_texts, sentences
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import recognise
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table
 from leanify.training import start
 from leanify.training.predicting import _rows
 

@@ -5,10 +5,9 @@
         text_folders  texts in folders of classes
         tar_shards    pictures in tar shards
         columns       tables by their files and columns; guessing: by their cells
-        rows          the rows of a table, whatever its format
-        split_tables  the table of a split
+        rows          the table of a split, and its rows, whatever the format
         recognition   what a path has, or its fault; own_data: the value that says it
-        joining       lines for the shell that make one table of several files
+        joining       labels that are in other files than their samples
 
 Tables, images and texts of the user's own are read here, and `datasets` reads what it saved itself and the hub. Tried
 on 23 kinds of files, `datasets` reads 9 as they are meant and 8 wrongly without a word (stray quotes, labels such as

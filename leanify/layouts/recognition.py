@@ -39,8 +39,8 @@ from leanify.layouts.joining import (
     texts_and_labels,
 )
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
+from leanify.layouts.rows import find_table, labels_pictures
 from leanify.layouts.split_names import FILLERS, are_split_names, has_filler, is_split, parse_split, synonyms
-from leanify.layouts.split_tables import find_table, labels_pictures
 from leanify.layouts.table_data import MAX_NAMES, NO_IMAGES, count_noun, describe_table
 from leanify.layouts.text_folders import class_texts, describe_unlabelled, find_texts, list_texts
 

@@ -1,4 +1,4 @@
-"""Read the rows of a user's table: CSV, TSV, JSON, Parquet, folders of texts or of ``datasets``."""
+"""Find the table of a split and read its rows: CSV, TSV, JSON, Parquet, folders of texts or of ``datasets``."""
 
 from __future__ import annotations
 
@@ -7,37 +7,67 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import MAX_LINE, not_utf8, open_text, preview, read_json, text_encoding
-from leanify.layouts import guessing, hub, text_folders
-from leanify.layouts.columns import (
-    FASTTEXT_MARK,
-    FEW_MARKS,
-    IMAGES,
-    JSON,
-    PATH_LABEL,
-    SPLIT_COLUMNS,
-    SPLIT_NAMES,
-    TABLES,
-    TEXT_MARKS,
-    even_mark,
-    find_shards,
-    match_column,
-    text_table,
-)
+from leanify.layouts import columns, guessing, hub
 from leanify.layouts.faults import Faults
+from leanify.layouts.image_files import LOOKED_UP, class_folders, find_picture_folder, find_split_folder, has_tables
+from leanify.layouts.split_names import synonyms
+from leanify.layouts.text_folders import find_class_texts, read_class_texts
 
 Row = dict[str, Any]
 QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, with quotes inside doubled
-FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){FASTTEXT_MARK}(\S+)")
+FASTTEXT_LABEL = re.compile(rf"(?:(?<=\s)|^){columns.FASTTEXT_MARK}(\S+)")
 EXCEL_MARK = re.compile(r"sep=(.)\s*")  # a first line that names the delimiter
 HEADER_ROWS = 200  # rows that show whether the first line is a header
 MAX_COLUMNS = 10_000
 MANY_LINES = 5  # lines that look like rows, at least, of which a quoted cell cannot consist
+
+
+def find_table(path: Path, split: str) -> Path | None:
+    """The table of a split, or None; a file, or a folder's only table, is the table of train.
+
+    Without a file it is a folder, which `datasets` saved, or which has the split's texts in folders of their classes.
+    """
+    if path.is_file():
+        return path if split == "train" and columns.is_table(path) else None
+    if hub.is_saved(path):
+        return hub.find_saved(path, split)
+    file = columns.find_split_file(path, split, columns.TABLES)
+    if file is None and split == "train":
+        file = columns.only_file(path, columns.TABLES)
+    if file is not None:
+        return file
+    # the only table in the split's folder (ImageFolder's metadata), or the split's in a folder of tables
+    folder = find_split_folder(path, split)
+    files = []
+    if folder is not None:
+        files += [columns.find_split_file(folder, split, columns.TABLES), columns.only_file(folder, columns.TABLES)]
+    for inner in class_folders(path) if path.is_dir() else ():
+        if has_tables(inner.name):
+            files.append(columns.find_split_file(inner, split, columns.TABLES))
+    return next(filter(None, files), None) or find_class_texts(path, split)
+
+
+def labels_pictures(table: Path, place: Path, split: str) -> bool:
+    """Whether a table beside folders of pictures has the labels, and not the folders.
+
+    Either its name is its split's, or its pictures lie in one of the folders, which the others may repeat
+    (images_original, images_compressed).
+    """
+    if columns.split_stem(table).lower() in synonyms(split):
+        return True
+    rows = []
+    with suppress(DataError):  # another table, which is not read
+        rows = [row for _, row in islice(read_table(table, Faults(skip=True)), LOOKED_UP)]
+    picture = columns.match_column(columns.PICTURES, list(rows[0])) if rows else None
+    folder = find_picture_folder(table, [row.get(picture) for row in rows]) if picture is not None else None
+    return folder is not None and folder.place in class_folders(place)
 
 
 def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> Iterator[tuple[str, Row]]:
@@ -54,10 +84,10 @@ def read_table(path: Path, faults: Faults, choose: hub.Choice | None = None) -> 
     column, splits = None, set[str]()
     for number, (place, row) in enumerate(chain(first_rows, rows)):
         _check_count(path, row)
-        column = column if number else match_column(SPLIT_COLUMNS, list(row))
+        column = column if number else columns.match_column(columns.SPLIT_COLUMNS, list(row))
         if column is not None:
             splits.add(str(row.get(column)).lower())
-            column = column if splits <= SPLIT_NAMES else None  # of another meaning
+            column = column if splits <= columns.SPLIT_NAMES else None  # of another meaning
         if column is not None and len(splits) > 1:
             raise DataError(
                 f"{path} has rows of several splits (column {column}: {preview(sorted(splits))}): write a table for "
@@ -83,17 +113,18 @@ def _read_rows(path: Path, faults: Faults, choose: hub.Choice | None) -> Iterato
         yield from number_rows(chain.from_iterable(hub.load_saved(path).values()))
         return
     if path.is_dir():
-        yield from text_folders.read_class_texts(path, faults)
+        yield from read_class_texts(path, faults)
         return
     if suffix == ".parquet":
-        yield from number_rows(chain.from_iterable(hub.read_parquet(shard, choose) for shard in find_shards(path)))
+        shards = columns.find_shards(path)
+        yield from number_rows(chain.from_iterable(hub.read_parquet(shard, choose) for shard in shards))
         return
     limit = csv.field_size_limit(MAX_LINE)  # of a cell; its default is 131,072
     read = _read_cells
-    if suffix in JSON:
+    if suffix in columns.JSON:
         read = _read_json
-    elif suffix not in TABLES:
-        read = {"cells": _read_cells, "pictures": _read_list}.get(str(text_table(path)), _read_fasttext)
+    elif suffix not in columns.TABLES:
+        read = {"cells": _read_cells, "pictures": _read_list}.get(str(columns.text_table(path)), _read_fasttext)
     try:
         # bytes that are not UTF-8 become lone surrogates, by which their row is found
         with open_text(path, DataError, text_encoding(path, DataError), "surrogateescape", "") as file:
@@ -118,7 +149,7 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
         if not _is_text(line):
             faults.record(f"{where} {not_utf8(path)}")
         elif not names:
-            faults.record(f"{where} has no {FASTTEXT_MARK}")
+            faults.record(f"{where} has no {columns.FASTTEXT_MARK}")
         else:
             text = FASTTEXT_LABEL.sub("", line).strip()
             label = names[0] if len(names) == 1 else names
@@ -128,7 +159,7 @@ def _read_fasttext(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[s
 def _read_list(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, Row]]:
     """Rows of image and label from lines of a path and a label, as lists of ImageNet for Caffe are."""
     for number, line in enumerate(file, 1):
-        cells = PATH_LABEL.split(line.strip(), maxsplit=1)
+        cells = columns.PATH_LABEL.split(line.strip(), maxsplit=1)
         if len(cells) == 2:
             yield f"line {number}", {"image": cells[0], "label": cells[1].strip()}
         elif line.strip():
@@ -159,7 +190,7 @@ def _rows_of_object(content: dict[str, Any]) -> list[Any]:
     """The rows of a table that is one object; an object of another form is a row by itself."""
     values = list(content.values())
     # by the names of pictures: a class, or an object with it
-    pictures = [name for name in content if name.lower().endswith(IMAGES)]
+    pictures = [name for name in content if name.lower().endswith(columns.IMAGES)]
     if 2 * len(pictures) > len(content):
         cells = [content[name] if isinstance(content[name], dict) else {"label": content[name]} for name in pictures]
         return [{"image": name} | cell for name, cell in zip(pictures, cells, strict=True)]
@@ -167,9 +198,9 @@ def _rows_of_object(content: dict[str, Any]) -> list[Any]:
     tables = [value for value in values if isinstance(value, list) and value and isinstance(value[0], dict)]
     if len(tables) == 1:
         return tables[0]
-    columns, rows = content.get("columns"), content.get("data")
-    if isinstance(columns, list) and isinstance(rows, list) and all(isinstance(row, list) for row in rows):
-        return [dict(zip_longest(map(str, columns), row[: len(columns)])) for row in rows]
+    header, rows = content.get("columns"), content.get("data")
+    if isinstance(header, list) and isinstance(rows, list) and all(isinstance(row, list) for row in rows):
+        return [dict(zip_longest(map(str, header), row[: len(header)])) for row in rows]
     # an object a row, or a column, as DataFrame.to_json writes them
     if values and all(isinstance(value, dict) for value in values):
         keys = values[0].keys()
@@ -204,7 +235,7 @@ def _read_cells(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str,
     first = next(iter(file), "")
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     mark = EXCEL_MARK.fullmatch(first)
-    delimiter = mark[1] if mark else _find_delimiter(file, first, usual, path.suffix.lower() in TABLES)
+    delimiter = mark[1] if mark else _find_delimiter(file, first, usual, path.suffix.lower() in columns.TABLES)
     is_quoted = len(delimiter) == 1 and delimiter != "@"
     is_quoted = is_quoted and (delimiter != "\t" or _has_quoted_cells(file, first.count("\t")))
     file.seek(0)
@@ -240,7 +271,7 @@ def _find_delimiter(file: TextIO, first: str, usual: str, is_table: bool) -> str
     lines = [first, *(line for line in islice(file, HEADER_ROWS) if line.strip())]
     file.seek(0)
     next(iter(file), "")
-    if mark := even_mark(lines, FEW_MARKS if is_table else TEXT_MARKS):
+    if mark := columns.even_mark(lines, columns.FEW_MARKS if is_table else columns.TEXT_MARKS):
         return mark
     header = QUOTED_CELL.sub("", first)
     return next((mark for mark in (usual, ";", "\t", ",", "|") if mark in header), usual)

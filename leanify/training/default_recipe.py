@@ -30,7 +30,7 @@ from leanify.layouts import recognition
 from leanify.layouts.columns import WITHOUT_LABELS, format_setting
 from leanify.layouts.image_files import data_folder
 from leanify.layouts.own_data import NO_COLUMNS, NamedColumns, OwnData
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads
 from leanify.sources.overrides import class_name

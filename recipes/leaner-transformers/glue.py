@@ -29,7 +29,7 @@ from leanify.core.errors import DataError
 from leanify.core.files import writing
 from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table
 from leanify.runs.run_directory import RunDirectory
 from leanify.training.predicting import predict
 

@@ -33,9 +33,8 @@ from leanify.layouts.image_files import (
     find_images,
     find_picture_folder,
 )
-from leanify.layouts.rows import read_table
+from leanify.layouts.rows import find_table, labels_pictures, read_table
 from leanify.layouts.split_names import synonyms
-from leanify.layouts.split_tables import find_table, labels_pictures
 
 SOME = 1000  # rows by which the folder of the pictures is found
 

@@ -29,8 +29,7 @@ from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.layouts import columns
 from leanify.layouts.faults import Faults
-from leanify.layouts.rows import read_table
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table, read_table
 from leanify.upstream.origin import is_hf, text_config
 
 TASKS = ("text-classification", "text-regression")

@@ -25,8 +25,7 @@ from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.layouts.columns import TABLES, find_split_file, guess_texts, is_table, pick_columns, text_files
 from leanify.layouts.faults import Faults
 from leanify.layouts.image_files import find_split_folder
-from leanify.layouts.rows import read_table
-from leanify.layouts.split_tables import find_table
+from leanify.layouts.rows import find_table, read_table
 from leanify.layouts.text_folders import list_texts
 
 HOLDOUT = 0.1  # share held out without a validation file and data.holdout
