@@ -96,7 +96,6 @@ def refuse_keys(data: DataSection, *keys: str) -> None:
 def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
     """A text model's vocabulary size and number of positions (None if unlimited). Raises DataError."""
     any_model: Any = model
-    # a module of the user's own, or transformers' configuration
     if isinstance(getattr(model, "vocab", None), int):  # a module of the user's own says it itself
         return any_model.vocab, getattr(any_model, "length", None)
     config: Any = text_config(any_model.config) if is_hf(model) else None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from leanify.core.errors import DataError
 from leanify.core.files.reading import check_links, open_file
@@ -48,17 +47,36 @@ def take_fingerprint(data: DataSection, splits: Splits) -> dict[str, Any]:
     for place in spread_places(len(files), FILES):
         name, size = files[place]
         contents[name] = _file_digest(top / name, size)
-    return facts | {"folders": _summarise_folders(files), "contents": contents}
+    # number, bytes, and names and sizes of the files in each folder
+    files_by_folder: dict[str, list[tuple[str, int]]] = {}
+    for name, size in files:
+        files_by_folder.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
+    folders: dict[str, list[Any]] = {}
+    for folder, some in files_by_folder.items():
+        digest = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
+        folders[folder] = [len(some), sum(size for _, size in some), digest]
+    return facts | {"folders": folders, "contents": contents}
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What changed between two fingerprints; None if nothing did, or if the first is empty or malformed."""
-    # a fingerprint of an older version cannot be compared
     folders, contents = before.get("folders", {}), before.get("contents", {})
-    if not before or not isinstance(contents, Mapping) or not _are_folders(folders):
+    if not before or not isinstance(contents, Mapping) or not isinstance(folders, Mapping):
         return None
-    # files that were added, removed or resized, then contents of equal size
-    changes = list(_folder_changes(folders, now.get("folders", {})))
+    for entry in folders.values():
+        if not isinstance(entry, list) or [*map(type, entry)] != [int, int, str]:
+            return None
+    # files that were added, removed or resized
+    changes, new_folders = [], now.get("folders", {})
+    for name in dict.fromkeys([*folders, *new_folders]):
+        old, new = folders.get(name), new_folders.get(name)
+        if old is None or new is None:
+            changes.append(f"the folder {name} is {'gone' if new is None else 'new'}")
+        elif old[:2] != new[:2]:
+            changes.append(f"{name}: {old[0]:,} files of {old[1]:,} bytes → {new[0]:,} files of {new[1]:,} bytes")
+        elif old != new:
+            changes.append(f"files in {name} have other names or sizes")
+    # contents of equal size
     others = now.get("contents", {})
     for name, digest in contents.items():
         if others.get(name, digest) != digest:
@@ -69,26 +87,6 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
     if len(changes) > MAX_CHANGES:
         changes[MAX_CHANGES:] = [f"and {len(changes) - MAX_CHANGES} more"]
     return "; ".join(changes) or None
-
-
-def _are_folders(folders: Any) -> bool:
-    """Whether folders read from a file have the structure that `take_fingerprint` gives them."""
-    if not isinstance(folders, Mapping):
-        return False
-    return all(isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values())
-
-
-def _folder_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
-        if old == new:
-            continue
-        if old is None or new is None:
-            yield f"the folder {name} is {'gone' if new is None else 'new'}"
-        elif old[:2] == new[:2]:
-            yield f"files in {name} have other names or sizes"
-        else:
-            yield f"{name}: {old[0]:,} files of {old[1]:,} bytes → {new[0]:,} files of {new[1]:,} bytes"
 
 
 def _data_files(root: Path) -> Iterator[tuple[str, int]]:
@@ -102,17 +100,6 @@ def _data_files(root: Path) -> Iterator[tuple[str, int]]:
             is_of_data = path.suffix.lower() in SUFFIXES or name.isdigit()  # texts called by a number (20 newsgroups)
             if is_of_data and path.is_file():
                 yield path.relative_to(root).as_posix(), path.stat().st_size
-
-
-def _summarise_folders(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
-    files_by_folder: dict[str, list[tuple[str, int]]] = {}
-    for name, size in files:
-        files_by_folder.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
-    summaries: dict[str, list[Any]] = {}
-    for folder, some in files_by_folder.items():
-        digest = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
-        summaries[folder] = [len(some), sum(size for _, size in some), digest]
-    return summaries
 
 
 def _file_digest(path: Path, size: int) -> str:
@@ -132,10 +119,7 @@ def _samples_digest(samples: Any) -> str:
     if not hasattr(samples, "batch"):
         return str(len(samples))
     inputs, targets = samples.batch(np.linspace(0, len(samples) - 1, SAMPLES).astype(int))
-    inputs = inputs if isinstance(inputs, dict) else {"": inputs}
-    parts = [*inputs.values(), targets]
     digest = hashlib.sha256()
-    for part in parts:
-        assert isinstance(part, Tensor)
+    for part in (*inputs.values(), targets) if isinstance(inputs, dict) else (inputs, targets):
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -22,7 +22,7 @@ from leanify.data.images.decoding import choose_decoder, recorded_decoder
 from leanify.data.texts import tokenizers
 from leanify.data.texts.tokens import read_texts
 from leanify.layouts import columns
-from leanify.layouts.image_files import find_images, find_split_folder
+from leanify.layouts.image_files import find_images
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import reraise_as, reraise_in_iteration
 from leanify.upstream.origin import is_hf
@@ -69,11 +69,11 @@ def feed(
     with reraise_as(where, DataError):
         name, example = next(iter(example_inputs(model, 1, tokens).items()))
         if data is None:
-            inputs = Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
+            inputs = Feed(_describe_random(name, example), _random(model, samples, batch_size, tokens, seed))
         elif not data.exists():
             raise DataError(f"{data} does not exist")
         elif name == "input_ids":
-            inputs = _texts(model, _text_file(data), samples, batch_size, example.shape[-1], directory)
+            inputs = _texts(model, data, samples, batch_size, example.shape[-1], directory)
         elif name == "points":
             raise DataError("this model takes points, which are always generated; omit the data")
         elif not data.is_dir():
@@ -98,13 +98,12 @@ def _random(model: nn.Module, samples: int, batch_size: int, tokens: int | None,
         yield example_inputs(model, min(batch_size, samples - start), tokens)
 
 
-def _random_words(name: str, example: Tensor) -> str:
+def _describe_random(name: str, example: Tensor) -> str:
     shape = " × ".join(map(str, example.shape[1:]))
     if name == "points":
         return f"random input: {example.shape[1]} points on a sphere in {example.shape[2]} dimensions"
-    if name == "input_ids":
-        return f"random input: {shape} token ids, uniform over the vocabulary"
-    return f"random input: {shape} standard normal pixels, not images"
+    kinds = {"input_ids": "token ids, uniform over the vocabulary"}
+    return f"random input: {shape} {kinds.get(name, 'standard normal pixels, not images')}"
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -176,20 +175,12 @@ def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def _text_file(data: Path) -> Path:
-    """A folder's training split, as `leanify train` finds it."""
-    if not data.is_dir():
-        return data
-    return (
-        columns.find_split_file(data, "train", (*columns.TABLES, *columns.TEXT_FILES))
-        or find_split_folder(data, "train")
-        or data
-    )
-
-
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:
-    if data.is_dir():
-        raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
+    if data.is_dir():  # its training split, as `leanify train` finds it
+        file = columns.find_split_file(data, "train", (*columns.TABLES, *columns.TEXT_FILES))
+        if file is None:
+            raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
+        data = file
     any_model: Any = model
     vocab = any_model.config.vocab_size if is_hf(model) else any_model.vocab
     encode, description = text_encoder(directory, vocab)

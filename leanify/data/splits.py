@@ -28,7 +28,17 @@ def load_splits(data: DataSection, model: nn.Module) -> Splits:
     if data.options and not is_code(data.name):
         raise RecipeError(f"data.options are for the function of data.name = file.py:function, not for {data.name}")
     with reraise_as(f"the data {data.name!r} cannot be read", DataError):
-        splits = _call_code(data, model) if is_code(data.name) else _read(data, model)
+        if is_code(data.name):
+            splits = _call_code(data, model)
+        else:
+            # the reader of a built-in data set, or of the user's own data for this task
+            file = BUILT_IN.get(data.name) or TASKS[data.task].data
+            if file is None:
+                raise RecipeError(
+                    f"{data.name} is not a data set for {data.task}; name the function that reads it: "
+                    "--set data.name=file.py:function"
+                )
+            splits = importlib.import_module(f"leanify.{file}").splits(data, model)
 
     # every other validation sample judges, and the rest choose
     if data.judge and splits.test is None:
@@ -39,18 +49,6 @@ def load_splits(data: DataSection, model: nn.Module) -> Splits:
         splits = replace(splits, validation=choosing, test=Selection(splits.validation, np.arange(1, count, 2)))
     if data.test is not None and splits.test is None:
         raise RecipeError(f"data.test is {data.test}, but there is no such split of {splits.description}; remove it")
-    return splits
-
-
-def _read(data: DataSection, model: nn.Module) -> Splits:
-    """The splits by the reader of a built-in data set, or of the user's own data for this task."""
-    file = BUILT_IN.get(data.name) or TASKS[data.task].data
-    if file is None:
-        raise RecipeError(
-            f"{data.name} is not a data set for {data.task}; name the function that reads it: "
-            "--set data.name=file.py:function"
-        )
-    splits: Splits = importlib.import_module(f"leanify.{file}").splits(data, model)
     return splits
 
 

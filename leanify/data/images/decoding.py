@@ -29,6 +29,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000"
 FULL_RANGE = (0, 65535)  # of 16 bits
 DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA);16([BLN])")  # Pillow's words for colours of 16 bits in a byte order
 OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+TURNS = {  # Pillow's word for what an orientation of EXIF needs
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
 MAX_LOOKED_AT = 256  # pictures, evenly spaced, by which a data set's decoder is chosen
 MIN_CONTRAST = 16  # of 255, between a picture's darkest and brightest pixel; one with less is flat
 SKIP = ", or skip such images with --set data.on_error=skip"
@@ -250,18 +254,8 @@ def _turn(picture: Any, original: Any) -> Any:
     """Turn a picture as the EXIF data of the ``original`` say, where these can be read."""
     from PIL import Image
 
-    methods = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_270,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_90,
-    }
     try:
-        orientation = original.getexif().get(0x0112)
-    except Exception:  # damaged EXIF data turn nothing; Pillow raises many types for them
-        orientation = None
-    method = methods.get(orientation) if isinstance(orientation, int) else None
-    return picture if method is None else picture.transpose(method)
+        method = TURNS[original.getexif()[0x0112]]
+    except Exception:  # no EXIF data turn nothing, nor damaged ones, for which Pillow raises many types
+        return picture
+    return picture.transpose(Image.Transpose[method])

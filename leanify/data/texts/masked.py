@@ -129,26 +129,19 @@ def encode_text(text: str | Text, tokenizer: Any) -> np.ndarray:
     return tokens.encode_cached(text, encode, f"with separators by {identity}").ids
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a text, those beyond the tokenizer's bound in several parts."""
-    lines = text.splitlines(keepends=True)
-    if max(map(len, lines), default=0) <= tokenizers.LONGEST:
-        return lines
-    size = tokenizers.LONGEST
-    parts: list[str] = []
-    for line in lines:
-        parts += [line[start : start + size] for start in range(0, len(line), size)]
-    return parts
-
-
 def encoder(tokenizer: Any) -> Encode:
     """A function from a block of text to ids, which adds the separator after each non-blank document."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
+    size = tokenizers.LONGEST
 
     def encode(block: str) -> np.ndarray:
-        # all lines at once, which the tokenizer encodes in parallel
-        documents = [_lines(part) for part in block.split(tokens.END)]
+        # all lines at once, which the tokenizer encodes in parallel; those beyond its bound in several parts
+        documents: list[list[str]] = []
+        for part in block.split(tokens.END):
+            documents.append([])
+            for line in part.splitlines(keepends=True):
+                documents[-1] += [line[start : start + size] for start in range(0, len(line), size)]
         lines = [*chain(*documents)]
         line_ids = tokenizers.encode(tokenizer, lines, add_special_tokens=False)["input_ids"] if lines else []
         # documents behind one another

@@ -116,7 +116,10 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     table = read_split_table(data, data.train, faults)
     labels = match_labels(_names(table, data), output_names(model))
     names = labels.names
-    tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: table.lines, _key(table))
+    digest = hashlib.sha256()
+    for line in table.lines:
+        digest.update(line.encode() + b"\0")
+    tokenizer, by = tokenizers.make_tokenizer(data.tokenizer, lambda: table.lines, digest.hexdigest())
     tokenizers.check_fit(tokenizer, size, by)
     _check_padding(model, tokenizer)
     types = takes_types(model)
@@ -127,9 +130,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         (train, validation), validation_note = hold_out(train, data.holdout), " held out"
     else:
         other = read_split_table(data, data.validation, faults)
-        validation_note = f" of {other.file.name}" * (
-            columns.split_stem(other.file).lower() == "test"
-        )  # otherwise its name marks its split
+        is_test = columns.split_stem(other.file).lower() == "test"  # otherwise its name marks its split
+        validation_note = f" of {other.file.name}" * is_test
         validation = _drop_unknown_labels(other, names, faults).encode(names, tokenizer, length, types)
         validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} classes: {preview(names, 6)}" if names else "a number"
@@ -182,14 +184,6 @@ def _drop_unknown_labels(table: LabelledTable, names: Sequence[str], faults: Fau
     return replace(table, rows=rows)
 
 
-def _key(table: LabelledTable) -> str:
-    """A digest of a table's texts, as a cache key."""
-    digest = hashlib.sha256()
-    for line in table.lines:
-        digest.update(line.encode() + b"\0")
-    return digest.hexdigest()
-
-
 def _names(table: LabelledTable, data: DataSection) -> list[str]:
     names = [] if data.task == "text-regression" else table.names
     if len(names) == 1:
@@ -201,8 +195,7 @@ def read_split_table(data: DataSection, split: str, faults: Faults) -> LabelledT
     """The table of the training or the validation split. Raises DataError."""
     folder = data_path(data)
     file = find_table(folder, split)
-    if file is None and split == data.train:
-        raise DataError(f"{folder} has no {split} table ({', '.join(split + suffix for suffix in columns.TABLES)})")
     if file is None:
-        raise DataError(f"{folder} has no {split} table; {HOLD_OUT}")
+        remedy = f"looked for {', '.join(split + suffix for suffix in columns.TABLES)}"
+        raise DataError(f"{folder} has no {split} table; {remedy if split == data.train else HOLD_OUT}")
     return LabelledTable.read(file, data, faults)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -129,17 +128,13 @@ def _read_column(
     column = None
     for place, row in rows:
         column = column or _choose_column(path, list(row), text_columns)
-        text = faults.text(_join_turns(row.get(column)), f"{path}, {place}: {column}")
+        cell = row.get(column)
+        if isinstance(cell, (list, tuple)):  # a chat's turns, or several texts, one below another
+            turns = [turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn for turn in cell]
+            cell = "\n".join(turns) if turns and all(isinstance(turn, str) for turn in turns) else cell
+        text = faults.text(cell, f"{path}, {place}: {column}")
         if text is not None:
             yield text
-
-
-def _join_turns(cell: Any) -> Any:
-    """The text of a chat's turns, or of several texts, one below another; any other cell as it is."""
-    if not isinstance(cell, (list, tuple)):
-        return cell
-    turns: list[Any] = [turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn for turn in cell]
-    return "\n".join(turns) if turns and all(isinstance(turn, str) for turn in turns) else cell
 
 
 def _decode_file(path: Path) -> Iterator[str]:
@@ -193,11 +188,21 @@ def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
         return encode_pieces(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
-    # from the cache, written again if it is missing or damaged
+    # from the cache, written again if it is missing or damaged: ids, and a card with their number and type
     entry = _read(home)
     if entry is None:
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
-        _keep(source, encode, home)
+        size, count, top, kind, fault_count = 0, 0, 0, "", len(source.faults.names)
+        with cache.new_entry(home, f"the token ids of {source}") as folder:
+            with writing.open_atomic(folder / "ids.bin", sync=False) as file:
+                for block in blocks(source.pieces()):
+                    ids = encode(block)
+                    ids.tofile(file)
+                    size, count = size + len(block.encode()), count + len(ids)
+                    top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
+            facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
+            facts["skipped"] = source.faults.names[fault_count:]
+            writing.write(folder / "card.json", json.dumps(facts), sync=False)
         entry = _read(home)
     if entry is None:
         raise DataError(f"the token ids of {source} in {home} cannot be read: remove that folder")
@@ -215,19 +220,3 @@ def _read(home: Path) -> tuple[Ids, list[str]] | None:
         return Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))
     except Exception:  # a damaged card raises what its words happen to be taken for
         return None
-
-
-def _keep(source: Text, encode: Encode, home: Path) -> None:
-    """Write the ids and a card about them to the cache."""
-    # ids block by block, of which the card keeps number and type
-    size, count, top, kind, fault_count = 0, 0, 0, "", len(source.faults.names)
-    with cache.new_entry(home, f"the token ids of {source}") as folder:
-        with writing.open_atomic(folder / "ids.bin", sync=False) as file:
-            for block in blocks(source.pieces()):
-                ids = encode(block)
-                ids.tofile(file)
-                size, count = size + len(block.encode()), count + len(ids)
-                top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
-        facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
-        facts["skipped"] = source.faults.names[fault_count:]
-        writing.write(folder / "card.json", json.dumps(facts), sync=False)
