@@ -12,32 +12,8 @@ from shlex import quote
 from leanify.core import path_kinds as places
 from leanify.core.errors import DataError, SourceError
 from leanify.core.files.reading import preview, read_lines, text_encoding, walk_folders
-from leanify.layouts import columns, hub
+from leanify.layouts import columns, hub, image_files, joining
 from leanify.layouts.faults import Faults
-from leanify.layouts.image_files import (
-    class_folders,
-    count_images,
-    data_folder,
-    describe_unread,
-    find_class_folders,
-    find_images,
-    find_split_folder,
-    has_images,
-    has_picture,
-    has_tables,
-    is_tool_folder,
-    mask_folders,
-    picture_folders,
-)
-from leanify.layouts.joining import (
-    FEW_PARTS,
-    MIN_LINES,
-    decodes,
-    find_class_files,
-    find_label_file,
-    hint_labels,
-    texts_and_labels,
-)
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
 from leanify.layouts.rows import find_table, labels_pictures
 from leanify.layouts.split_names import FILLERS, are_split_names, has_filler, is_split, parse_split, synonyms
@@ -93,7 +69,7 @@ def recognise(path: str | Path, selection: NamedColumns = NO_COLUMNS, depth: int
     place = Path(path).expanduser()
     try:
         if place.is_dir():
-            return _describe_folder(data_folder(place), selection, depth)
+            return _describe_folder(image_files.data_folder(place), selection, depth)
         return _describe_file(place, None, selection, place) if place.is_file() else nothing("it does not exist")
     except OSError as error:
         return nothing(f"it cannot be read: {error.strerror or error}")
@@ -176,11 +152,12 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
 def _find_other_labels(place: Path) -> OwnData | None:
     """Pictures whose labels are boxes or masks."""
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
-    if boxes is not None and has_images(place):
+    if boxes is not None and image_files.has_images(place):
         return nothing(
             f"its labels are boxes in pictures, as {boxes} lays them out, and leanify learns one class a picture: {CUT}"
         )
-    masks = mask_folders(place) or next(filter(None, map(mask_folders, class_folders(place)[:FEW_PARTS])), [])
+    folders = [place, *image_files.class_folders(place)[: joining.FEW_PARTS]]
+    masks = next(filter(None, map(image_files.mask_folders, folders)), [])
     if not masks:
         return None
     return nothing(
@@ -191,7 +168,7 @@ def _find_other_labels(place: Path) -> OwnData | None:
 
 def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> OwnData | None:
     """Pictures in a folder for each class, unless a table has their labels, or in tar shards; no recordings."""
-    classes = find_class_folders(place, "train")
+    classes = image_files.find_class_folders(place, "train")
     if classes is not None:
         names_pictures = classes == place and table is not None and labels_pictures(table, place, "train")
         data = describe_table(table, None, selection, place) if names_pictures and table is not None else None
@@ -221,7 +198,7 @@ def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> 
 
 def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> OwnData | None:
     """Rows of a split's table, or texts in folders of their classes; None for plain text, and for texts alone."""
-    if not file.is_dir() and (not columns.is_table(file) or texts_and_labels(file) is not None):
+    if not file.is_dir() and (not columns.is_table(file) or joining.texts_and_labels(file) is not None):
         return None
     data = _describe_file(file, find_table(place, "validation"), selection, place)
     if data.kind is not None and data.fault != NO_IMAGES:
@@ -229,18 +206,20 @@ def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> 
         left_out = f"; {preview(others)} {'is' if len(others) == 1 else 'are'} left out" if others else ""
         return replace(data, description=data.description + left_out)
     # a table that is not understood may list pictures that lie in folders of their classes below
-    if file.parent != place and has_tables(file.parent.name):
+    if file.parent != place and image_files.has_tables(file.parent.name):
         return None
-    below = _name_inner_data(class_folders(place), place, depth) if _is_of_pictures(place) else None
+    below = _name_inner_data(image_files.class_folders(place), place, depth) if _is_of_pictures(place) else None
     return replace(data, fault=f"{data.fault}; {below}") if below else data
 
 
 def _find_texts(place: Path, file: Path | None, selection: NamedColumns) -> OwnData | None:
     """Plain texts: a split's ``file``, a single one, several, or those in a folder for each split."""
     # texts in one file and their labels in another, perhaps in a folder for each split
-    texts, folder = columns.text_files(place), find_split_folder(place, "train")
-    inner_files = [] if folder is None else [entry for entry in islice(folder.iterdir(), FEW_PARTS) if entry.is_file()]
-    labels = find_label_file(texts if file is None else [file], place) or find_label_file(sorted(inner_files), place)
+    texts, folder = columns.text_files(place), image_files.find_split_folder(place, "train")
+    labels = joining.find_label_file(texts if file is None else [file], place)
+    if labels is None and folder is not None:
+        inner_files = sorted(entry for entry in islice(folder.iterdir(), joining.FEW_PARTS) if entry.is_file())
+        labels = joining.find_label_file(inner_files, place)
     if labels is not None:
         return nothing(labels, place)
     if file is not None:
@@ -249,13 +228,13 @@ def _find_texts(place: Path, file: Path | None, selection: NamedColumns) -> OwnD
     if len(texts) == 1:
         return _describe_file(texts[0], None, selection, place)
     needs_labels = selection.task not in columns.WITHOUT_LABELS
-    if needs_labels and (class_files := find_class_files(texts, place)):
+    if needs_labels and (class_files := joining.find_class_files(texts, place)):
         return nothing(class_files, place)
     if texts and not any(map(columns.is_table, texts)):
         return OwnData("text", f"{len(texts)} text files in {place}", False)
     if folder is None or not (texts := list_texts(folder)):
         return None
-    if needs_labels and (class_files := find_class_files(texts, place)):
+    if needs_labels and (class_files := joining.find_class_files(texts, place)):
         return nothing(class_files, place)
     is_validated = find_texts(place, "validation") is not None
     return OwnData("text", f"{count_noun(len(texts), 'text file')} in {folder}", is_validated)
@@ -288,19 +267,19 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
     """Describe images in a folder for each class."""
     # folders that hold pictures are the classes; images that are not read, by their endings
     others: Counter[str] = Counter()
-    counts = count_images(class_folders(train), others)
+    counts = image_files.count_images(image_files.class_folders(train), others)
     empty = [name for name, count in counts.items() if not count]
     names, samples = columns.sort_labels(set(counts) - set(empty)), sum(counts.values())
     description = f"{samples:,} images of {len(names):,} classes ({preview(names, MAX_NAMES)}) in {train}"
     # the validation folder, with its classes; folders that spoil the classes, by name
-    other = find_split_folder(place, "validation") if train != place else None
+    other = image_files.find_split_folder(place, "validation") if train != place else None
     if other is not None and is_split_without_classes(other):
         description += f"; {other} has no folders of classes and is left out"
         other = None
     faults = []
     empty_folders = [str(train / name) for name in empty]
     if other is not None:
-        other_counts = count_images(class_folders(other), others)
+        other_counts = image_files.count_images(image_files.class_folders(other), others)
         description += f", {sum(other_counts.values()):,} in {other}"
         empty_folders += [str(other / name) for name, count in other_counts.items() if not count]
         if unknown := sorted(name for name, count in other_counts.items() if count and name not in names):
@@ -312,14 +291,17 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
     # folders of classes beside pictures: a set beside its test set, its pictures in another size, or itself again
     sets: dict[str, list[Path]] = {}
     for name in names:
-        if not has_picture(train / name) and (inner := find_class_folders(data_folder(train / name), "train")):
-            sets[name] = class_folders(inner)
+        if image_files.has_picture(train / name):
+            continue
+        inner = image_files.find_class_folders(image_files.data_folder(train / name), "train")
+        if inner is not None:
+            sets[name] = image_files.class_folders(inner)
     are_again = any({*names} - {name} <= {folder.name for folder in folders} for name, folders in sets.items())
     are_named = any(parse_split(name) is not None or has_filler(name) for name in names)
     if 0 < len(sets) < len(names) and (are_again or are_named):
         faults.append(f"{preview([*sets])} has folders of classes, and pictures lie beside it: name one of them")
     # what may be meant otherwise
-    shared_folders = _same_folders(data_folder(train / name) for name in names)
+    shared_folders = _same_folders(image_files.data_folder(train / name) for name in names)
     inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])
     if inner_folders:
         description += (
@@ -337,12 +319,13 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
             table = find_table(place, "train") if train != place else None
             if table is not None:
                 faults.append(f"{table} may have the labels: write its cells as paths from the table on, a/b/c.jpg")
-    tool_folders = [entry.name for entry in train.iterdir() if entry.is_dir() and is_tool_folder(entry.name)]
-    left_out = [name for name in tool_folders if name[0] not in "._@#$" and has_images(train / name)]
+    visible = [entry for entry in train.iterdir() if entry.is_dir() and entry.name[0] not in "._@#$"]
+    tool_folders = [entry for entry in visible if image_files.is_tool_folder(entry.name)]
+    left_out = [entry.name for entry in tool_folders if image_files.has_images(entry)]
     if left_out:
         description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
     if others:
-        description += f"; {describe_unread(others)}"
+        description += f"; {image_files.describe_unread(others)}"
     description += columns.note_alike(names)
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
@@ -352,16 +335,16 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
 
 def is_split_without_classes(folder: Path) -> bool:
     """Whether a folder of a split has its pictures side by side, or all in images/: their classes are elsewhere."""
-    folders = picture_folders(folder)
+    folders = image_files.picture_folders(folder)
     if len(folders) == 1:
         return folders[0].name.lower() in FILLERS
-    return not folders and has_images(folder)
+    return not folders and image_files.has_images(folder)
 
 
 def _is_of_pictures(place: Path) -> bool:
     """Whether text files in a folder are lists of its pictures, which outnumber them, or captions; none to learn."""
     texts = columns.text_files(place)
-    stems = [image.stem for image in islice(find_images(place), max(1, len(texts)) + 1)]
+    stems = [image.stem for image in islice(image_files.find_images(place), max(1, len(texts)) + 1)]
     return len(stems) > max(1, len(texts)) or (len(stems) > 1 and {file.stem for file in texts} <= {*stems})
 
 
@@ -369,8 +352,8 @@ def _same_folders(classes: Iterable[Path]) -> list[str]:
     """The folders in every class, if all have the same two or more and no image; otherwise []."""
     shared_names: list[str] | None = None
     for place in classes:
-        names = [folder.name for folder in class_folders(place)]
-        if len(names) < 2 or shared_names not in (None, names) or has_picture(place):
+        names = [folder.name for folder in image_files.class_folders(place)]
+        if len(names) < 2 or shared_names not in (None, names) or image_files.has_picture(place):
             return []
         shared_names = names
     return shared_names or []
@@ -378,10 +361,10 @@ def _same_folders(classes: Iterable[Path]) -> list[str]:
 
 def _inner_classes(classes: Sequence[Path]) -> list[str]:
     """The folders of pictures in classes which have no picture beside them, if most have several; otherwise []."""
-    inner = [[*class_folders(place)] for place in classes]
-    if any(map(has_picture, classes)) or 2 * sum(len(folders) > 1 for folders in inner) <= len(classes):
+    inner = [[*image_files.class_folders(place)] for place in classes]
+    if any(map(image_files.has_picture, classes)) or 2 * sum(len(folders) > 1 for folders in inner) <= len(classes):
         return []
-    return [folder.name for place in classes for folder in picture_folders(place)]
+    return [folder.name for place in classes for folder in image_files.picture_folders(place)]
 
 
 # -- folders without data that are read -------------------------------------------------------------------------------
@@ -389,7 +372,7 @@ def _inner_classes(classes: Sequence[Path]) -> list[str]:
 
 def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData:
     """The thing that was found instead of data, and what to do."""
-    entries = sorted(entry for entry in place.iterdir() if not is_tool_folder(entry.name))
+    entries = sorted(entry for entry in place.iterdir() if not image_files.is_tool_folder(entry.name))
     files = [entry for entry in entries if entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir()]
     if not entries:
@@ -455,7 +438,7 @@ def _name_inner_data(folders: Sequence[Path], place: Path, depth: int) -> str | 
     """Which folders below are data; None if none is."""
     kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
-    train = find_split_folder(place, "train")
+    train = image_files.find_split_folder(place, "train")
     readable = [folder for folder, kind in kinds.items() if kind not in (None, lists)]
     readable = [folder for folder in readable if train is None or not is_split(folder.name)]
     if len(readable) == 1:
@@ -469,18 +452,19 @@ def _explain_files(
 ) -> OwnData | None:
     """Archives and files of other kinds, and texts with other endings; without files, the first ones in folders."""
     if not files:
-        entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), FEW_PARTS)]
+        entries = [entry for folder in folders[:MAX_FOLDERS] for entry in islice(folder.iterdir(), joining.FEW_PARTS)]
         files = sorted(entry for entry in entries if entry.is_file())
     endings = Counter(file.suffix.lower() for file in files)
     for ending, _ in endings.most_common():
         if ending in (*ARCHIVES, *OTHERWISE):
             file = next(file for file in files if file.suffix.lower() == ending)
             return _describe_file(file, None, selection, place)
-    cells = next((file for file in files if file.suffix == ".data" and decodes(file)), None)
-    if cells is not None and len({line.count(",") for line in islice(read_lines(cells, DataError), MIN_LINES)}) == 1:
-        return nothing(f"{cells} has cells between commas: call it {cells.stem}.csv, and name it")
-    others = [file for file in files if file.suffix not in NO_TEXTS and decodes(file)]
-    others = [file for file in others if file.stat().st_size >= MIN_TEXT]
+    texts = [file for file in files if file.suffix not in NO_TEXTS and joining.decodes(file)]
+    for file in texts:
+        lines = list(islice(read_lines(file, DataError), joining.MIN_LINES)) if file.suffix == ".data" else []
+        if len({line.count(",") for line in lines}) == 1:
+            return nothing(f"{file} has cells between commas: call it {file.stem}.csv, and name it")
+    others = [file for file in texts if file.stat().st_size >= MIN_TEXT]
     if len(others) == 1 and not others[0].suffix:  # enwik8
         return nothing(f"but {others[0]} is text: name it")
     if not any(file.suffix for file in others):
@@ -495,22 +479,22 @@ def _explain_files(
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
     """Images that are not in folders of their classes."""
     others: Counter[str] = Counter()
-    image_counts = count_images(folders, others)
+    image_counts = image_files.count_images(folders, others)
     if others:
-        return nothing(f"it has {describe_unread(others)}")
+        return nothing(f"it has {image_files.describe_unread(others)}")
     pictures = [name for name in image_counts if image_counts[name]]
-    image_count = sum(1 for _ in find_images(place))
+    image_count = sum(1 for _ in image_files.find_images(place))
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"
     # those of a split, folders of other splits, one folder with all
-    train = find_split_folder(place, "train")
-    if train is not None and has_images(train):
-        if classes := picture_folders(train):
+    train = image_files.find_split_folder(place, "train")
+    if train is not None and image_files.has_images(train):
+        if classes := image_files.picture_folders(train):
             return nothing(f"{train} has one class, {classes[0].name}; with one folder per class it takes two or more")
-        rest = hint_labels(place) or f". It looks for {LAYOUTS}"
+        rest = joining.hint_labels(place) or f". It looks for {LAYOUTS}"
         return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
     if len(pictures) > 1 and are_split_names(pictures):
         return nothing(f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train")
     if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
         where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
-        return nothing(f"{where}; with one folder per class it takes two or more{hint_labels(place)}")
+        return nothing(f"{where}; with one folder per class it takes two or more{joining.hint_labels(place)}")
     return nothing(f"its {images} not in folders of their classes. It looks for {LAYOUTS}") if image_count else None

@@ -22,17 +22,8 @@ from leanify.core.errors import DataError
 from leanify.core.files.reading import open_file
 from leanify.core.recipe import DataSection
 from leanify.data.common import HOLD_OUT
-from leanify.layouts import columns, hub, tar_shards
+from leanify.layouts import columns, hub, image_files, tar_shards
 from leanify.layouts.faults import Faults
-from leanify.layouts.image_files import (
-    NUMBERS,
-    PictureFolder,
-    describe_missing,
-    file_size,
-    find_class_folders,
-    find_images,
-    find_picture_folder,
-)
 from leanify.layouts.rows import find_table, labels_pictures, read_table
 from leanify.layouts.split_names import synonyms
 
@@ -60,22 +51,23 @@ class Rows:
         """The bytes of an image, as stored; −1 where only reading it tells."""
         if isinstance(self.pictures, Column):
             return int(self.pictures.sizes[index])
-        picture = self.pictures[index]
+        picture = self._stored(index)
         if isinstance(picture, tar_shards.Piece):
             return picture.size
-        data = picture.get("bytes") if isinstance(picture, dict) else picture
-        if isinstance(data, bytes):
-            return len(data)
-        return file_size(picture if isinstance(picture, Path) else Path(picture["path"]))
+        return len(picture) if isinstance(picture, bytes) else image_files.file_size(picture)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        picture, label = self.pictures[index], int(self.labels[index])
-        if isinstance(picture, Path):
-            return open_file(picture, DataError), label
+        picture, label = self._stored(index), int(self.labels[index])
         if isinstance(picture, tar_shards.Piece):
             return picture.open(), label
-        data = picture.get("bytes") if isinstance(picture, dict) else picture
-        return (io.BytesIO(data) if data is not None else open_file(Path(picture["path"]), DataError)), label
+        return (io.BytesIO(picture) if isinstance(picture, bytes) else open_file(picture, DataError)), label
+
+    def _stored(self, index: int) -> Any:
+        """An image's bytes, its path, or its place in a shard."""
+        picture = self.pictures[index]
+        if not isinstance(picture, dict):
+            return picture
+        return picture["bytes"] if isinstance(picture.get("bytes"), bytes) else Path(picture["path"])
 
 
 class Column:
@@ -108,7 +100,7 @@ def first_pictures(place: Path, column: str | None, count: int) -> Rows:
     if hub.is_saved(place):
         rows = next(iter(hub.load_saved(place).values()))
         pictures = Column(rows, column or hub.columns_by_type(rows)["Image"])
-    elif place.is_dir() and file is None and (files := list(islice(find_images(place), count))):
+    elif place.is_dir() and file is None and (files := list(islice(image_files.find_images(place), count))):
         pictures = files
     elif shards := tar_shards.find_shards(place, "train"):
         pictures, _ = tar_shards.read(shards, Faults(skip=True))
@@ -116,7 +108,7 @@ def first_pictures(place: Path, column: str | None, count: int) -> Rows:
         rows = [row for _, row in islice(read_table(file, Faults(skip=True)), count)]
         name: Any = column or (columns.match_column(columns.PICTURES, list(rows[0])) if rows else None)
         cells = [row.get(name) for row in rows]
-        folder = find_picture_folder(file, cells) or PictureFolder(file.parent)
+        folder = image_files.find_picture_folder(file, cells) or image_files.PictureFolder(file.parent)
         pictures = [picture for picture in map(folder.parse, cells) if picture is not None]
     return Rows(place, pictures, [0] * min(count, len(pictures)))
 
@@ -125,7 +117,7 @@ def is_image_table(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if hub.is_saved(place) or place.is_file():
         return True
-    classes = find_class_folders(place, split)
+    classes = image_files.find_class_folders(place, split)
     if classes is not None and classes != place:
         return False  # folders of classes, even if the folder also has tables
     if tar_shards.find_shards(place, split):
@@ -167,7 +159,8 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str, tup
             order = columns.class_names(file, label)
         cells.append((place, row.get(image), columns.name_class(row.get(label), order)))
     # cells are paths relative to the table, or to a folder next to it
-    folder = find_picture_folder(file, [cell for _, cell, _ in cells[:SOME]]) or PictureFolder(file.parent)
+    first_cells = [cell for _, cell, _ in cells[:SOME]]
+    folder = image_files.find_picture_folder(file, first_cells) or image_files.PictureFolder(file.parent)
     pictures, labels = [], []
     for place, cell, answer in cells:
         picture, kind = folder.parse(cell), columns.parse_label(answer)
@@ -184,7 +177,7 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str, tup
     labels = [kind for kind in labels if kind not in missing]
     if not pictures:
         raise DataError(f"{file} has no row with an image and a label")
-    count, sentence = describe_missing(file, pictures)
+    count, sentence = image_files.describe_missing(file, pictures)
     if count and not faults.skip:
         raise DataError(f"{file}: {sentence}; correct the table", ", or skip such rows with --set data.on_error=skip")
     return pictures, labels, f"({image} → {label})", order
@@ -214,7 +207,7 @@ def _number_classes(
     first = tables[0][0]
     names = columns.sort_labels(set(tables[0][2]), order)
     if columns.are_scores(names):
-        raise DataError(f"{first}: {NUMBERS}")
+        raise DataError(f"{first}: {image_files.NUMBERS}")
     if len(names) < 2:
         raise DataError(f"{first} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
