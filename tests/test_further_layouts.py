@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,31 +16,6 @@ from leanify.layouts.recognition import recognise
 from leanify.training import start
 from leanify.training.default_recipe import parse_columns
 from tests.test_layouts_of_data import ROWS, pictures, put, read
-
-PAIRED = '"{a}","{b}",{label}'
-
-
-ONLY_FOLDERS: dict[str, Any] = {
-    "data beside notes": lambda at: (
-        put(at, "data/train.csv", PAIRED, "premise,hypothesis,label"),
-        (at / "README.md").write_text("---\n"),
-        (at / "LICENSE").touch(),
-    ),
-    "archive in archive": lambda at: pictures(at, "flowers/flowers/rose", "flowers/flowers/tulip"),
-    "tables deep": lambda at: [
-        put(at, f"corpus/tsv/{split}.tsv", "{a}\t{label}", "sentence\tlabel") for split in ("train", "dev")
-    ],
-}
-
-
-@pytest.mark.parametrize("name", ONLY_FOLDERS)
-def test_only_folder_is_entered(tmp_path: Path, name: str) -> None:
-    """What lies in the only folder is recognised and read, from the path that was named."""
-    ONLY_FOLDERS[name](tmp_path)
-    found = recognise(tmp_path)
-    assert found.fault is None
-    assert found.classes == 2
-    assert len(read(tmp_path, found)[0]) == 2
 
 
 @pytest.mark.parametrize("names", [("with_mask", "without_mask"), ("mask", "no_mask"), ("label", "barcode")])
@@ -94,21 +68,12 @@ def test_labels_of_several_words_are_classes(tmp_path: Path, labels: str) -> Non
     assert recognise(tmp_path).fault is None
 
 
-PAIRS = {
-    "TweetEval": ("train_text.txt", "train_labels.txt", ""),
-    "numpy habits": ("X_train.csv", "y_train.csv", "text/label"),
-    "endings": ("train.text", "train.labels", ""),
-    "SemEval": ("train.input.txt", "train.gold.txt", ""),
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_labels_in_a_file_of_their_own_are_joined(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("files", [("train_text.txt", "train_labels.txt"), ("X_train.csv", "y_train.csv")])
+def test_labels_in_a_file_of_their_own_are_joined(tmp_path: Path, files: tuple[str, str]) -> None:
     """Texts without their labels are no language model's: the line that is proposed makes a table that is read."""
-    texts, labels, headers = PAIRS[name]
-    text_header, _, label_header = headers.partition("/")
-    put(tmp_path, texts, "{a} and {b}", text_header, number=50)
-    put(tmp_path, labels, "{label}", label_header, number=50, values="up down")
+    for name, line in zip(files, ("{a} and {b}", "{label}"), strict=True):
+        header = name[0] if name.endswith(".csv") else ""
+        put(tmp_path, name, line, header, number=50, values="up down")
     found = recognise(tmp_path)
     assert found.kind is None
     line = str(found.fault).partition("join them to a table, for each split, ")[2]
@@ -144,16 +109,6 @@ def test_class_by_picture_in_an_object(tmp_path: Path, indent: int | None) -> No
     found = recognise(tmp_path)
     assert (found.kind, found.samples, found.fault) == ("images", ROWS, None)
     assert read(tmp_path, found)[0] == ["rose", "tulip"]
-
-
-@pytest.mark.parametrize("names", ["cat.{} dog.{}", "Abyssinian_{} shiba_inu_{}", "a{} b{}"])
-def test_classes_in_names_are_said(tmp_path: Path, names: str) -> None:
-    images = tmp_path / "images"
-    for name in names.split():
-        pictures(tmp_path, "images", number=10)
-        for i in range(10):
-            (images / f"{i:03}.png").rename(images / f"{name.format(i)}.png")
-    assert "their names begin with a class" in str(recognise(tmp_path).fault)
 
 
 def test_text_files_may_be_of_a_class_each(tmp_path: Path) -> None:

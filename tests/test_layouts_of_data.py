@@ -1,6 +1,6 @@
-"""Data as other people lay it out: each class of layouts by members of public sets, recognised and read alike.
+"""Data as other people lay it out: `recipes/research/tables/layouts.toml` has some two hundred with the right answers.
 
-`recipes/research/tables/layouts.toml` has more than a hundred, each with the right answer, and others are below.
+What is recognised is read alike. Below are the edges of these rules.
 """
 
 from __future__ import annotations
@@ -63,40 +63,26 @@ def read(folder: Path, found: OwnData) -> tuple[list[str], str]:
 @pytest.mark.parametrize("name", layouts.LAYOUTS)
 def test_public_layouts_are_answered_as_meant(tmp_path: Path, name: str) -> None:
     layouts.make(tmp_path, layouts.LAYOUTS[name])
-    assert layouts.is_right(layouts.LAYOUTS[name], recognise(tmp_path)), recognise(tmp_path)
+    found = recognise(tmp_path)
+    assert layouts.is_right(layouts.LAYOUTS[name], found), found
+    if found.kind != "text" and found.fault is None and "missing" not in found.description:
+        classes, _ = read(tmp_path, found)
+        assert found.classes in (None, len(classes))
 
 
 Table = tuple[str, str, str, str]  # name, line, header and labels of `put`
 LABELLED_TEXTS: dict[str, tuple[Table, str, list[str]]] = {
-    "news category": (
-        ("train.csv", '{label},"{b}","{a}",J. Doe{i},2018-05-{i:02}',
-         "category,headline,short_description,authors,date", "CRIME SPORTS"),
-        "headline → category", ["CRIME", "SPORTS"],
-    ),
     "stance": (
         ("stances.tsv", "{i}\t{a}\t{label}\tx{i}", "ID\tTweet\tStance\tuser", "FAVOR AGAINST NONE"),
         "Tweet → Stance", ["AGAINST", "FAVOR", "NONE"],
     ),
-    "SciTail": (
-        ("scitail_1.0_train.tsv", "{a}\t{b}\t{label}", "", "entails neutral"),
-        "column 1 and column 2 → column 3", ["entails", "neutral"],
-    ),
     "TREC-like": (
         ("train.txt", "{label}\t{a}", "", "DESC ENTY HUM"), "column 2 → column 1", ["DESC", "ENTY", "HUM"],
-    ),
-    "SICK": (
-        ("SICK_train.txt", "{i}\t{a}\t{b}\t4.{i}\t{label}",
-         "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment", "NEUTRAL ENTAILMENT"),
-        "sentence_A and sentence_B → relatedness_score", [],
     ),
     "bars": (("train.txt", "{a}|{label}", "", "up down"), "column 1 → column 2", ["down", "up"]),
     "BoolQ": (
         ("train.jsonl", '{{"question": "{a}", "passage": "{b}", "answer": {label}}}', "", "true false"),
         "question and passage → answer", ["False", "True"],
-    ),
-    "missing label": (
-        ("train.jsonl", '{{"premise": "{a}", "hypothesis": "{b}", "label": "{label}"}}', "", "yes no maybe - yes no"),
-        "premise and hypothesis → label, 5 rows of label - left out", ["maybe", "no", "yes"],
     ),
 }  # fmt: skip
 
@@ -109,16 +95,10 @@ def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
     found = recognise(tmp_path)
     assert (found.kind, found.fault) == ("sentences", None)
     classes, said = read(tmp_path, found)
-    assert said == columns
-    assert not names or classes == names
+    assert (said, classes) == (columns, names)
 
 
 PICTURE_TABLES: dict[str, tuple[str, str, list[Table], list[str]]] = {  # a folder, an ending, and tables beside it
-    "HAM10000": (
-        "HAM10000_images_part_1", ".jpg",
-        [("HAM10000_metadata.csv", "HAM_{i},{i:03},{label},{i}.0", "lesion_id,image_id,dx,age", "nv mel bkl")],
-        ["bkl", "mel", "nv"],
-    ),
     "list with commas": (
         "images", ".png", [(name, "images/{i:03}.png,{label}", "", "0 1") for name in ("train.lst", "val.lst")],
         ["0", "1"],
@@ -205,26 +185,6 @@ def test_flags_are_learnt_one_by_one(tmp_path: Path, flags: str) -> None:
     assert "AutoModelForSequenceClassification" in fault
     data = start.resolve("own-sentences", [f"data.path={tmp_path}", f"data.label={names[0]}"]).data
     assert own_texts.read_split_table(data, "train", Faults()).names == ["0", "1"]
-
-
-@pytest.mark.parametrize(
-    ("place", "lists"),
-    [
-        ("images/cat images/dog", "images.txt classes.txt"),  # Caltech-UCSD birds
-        ("images/pie images/soup", "meta/train.txt meta/test.txt"),  # Food-101
-        ("Images/pug Images/lab", "train.txt"),
-        ("images", "annotations/trainval.txt"),  # Oxford pets
-    ],
-)
-def test_lists_of_pictures_are_no_texts(tmp_path: Path, place: str, lists: str) -> None:
-    """Identifiers, without endings of pictures: the folder of classes is named, and no language model is proposed."""
-    pictures(tmp_path, *place.split())
-    for name in lists.split():
-        put(tmp_path, name, "{i} cat/{i:03} of a long name", number=100)
-    found = recognise(tmp_path)
-    assert found.kind is None
-    folder, _, is_class = place.split()[0].partition("/")
-    assert (f"but {tmp_path / folder} is data: name it" in str(found.fault)) == bool(is_class)
 
 
 def test_text_may_have_a_picture_beside(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from leanify.data.images import folder as image_folder
 from leanify.data.texts import own_texts
 from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
-from leanify.layouts.recognition import find_own_data, recognise
+from leanify.layouts.recognition import recognise
 from leanify.training import default_recipe, preparation
 from leanify.training import start as training
 
@@ -314,20 +314,6 @@ def test_texts_are_not_images(tmp_path: Path) -> None:
     data = DataSection("data", "classification", path=str(tmp_path), holdout=0.1)
     with pytest.raises(leanify.DataError, match=r"has texts \(text\) .* leanify train bert --set data\.path="):
         image_folder.read(data)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("train.jsonl", '{"text": "a red ball", "topics": ["red", "round"]}\n{"text": "a box", "topics": []}\n'),
-        ("train.jsonl", '{"tokens": ["Ada", "met"], "ner_tags": ["B-PER", "O"]}\n'),
-        ("train.conll", "Ada B-PER\nmet O\n"),
-    ],
-)
-def test_lists_of_labels_are_refused(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(leanify.LeanifyError, match="are learnt by transformers' Trainer"):
-        find_own_data(str(tmp_path))
 
 
 def test_lists_of_labels_are_no_texts(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import io
 import json
 import shutil
 import tarfile
-from collections import Counter
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ import leanify
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.images.folder import read, read_picture
-from leanify.data.samples import Reader
-from leanify.data.sampling import Order
 from leanify.layouts.recognition import check_is_no_data, recognise
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
@@ -93,36 +89,6 @@ def test_class_is_number_name_or_field(tmp_path: Path, kind: str) -> None:
     (train, _), names, _ = read(section(tmp_path, holdout=0.25))
     assert tuple(names) == NAMES
     assert [read_picture(train, index, "RGB")[1] for index in range(12)] == [index % 3 for index in range(12)]
-
-
-@pytest.mark.parametrize(("world", "workers", "resumed"), [(1, 0, 0), (2, 1, 0), (3, 0, 2), (4, 0, 1)])
-def test_shards_split_exactly(place: Path, world: int, workers: int, resumed: int) -> None:
-    """Two epochs in all processes together, and what is left of them from any step on."""
-
-    class Numbers:
-        targets, workers = None, 0
-
-        def __init__(self) -> None:
-            self.files = read(section(place))[0][0]
-
-        def __len__(self) -> int:
-            return len(self.files)
-
-        def __getitem__(self, index: int) -> tuple[int, int]:
-            return read_picture(self.files, index, "RGB")[0].getpixel((0, 0))[0], 0
-
-    samples, seen = Numbers(), Counter[int]()
-    for rank in range(world):
-        order = Order(len(samples), 16, 0, rank, world, 1)
-        steps = 2 * order.steps_per_epoch
-        weights = [order.counted(step) for step in range(resumed, steps)]
-        batches = Reader(samples, chain.from_iterable(map(order.passes, range(resumed, steps))), 0, workers)  # type: ignore[arg-type]
-        for counted, (numbers, _) in zip(weights, batches, strict=True):
-            seen.update(numbers.tolist() if counted else [])
-    gone = Counter(
-        index for step in range(resumed) for index in Order(len(samples), 16, 0, 0, 1, 1).batch(step).tolist()
-    )
-    assert seen + gone == Counter(dict.fromkeys(range(60), 2))
 
 
 def test_shard_run_resumes_identically(place: Path, tmp_path: Path) -> None:
