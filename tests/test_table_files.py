@@ -37,12 +37,13 @@ def test_encodings_and_delimiters(tmp_path: Path, encoding: str, mark: str) -> N
     assert (data.kind, data.classes, data.samples) == ("sentences", 2, 60)
 
 
-def test_unmarked_utf32_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [ROWS.encode("utf-32-le"), b"abcd" * 20 + b"x\0abcd"])
+def test_zero_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
+    """UTF-32 without a mark; and ASCII with one zero byte, which could be read as Chinese letters."""
     for name in ("train.csv", "notes.txt"):
-        (tmp_path / name).write_bytes(ROWS.encode("utf-32-le"))
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match="zero bytes"):
         read_all(tmp_path / "train.csv")
-    (tmp_path / "train.csv").unlink()
     assert recognise(tmp_path / "notes.txt").kind is None
     assert "zero bytes" in recognise(tmp_path / "notes.txt").fault
 
@@ -67,13 +68,6 @@ def test_unambiguous_encodings_are_read(tmp_path: Path, encoding: str) -> None:
         assert tokens.Text(tmp_path / "a.txt").read() == f"{words}\nb\n" * 99
     with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8"):
         assert list(read_lines(tmp_path / "a.txt")) == [f"{words}\n", "b\n"] * 99
-
-
-def test_stray_zero_byte_is_no_utf16(tmp_path: Path) -> None:
-    """ASCII with one zero byte could be read as Chinese letters."""
-    (tmp_path / "a.csv").write_bytes(b"abcd" * 20 + b"x\0abcd")
-    with pytest.raises(DataError, match="zero bytes"):
-        read_all(tmp_path / "a.csv")
 
 
 AMBIGUOUS = {
@@ -292,29 +286,18 @@ def test_tables_of_one_object(writer: str, tmp_path: Path) -> None:
     assert [row for _, row in read_table(tmp_path / "train.json", Faults(skip=False))] == OBJECT_ROWS
 
 
-@pytest.mark.parametrize("cell", [{"name": "a"}, {"value": 1, "by": "x"}])
-def test_nested_labels_are_said(cell: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": text, "label": cell}) for text in TEXTS))
-    data = recognise(tmp_path)
-    assert (data.kind, "is nested (column label)" in data.fault) == (None, True)
-
-
 @pytest.mark.parametrize("column", ["split", "Subset"])
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_several_splits_are_refused(tmp_path: Path, column: str, suffix: str) -> None:
-    """Rows to be tested on would be trained on."""
-    rows = [(f"sentence number {i}", "ab"[i % 2], "train" if i < 45 else "test") for i in range(60)]
-    lines = [",".join(row) for row in rows]
-    if suffix == "jsonl":
-        lines = [json.dumps(dict(zip(("text", "label", column), row, strict=True))) for row in rows]
-    (tmp_path / f"data.{suffix}").write_text("\n".join([f"text,label,{column}"] * (suffix == "csv") + lines))
+def test_several_splits_are_refused(tmp_path: Path, column: str) -> None:
+    """Rows to be tested on would be trained on; a column of another meaning is one like others."""
+    rows = [f"sentence number {i},{'ab'[i % 2]},{'train' if i < 45 else 'test'}" for i in range(60)]
+    file = tmp_path / "data.csv"
+    file.write_text("\n".join([f"text,label,{column}", *rows]))
     with pytest.raises(SourceError, match=rf"several splits \(column {column}: test, train\).* a table for\s+each"):
         find_own_data(str(tmp_path))
     with pytest.raises(DataError, match="several splits"):
         own_texts.read_split_table(DataSection("data", "text-classification", str(tmp_path)), "train", Faults())
-    other = (tmp_path / f"data.{suffix}").read_text().replace("test", "left")  # a column of another meaning
-    (tmp_path / f"data.{suffix}").write_text(other)
-    assert len(read_all(tmp_path / f"data.{suffix}")[0]) == 60
+    file.write_text(file.read_text().replace("test", "left"))
+    assert len(read_all(file)[0]) == 60
 
 
 @pytest.mark.parametrize(
