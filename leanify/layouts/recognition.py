@@ -191,9 +191,9 @@ def _find_pictures(place: Path, table: Path | None, selection: NamedColumns) -> 
         _, labels = tar_shards.read(shards, Faults(skip=True))
     except (DataError, OSError) as error:
         return OwnData("images", text, is_validated, fault=str(error))
-    samples, classes = len(labels), len(set(labels))
-    text += f", {samples:,} images of {classes:,} classes"
-    return OwnData("images", text, is_validated, classes=classes, samples=samples)
+    samples, class_count = len(labels), len(set(labels))
+    text += f", {samples:,} images of {class_count:,} classes"
+    return OwnData("images", text, is_validated, classes=class_count, samples=samples)
 
 
 def _find_rows(place: Path, file: Path, selection: NamedColumns, depth: int) -> OwnData | None:

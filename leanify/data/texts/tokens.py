@@ -131,7 +131,9 @@ def _read_column(
         cell = row.get(column)
         if isinstance(cell, (list, tuple)):  # a chat's turns, or several texts, one below another
             turns = [turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn for turn in cell]
-            cell = "\n".join(turns) if turns and all(isinstance(turn, str) for turn in turns) else cell
+            texts = [turn for turn in turns if isinstance(turn, str)]
+            if texts and len(texts) == len(turns):
+                cell = "\n".join(texts)
         text = faults.text(cell, f"{path}, {place}: {column}")
         if text is not None:
             yield text
