@@ -101,7 +101,8 @@ def test_study_time_counts_runs_and_trials(rehearsed: None) -> None:
     assert duration.study_seconds(full, timings, 1) == pytest.approx(expected)
     halved = (6 * timing.run + trials) / 2 + 2 * duration.MEASURING
     assert duration.study_seconds(full, timings, 2) == pytest.approx(halved)
-    assert "12 runs, 300 steps each" in duration.describe(full, timings, 1)
+    prediction = duration.forecast(full, timings, 1)
+    assert (prediction["runs"], prediction["steps"]) == (12, 300)
 
 
 @pytest.mark.parametrize(

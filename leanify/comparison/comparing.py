@@ -21,6 +21,7 @@ from leanify.core.errors import BudgetError, DirectoryError, RecipeError, ShapeE
 from leanify.core.path_kinds import is_study
 from leanify.core.recipe import Recipe
 from leanify.core.terminal import note
+from leanify.core.units import format_forecast
 from leanify.sources import find
 from leanify.training import default_recipe, start
 from leanify.training.preparation import trainable
@@ -139,7 +140,10 @@ def make_plan(request: Request, announces: bool = False) -> StudyPlan:
     plan = _price_plan(request)
     if request.study is None and (request.minutes is not None or request.has_default_schedule or announces):
         plan, timings, cuts = _fit_duration(plan, request)
-        note(". ".join(filter(None, (duration.describe(plan, timings, request.jobs), cuts))))
+        prediction = duration.forecast(plan, timings, request.jobs)
+        time = format_forecast(3600 * prediction["hours_predicted"])
+        line = f"the study takes {time} here: {prediction['runs']} runs, {prediction['steps']:,} steps each"
+        note(". ".join(filter(None, (line, cuts))))
     return plan
 
 

@@ -66,8 +66,9 @@ class Designer:
         for name in names:
             planned_designs += self.designs_by_name(name)
         for sizes in product(*sweep.values()) if sweep else ():
-            name = "-".join(f"{axis}{size}" for axis, size in zip(sweep, sizes, strict=True))
-            planned_designs.append(self.design_from_pins(name, dict(zip(sweep, sizes, strict=True))))
+            pins = dict(zip(sweep, sizes, strict=True))
+            name = "-".join(f"{axis}{size}" for axis, size in pins.items())
+            planned_designs.append(self.design_from_pins(name, pins))
         check_names([design.name for design in planned_designs])
         return rank_designs(tuple(planned_designs))
 
@@ -126,11 +127,6 @@ class Designer:
         return plan
 
     @cached_property
-    def shape(self) -> Architecture:
-        """The architecture of the recipe's model."""
-        return surgery.read(self._built(self.recipe.model))
-
-    @cached_property
     def plan(self) -> Plan:
         """The plan under the study's budget, or the one whose lean is a directory's shape.
 
@@ -145,15 +141,9 @@ class Designer:
             if beyond.lean is not None:
                 note(f"no lean: {plan.needs}. This study trains one beyond the bounds: {'; '.join(beyond.warnings)}")
                 return beyond
-        # suggest an explicit shape, or a deeper baseline
-        stage, *others = self.shape.stages
-        shape, deeper = "depth:N/N/…,heads:N/N/…", ""
-        if not others and stage.primary is not None:
-            shape = f"depth:{max(1, stage.depth // 2)},heads:{2 * stage.primary.heads}"
-            deeper = f"; or compare a deeper model: --set model.depth={3 * stage.depth}"
         raise BudgetError(
-            f"no lean design: {plan.needs}. Explicit shapes are not limited by rules: --designs baseline,small={shape}"
-            f"{deeper}"
+            f"no lean design: {plan.needs}. Explicit shapes are not limited by rules: --designs "
+            "baseline,small=depth:N,heads:N; or compare a deeper model: --set model.depth=N"
         )
 
     @cached_property
@@ -171,7 +161,7 @@ class Designer:
         try:
             return self.plan_within_bounds
         except BudgetError:
-            depths = [stage.depth for stage in self.shape.stages]
+            depths = [stage.depth for stage in surgery.read(self._built(self.recipe.model)).stages]
             return self.make_redesign(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
 
     @cached_property
@@ -202,12 +192,11 @@ class Designer:
             model = self._built(section)  # the recipe's inputs and classes may differ from the directory's
         else:
             section = ModelSection(str(path.absolute()))
-            inputs, output = _signature(model)
-            built_signature, recipe_signature = _signature(self._built(self.recipe.model))
-            if (inputs, output) != (built_signature, recipe_signature):
+            own, wanted = _signature(model), _signature(self._built(self.recipe.model))
+            if own != wanted:
                 raise LeanifyError(
-                    f"{path} is for another task than the recipe's model: its input is {inputs} and its output "
-                    f"{output}; the recipe's model has {built_signature} and {recipe_signature}"
+                    f"{path} is for another task than the recipe's model: its inputs and its output are {own}, those "
+                    f"of the recipe's model {wanted}"
                 )
         sizes = _stage_sizes(shape)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)  # a valid name for a folder of runs
@@ -246,7 +235,7 @@ class Designer:
             for axis, column in _sizes_by_axis(stages).items():
                 sizes[axis] = column[0] if len(column) == 1 else column
             if not differs_in_width(self.baseline_shape, architecture):
-                del sizes["width"]  # omitted as in older versions, which identify runs by their recipes
+                del sizes["width"]
             section = replace(self.recipe.model, **sizes)
             if section.shape(self.baseline_shape) == architecture:
                 return section
@@ -284,12 +273,10 @@ def design_argument(design: PlannedDesign) -> str:
     """Return the ``--designs`` argument of a design: its name if that is sufficient, or its shape."""
     # a user's own design may be called narrow too; the real one has another width
     is_own = design.name == "narrow" and design.model.width is None
-    if design.name in (BASELINE, *alternatives.NAMES) and not is_own:
+    if design.name in alternatives.NAMES and not is_own:
         return design.name
-    parts = []
-    for axis in AXES:
-        parts.append(f"{axis}:{format_sizes(getattr(design, axis))}")
-    return f"{design.name}={','.join(parts)}"
+    sizes = ",".join(f"{axis}:{format_sizes(getattr(design, axis))}" for axis in AXES)
+    return f"{design.name}={sizes}"
 
 
 def parse_sweep(texts: Iterable[str]) -> dict[str, list[int]]:

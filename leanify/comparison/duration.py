@@ -19,8 +19,7 @@ from leanify.comparison.plan import BASELINE, TRIAL, Key, StudyPlan
 from leanify.comparison.statistics import MIN_SEEDS
 from leanify.core import machine
 from leanify.core.errors import DataError, RecipeError
-from leanify.core.recipe import Recipe
-from leanify.core.units import format_bytes, format_forecast
+from leanify.core.units import format_bytes
 from leanify.training import memory, start
 from leanify.training.preparation import checkpoint_gradients, model_on_meta
 
@@ -58,7 +57,7 @@ def time_designs(plan: StudyPlan, evaluations: int | None = None) -> dict[str, T
     ``evaluations`` is the number of evaluations per run, if the recipe does not define it yet. Raises DataError if
     there are too few data to judge designs.
     """
-    timings = {}
+    rehearsals = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     try:
@@ -66,42 +65,39 @@ def time_designs(plan: StudyPlan, evaluations: int | None = None) -> dict[str, T
             if plan.weights is not None:  # weights are transferred when the study runs; here models are only timed
                 warnings.filterwarnings("ignore", ".* has no weights", UserWarning)
             for design in plan.designs:
-                timings[design.name] = _time(plan.run_recipe(Key(design.name, plan.seeds[0])), evaluations)
+                begin = time.perf_counter()
+                facts = start.rehearse(plan.run_recipe(Key(design.name, plan.seeds[0])))
+                rehearsals[design.name] = facts, time.perf_counter() - begin
     finally:
         torch.set_num_threads(threads)
-
-    # the first design includes imports and caches that the runs of all designs share
-    startup = min(timing.startup for timing in timings.values())
-    facts = next(iter(timings.values())).facts
+    facts, _ = rehearsals[plan.designs[0].name]
     if facts["validated"] < JUDGES:
         raise DataError(
             f"{facts['data']}: too few to compare designs. At least {JUDGES} samples must validate, and "
             f"{facts['validated']} do; hundreds are needed to tell designs apart"
         )
-    return {name: replace(timing, startup=startup) for name, timing in timings.items()}
 
-
-def _time(recipe: Recipe, evaluations: int | None) -> Timing:
-    assert recipe.schedule is not None
-    begin = time.perf_counter()
-    facts = start.rehearse(recipe)
-    seconds = time.perf_counter() - begin
-    step, steps = facts["seconds_a_step"], facts["steps"]
-
-    # evaluations per run, and batches per evaluation
-    batches = math.ceil(facts["validated"] / recipe.schedule.batch_size)
-    if recipe.run.eval_batches is not None:
-        batches = min(batches, recipe.run.eval_batches)
-    count: float = recipe.schedule.epochs or 1
-    if recipe.run.eval_every:
-        count = steps / recipe.run.eval_every
+    # batches per evaluation, and evaluations per run
+    schedule, run = plan.recipe.schedule, plan.recipe.run
+    assert schedule is not None
+    batches = math.ceil(facts["validated"] / schedule.batch_size)
+    if run.eval_batches is not None:
+        batches = min(batches, run.eval_batches)
+    count: float = schedule.epochs or 1
+    if run.eval_every:
+        count = facts["steps"] / run.eval_every
     if evaluations is not None:
         count = evaluations
 
-    # the rehearsal's time without its steps is the startup time of a run
-    seconds_per_timing = min(start.MAX_TIMED_STEPS * step, start.MAX_SECONDS)
-    startup = PROCESS + max(seconds - seconds_per_timing, 0.0)
-    return Timing(steps, step, FORWARD * step * batches * max(count, 1), startup, facts)
+    # the rehearsal's time without its steps is the startup time of a run; the first one includes imports and caches
+    # that the runs of all designs share
+    timings = {}
+    for name, (facts, seconds) in rehearsals.items():
+        step = facts["seconds_a_step"]
+        startup = PROCESS + max(seconds - min(start.MAX_TIMED_STEPS * step, start.MAX_SECONDS), 0.0)
+        timings[name] = Timing(facts["steps"], step, FORWARD * step * batches * max(count, 1), startup, facts)
+    startup = min(timing.startup for timing in timings.values())
+    return {name: replace(timing, startup=startup) for name, timing in timings.items()}
 
 
 # -- the full study ---------------------------------------------------------------------------------------------------
@@ -116,14 +112,6 @@ def study_seconds(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> flo
         trials += sum(timing.trial for timing in designs)
     measuring = MEASURING * len(designs)
     return (training + trials) / min(jobs, len(designs) * len(plan.seeds)) + measuring
-
-
-def describe(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> str:
-    """Return one sentence with the time of the study, its runs, and the steps of each."""
-    steps = max(timing.steps for timing in timings.values())
-    seconds = study_seconds(plan, timings, jobs)
-    count = len(list(plan.runs())) + len(list(plan.trials()))
-    return f"the study takes {format_forecast(seconds)} here: {count} runs, {steps:,} steps each"
 
 
 # -- a limit ----------------------------------------------------------------------------------------------------------

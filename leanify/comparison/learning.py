@@ -62,10 +62,8 @@ def is_beaten(difference: Estimate) -> bool:
 
     This is weaker than an answer: it only warns of models that have not learnt, without claims.
     """
-    bounds = difference.interval(UNSURE)
-    if bounds is None:
-        return bool(difference.mean > 0)
-    return bool(bounds[0] > 0)
+    low, _ = difference.interval(UNSURE) or (difference.mean, None)
+    return bool(low > 0)
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------
@@ -125,6 +123,6 @@ def diverged_runs(folder: StudyFolder, outcomes: Sequence[Outcome]) -> dict[Key,
             excess = last - best_last
             if excess > LOST * (best_first - best_last) and excess > LOST_LOSS * abs(best_first):
                 reasons[key] = (
-                    f"its training loss ended at {last:.3g}, the loss of the design's best run at {best_last:.3g}"
+                    f"its training loss ended at {last:.3g}, that of the design's best run at {best_last:.3g}"
                 )
     return reasons

@@ -13,7 +13,6 @@ from leanify.comparison.plan import StudyPlan
 from leanify.comparison.values import Costs
 from leanify.core import machine
 from leanify.profiling import profile as profiling
-from leanify.profiling import profile_result as counted
 from leanify.profiling.timing import time_rounds
 from leanify.training.preparation import model_on_meta
 from leanify.upstream.inputs import example_inputs
@@ -33,7 +32,14 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
         shells = {design.name: model_on_meta(design.model) for design in plan.designs}
         # the first training step loads libraries that are not part of any design, so memory comes second
         seconds = time_rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
-        memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
+        memory = {}
+        for name, shell in shells.items():
+            predicted_bytes = profiling.predict_training_bytes(shell, batch, tokens, is_fused=device.type == "cuda")
+            before = machine.settled_resident_set()
+            real = profiling.materialise(shell, device)
+            inputs = example_inputs(real, batch, tokens, device)
+            memory[name] = profiling.measure_memory(real, inputs, predicted_bytes, before)
+            del real, inputs  # before the next one is measured
     finally:
         torch.set_num_threads(threads)
     costs = {}
@@ -51,14 +57,6 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
             train_range=(batch / step_timing.high, batch / step_timing.low),
         )
     return costs
-
-
-def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> counted.Memory:
-    """Return the memory of a design; its model is deleted before the next one is measured."""
-    predicted_bytes = profiling.predict_training_bytes(shell, batch, tokens, is_fused=device.type == "cuda")
-    before = machine.settled_resident_set()
-    real = profiling.materialise(shell, device)
-    return profiling.measure_memory(real, example_inputs(real, batch, tokens, device), predicted_bytes, before)
 
 
 def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> list[Callable[[], float]]:

@@ -16,17 +16,13 @@ from typing import Any
 from leanify.core import recipe as recipes
 from leanify.core.errors import DirectoryError, RecipeError, ShapeError
 from leanify.core.files.reading import read_text
-from leanify.core.recipe import MAX_SEED, ModelSection, Recipe, ScheduleSection
+from leanify.core.recipe import MAX_SEED, ModelSection, Recipe
 from leanify.core.strict_toml import parse, read_table, to_table, to_toml
 from leanify.runs.run_directory import list_differences
 from leanify.upstream.libraries import first_line
 
 FORMAT = 1
 MAX_BYTES = 4 << 20  # of study.toml; a hundred designs have 30 kB
-FILE_KEYS = (  # in their order in the file
-    "format", "title", "seeds", "threads", "budget", "margin", "weights", "rates", "more_rates", "baseline_macs",
-    "tokens", "recipe", "designs",
-)  # fmt: skip
 BASELINE, LEAN, CONTROL, NARROW = "baseline", "lean", "control", "narrow"
 RIVALS = (CONTROL, NARROW)  # designs that lean should beat, one question of the study for each
 MAX_RUNS = 10_000  # of a study, by designs and seeds
@@ -134,11 +130,10 @@ class StudyPlan:
     @property
     def rivals(self) -> tuple[str, ...]:
         """The designs that lean should beat. A user's shape called narrow with the baseline's width does not count."""
-        rivals = []
-        for name in RIVALS:
-            if self.has(name) and (name != NARROW or self.design(name).model.width is not None):
-                rivals.append(name)
-        return tuple(rivals)
+        names = [name for name in RIVALS if self.has(name)]
+        if NARROW in names and self.design(NARROW).model.width is None:
+            names.remove(NARROW)
+        return tuple(names)
 
     @property
     def focus(self) -> str | None:
@@ -174,7 +169,13 @@ class StudyPlan:
         if optim is not None and factor != 1:
             optim = replace(optim, lr=optim.lr * factor)
         if schedule is not None and key.rate is not None:
-            schedule = _shorten_schedule(schedule)
+            # TRIAL of the length, warm-up and cool-down
+            changes: dict[str, Any] = {}
+            for name in ("epochs", "warmup", "cooldown", "steps", "tokens"):
+                value = getattr(schedule, name)
+                if value:
+                    changes[name] = max(1, round(value * TRIAL)) if name in ("steps", "tokens") else value * TRIAL
+            schedule = replace(schedule, **changes)
         run = replace(recipe.run, seed=key.seed)
         return replace(recipe, model=design.model, optim=optim, schedule=schedule, run=run, paper=None)
 
@@ -194,8 +195,7 @@ class StudyPlan:
             designs[design.name] = sizes | {"rank": design.rank}
         content = vars(self) | {"format": FORMAT, "recipe": self.recipe.to_dict(), "designs": designs}
         table = to_table(_StudyFile(**content))
-        text = to_toml({key: table[key] for key in FILE_KEYS if key in table})
-        return f"# A study of leanify: leanify compare THIS-FOLDER\n{text}"
+        return f"# A study of leanify: leanify compare THIS-FOLDER\n{to_toml(table)}"
 
     @staticmethod
     def read(path: Path) -> StudyPlan:
@@ -229,7 +229,8 @@ class StudyPlan:
         if other.weights != self.weights:
             conflicts.append(f"weights: {self.weights or 'random'} → {other.weights or 'random'}")
         if other.rates != self.rates:
-            conflicts.append(f"rates: {_format_rates(self.rates)} → {_format_rates(other.rates)}")
+            old_rates, new_rates = (",".join(f"{rate:g}" for rate in plan.rates) for plan in (self, other))
+            conflicts.append(f"rates: {old_rates} → {new_rates}")
         if conflicts:
             raise RecipeError(
                 f"this folder contains another study ({'; '.join(conflicts)}); choose another folder with -o, or "
@@ -241,20 +242,6 @@ class StudyPlan:
         margin = self.margin if other.margin is None else other.margin
         designs = rank_designs((*self.designs, *fresh))
         return replace(self, designs=designs, seeds=seeds, margin=margin)
-
-
-def _shorten_schedule(schedule: ScheduleSection) -> ScheduleSection:
-    """Return a schedule with TRIAL of the length, warm-up and cool-down."""
-    changes: dict[str, Any] = {}
-    for name in ("epochs", "warmup", "cooldown", "steps", "tokens"):
-        value = getattr(schedule, name)
-        if value:
-            changes[name] = max(1, round(value * TRIAL)) if name in ("steps", "tokens") else value * TRIAL
-    return replace(schedule, **changes)
-
-
-def _format_rates(rates: Sequence[float]) -> str:
-    return ",".join(f"{rate:g}" for rate in rates)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -272,20 +259,20 @@ def rank_designs(designs: tuple[PlannedDesign, ...]) -> tuple[PlannedDesign, ...
     return tuple(replace(design, rank=1 + order.index(design)) for design in designs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _StudyFile:
-    """The keys of study.toml and their types."""
+    """The keys of study.toml in their order in the file, and their types."""
 
     format: int
     title: str
-    recipe: Mapping[str, Any]
     seeds: tuple[int, ...]
-    designs: Mapping[str, Mapping[str, Any]]
     threads: int
     budget: str | None = None
     margin: float | None = None
-    tokens: int | None = None
     weights: str | None = None
-    baseline_macs: int | None = None
     rates: tuple[float, ...] = (1.0,)
     more_rates: tuple[float, ...] = ()
+    baseline_macs: int | None = None
+    tokens: int | None = None
+    recipe: Mapping[str, Any]
+    designs: Mapping[str, Mapping[str, Any]]

@@ -103,14 +103,11 @@ def about(study: Findings) -> str:
 def _notes(study: Findings) -> list[str]:
     """The Pareto front of each cost, and runs that failed or diverged."""
     notes = []
-    fronts = []
-    for cost, names in tables.fronts(study).items():
-        if names:
-            fronts.append(f"by {tables.COSTS[cost]}: {', '.join(names)}")
+    fronts = {tables.COSTS[cost]: ", ".join(names) for cost, names in tables.fronts(study).items() if names}
     if fronts:
+        words = "; ".join(f"by {cost}: {names}" for cost, names in fronts.items())
         notes.append(
-            f"Designs that no other beats in both mean and cost: {'; '.join(fronts)}. Costs whose ranges overlap count "
-            "as equal."
+            f"Designs that no other beats in both mean and cost: {words}. Costs whose ranges overlap count as equal."
         )
     for result in study.results:
         for run in result.runs:

@@ -128,8 +128,7 @@ def _study(folder: StudyFolder) -> Study:
     # the metric and the margin, and whether the models have learnt
     first = next(outcome for outcome in outcomes if outcome.status == "finished" and outcome.key not in diverged)
     study = replace(study, metric=first.metric, split=first.split, higher_is_better=first.sign > 0, steps=first.step)
-    margin = verdicts.resolve_margin(study, first)
-    margin_words = verdicts.describe_margin(study, first, margin)
+    margin, margin_words = verdicts.resolve_margin(study, first)
     study = replace(study, margin=margin, margin_words=margin_words, evaluated=table.samples)
     study = replace(study, **_learnt(folder, study, table, first))
 
@@ -141,7 +140,10 @@ def _study(folder: StudyFolder) -> Study:
 
     # differences, and the answers to the questions
     study = replace(study, pairs=tuple(verdicts.make_pairs(plan, table, margins, max(study.look, 1))))
-    unlearnt = _unlearnt(study, table, first)
+    unlearnt: set[str] = set()
+    if study.reference is not None:
+        trained = [design.name for design in plan.designs if table.common_seeds(design.name)]
+        unlearnt = {name for name in trained if not learning.beats_reference(table, name, study.reference, first.sign)}
     answers = []
     for pair in study.pairs:
         if pair.asked:
@@ -170,10 +172,14 @@ def _design(
             trained_runs.append(outcome)
         runs.append(RunResult(outcome.seed, status, outcome.quality, reason, place))
 
-    # κ of the concatenated heads at the start and at the end, a mean over seeds
-    run_kappas = [outcome.kappas for outcome in trained_runs if outcome.kappas]
-    begin = _mean([kappas[0][1] for kappas in run_kappas])
-    end = _mean([kappas[-1][1] for kappas in run_kappas])
+    # κ of the concatenated heads at the start and at the end, a mean over seeds, and the bounds of the latter
+    probed = [outcome for outcome in trained_runs if outcome.kappas]
+    begin = _mean([outcome.kappas[0][1] for outcome in probed])
+    end = _mean([outcome.kappas[-1][1] for outcome in probed])
+    bounds = [outcome.kappa_bounds for outcome in probed if outcome.kappa_bounds is not None]
+    low = _mean([low for low, _ in bounds])
+    high = _mean([math.inf if high is None else high for _, high in bounds])
+    kappa_bounds = None if low is None or high is None or len(bounds) < len(probed) else (low, high)
 
     failed = sum(run.status == "failed" for run in runs)
     quality = _quality(design.name, trained_runs, failed, len(runs) - failed - len(trained_runs), table)
@@ -181,7 +187,7 @@ def _design(
     is_known = design.rate is not None or len(folder.plan.rates) == 1
     rate = optim.lr if optim is not None and is_known else None
     trials = rates.rate_trials(folder, design.name)
-    return DesignResult(design, quality, tuple(runs), begin, end, _bounds(trained_runs), costs, rate, trials)
+    return DesignResult(design, quality, tuple(runs), begin, end, kappa_bounds, costs, rate, trials)
 
 
 def _costs(entry: Mapping[str, Any]) -> Costs | None:
@@ -206,15 +212,6 @@ def _quality(name: str, outcomes: Sequence[Outcome], failed: int, diverged: int,
     return Quality(sign * estimate.mean, low, high, estimate.seeds, failed, diverged)
 
 
-def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
-    """Return the mean bounds of the last κ; None if a run has none."""
-    probed = [outcome for outcome in outcomes if outcome.kappas]
-    bounds = [outcome.kappa_bounds for outcome in probed if outcome.kappa_bounds is not None]
-    low = _mean([low for low, _ in bounds])
-    high = _mean([math.inf if high is None else high for _, high in bounds])
-    return None if low is None or high is None or len(bounds) < len(probed) else (low, high)
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -235,18 +232,20 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
     keys = [Key(main_result.name, run.seed) for run in main_result.runs if run.status == "finished"]
     rows = [folder.rows(key) for key in keys]
     steps = study.steps or 0
-    longer = "more steps do not help, since its validation loss rises while its training loss falls; "
 
     # compare with the trivial reference, if the task has one
     trivial = learning.stored_reference(folder)
-    if trivial is not None and trivial.value is None:
-        trivial = None
     words = ""
-    if trivial is not None:
-        reference_text = f"{trivial.name} ({format_digits(float(trivial.value or 0))})"
+    if trivial is None or trivial.value is None:
+        trivial = None
+    else:
+        reference_text = f"{trivial.name} ({format_digits(trivial.value)})"
         if not learning.beats_reference(table, main_result.name, trivial, first.sign):
             more_steps = learning.suggested_steps(steps, False, rows)
-            help_text = f"{longer}what helps: more data"
+            help_text = (
+                "more steps do not help, since its validation loss rises while its training loss falls; what helps: "
+                "more data"
+            )
             if more_steps:
                 help_text = f"what helps: about {more_steps:,} steps instead of {steps:,}"
             why = (
@@ -266,18 +265,3 @@ def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcom
         )
         return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": more_steps}
     return {"reference": trivial, "learnt": True, "learnt_why": words}
-
-
-def _unlearnt(study: Findings, table: RunTable, first: Outcome) -> dict[str, str]:
-    """Return the designs that do not beat the reference, with the reason why they answer nothing."""
-    unlearnt: dict[str, str] = {}
-    if study.reference is None:
-        return unlearnt
-    for result in study.results:
-        is_known = table.common_seeds(result.name)
-        if is_known and not learning.beats_reference(table, result.name, study.reference, first.sign):
-            unlearnt[result.name] = (
-                f"{result.name} does not beat {study.reference.name}, and models that have not learnt show nothing "
-                "about their shapes"
-            )
-    return unlearnt

@@ -114,11 +114,30 @@ def pairs(study: Findings) -> Table:
 # -- quality against cost ---------------------------------------------------------------------------------------------
 
 
-def cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
-    """The lowest and highest value of one of a design's costs, equal if exact; None if it was not measured.
+def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
+    """The Pareto front of every cost, cheapest design first: designs that no other beats in both mean quality and cost.
 
-    ``train_seconds`` is per run.
+    A design can win on one cost and lose on another. Measured costs have a range over their rounds: one that overlaps
+    another is neither lower nor higher.
     """
+    sign = 1 if findings.higher_is_better else -1
+    all_fronts = {}
+    for name in COSTS:
+        candidates = []
+        for result in findings.results:
+            price = _cost(findings, result, name)
+            if result.quality.mean is not None and price is not None:
+                candidates.append((price, sign * result.quality.mean, result.name))
+        front = []
+        for (low, _), quality, design in sorted(candidates):
+            if not any(better > quality and high <= low for (_, high), better, _ in candidates):
+                front.append(design)
+        all_fronts[name] = tuple(front)
+    return all_fronts
+
+
+def _cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
+    """The lowest and highest value of a cost, equal if exact, of one run for training; None if it was not measured."""
     if name in ("params", "macs"):
         exact = float(getattr(result.plan, name))
         return exact, exact
@@ -133,25 +152,6 @@ def cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
     return findings.samples / fast, findings.samples / slow
 
 
-def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
-    """The Pareto front of every cost, cheapest design first."""
-    return {name: _front(findings, name) for name in COSTS}
-
-
-def _front(findings: Findings, name: str) -> tuple[str, ...]:
-    sign = 1 if findings.higher_is_better else -1
-    candidates = []
-    for result in findings.results:
-        price = cost(findings, result, name)
-        if result.quality.mean is not None and price is not None:
-            candidates.append((price, sign * result.quality.mean, result.name))
-    front = []
-    for (low, _), quality, design in sorted(candidates):
-        if not any(better > quality and high <= low for (_, high), better, _ in candidates):
-            front.append(design)
-    return tuple(front)
-
-
 def about_rates(study: Findings) -> str:
     """Describe the tried rates, the cost of a bad one, and best rates at the edge; "" if none was tried."""
     costs = []
@@ -164,8 +164,8 @@ def about_rates(study: Findings) -> str:
     # a rate beyond the lowest or the highest may be better
     rates = study.plan.tried_rates
     edge = [result.name for result in study.results if result.plan.rate in (rates[0], rates[-1])]
-    loss = ", ".join(costs)
-    text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: {loss}"
+    text = f"rate: the best of {len(rates)}, tried on one seed; the worst of them costs, in {study.metric}: "
+    text += ", ".join(costs)
     if edge:
         text += f"; at the edge of the tried rates: {', '.join(edge)}"
     return text

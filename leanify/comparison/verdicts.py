@@ -12,7 +12,7 @@ All other differences are explored: their p-values are corrected together (Holm 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator
 
 from leanify.comparison import statistics
 from leanify.comparison.folder import Outcome
@@ -23,7 +23,6 @@ from leanify.core.units import format_difference, format_share
 
 MARGIN = 0.05  # share of the baseline's error or loss
 ERRORS = ("top1", "accuracy", "majority")  # for these metrics, 100 − metric is the percentage of errors
-RIVAL_NAMES = {NARROW: "a narrower model of the same parameters"}
 
 
 def question_margins(plan: StudyPlan, margin: float) -> dict[str, float]:
@@ -37,34 +36,27 @@ def question_margins(plan: StudyPlan, margin: float) -> dict[str, float]:
 # -- the margin -------------------------------------------------------------------------------------------------------
 
 
-def resolve_margin(study: Findings, first: Outcome) -> float:
-    """Return the acceptable loss: set by the user, or a share of the baseline's error or loss."""
-    if study.plan.margin is not None:
-        return study.plan.margin
-    reference = study.plan.has(BASELINE) and study.result(BASELINE).quality.mean
-    if first.best is None or not reference:
-        return 0.0  # without a baseline nothing is asked of it
-    return MARGIN * abs(first.best - reference)
-
-
-def describe_margin(study: Findings, first: Outcome, margin: float) -> str:
-    name = first.metric.replace("_", " ")
-    unit = first.unit or (f"points of {name}" if first.sign > 0 else name)
-    words = f"{margin:.2g} {unit}"
+def resolve_margin(study: Findings, first: Outcome) -> tuple[float, str]:
+    """The acceptable loss, set by the user or a share of the baseline's error or loss, and its description."""
     mean = study.result(BASELINE).quality.mean if study.plan.has(BASELINE) else None
-    if first.best is None or mean is None:
-        return words
+    before = None if first.best is None or mean is None else abs(first.best - mean)
+    margin = study.plan.margin
+    if margin is None:
+        margin = MARGIN * before if before is not None and mean else 0.0  # without a baseline nothing is asked of it
+    name = first.metric.replace("_", " ")
+    words = f"{margin:.2g} {first.unit or (f'points of {name}' if first.sign > 0 else name)}"
+    if before is None:
+        return margin, words
     # the errors that remain, and their bound by the margin
     what_remains, sign = f"distance to {first.best:g}", ""
     if first.metric in ERRORS:
         what_remains, sign = "errors", "%"
     elif first.sign < 0:
         what_remains = "loss"
-    before = abs(first.best - mean)
     growth = f"from {before:.3g} to {before + margin:.3g}{sign}"
     if study.plan.margin is not None:
-        return f"{words} ({what_remains} may grow {growth})"
-    return f"{words} ({format_share(MARGIN)} of its {what_remains}, {growth})"
+        return margin, f"{words} ({what_remains} may grow {growth})"
+    return margin, f"{words} ({format_share(MARGIN)} of its {what_remains}, {growth})"
 
 
 # -- differences ------------------------------------------------------------------------------------------------------
@@ -103,31 +95,31 @@ def make_pairs(plan: StudyPlan, table: RunTable, questions: Container[str], look
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def make_verdict(
-    study: Findings, pair: Pair, estimate: Estimate, margin: float, unlearnt: Mapping[str, str]
-) -> Verdict:
+def make_verdict(study: Findings, pair: Pair, estimate: Estimate, margin: float, unlearnt: Container[str]) -> Verdict:
     """Return the answer to a question; undecided if a run of either design is missing or has not learnt.
 
-    ``unlearnt`` has the designs that do not beat the trivial reference, with the reason.
+    ``unlearnt`` has the designs that do not beat the trivial reference.
     """
     name, against = pair.design, pair.against
-    rival = RIVAL_NAMES.get(against, f"the {against}")
+    rival = "a narrower model of the same parameters" if against == NARROW else f"the {against}"
     if margin:
-        claim = f"{name} is not worse than {rival} by more than {study.margin_words}"
-        contrary = f"{name} is worse than {rival} by more than {study.margin_words}"
-        question = f"Is {name} not worse than {rival} by more than {study.margin_words}?"
+        worse = f"worse than {rival} by more than {study.margin_words}"
+        claim, contrary = f"{name} is not {worse}", f"{name} is {worse}"
+        question = f"Is {name} not {worse}?"
     else:
         claim, contrary = f"{name} beats {rival}", f"{name} does not beat {rival}: it is worse"
         question = f"Does {name} beat {rival}?"
 
     # obstacles to an answer: without the missing runs, the mean is biased
     decision = statistics.decide(estimate, margin, max(study.look, 1))
-    results = [study.result(name), study.result(against)]
-    obstacles = [missing_runs(result) for result in results if result.quality.failed or result.quality.diverged]
+    obstacles = [*_missing_runs(study.result(name)), *_missing_runs(study.result(against))]
+    shows_nothing = "models that have not learnt show nothing about their shapes"
     if not study.learnt:
-        obstacles.append("models that have not learnt show nothing about their shapes")
-    else:
-        obstacles += [unlearnt[result.name] for result in results if result.name in unlearnt]
+        obstacles.append(shows_nothing)
+    elif study.reference is not None:
+        for design in (name, against):
+            if design in unlearnt:
+                obstacles.append(f"{design} does not beat {study.reference.name}, and {shows_nothing}")
     answer = "undecided" if obstacles else decision.answer
 
     # the sentence, the size of the difference, and the seeds that would decide it
@@ -137,24 +129,22 @@ def make_verdict(
         parts.append(describe_needed(estimate, decision.needed))
     words = f"{sentence[0].upper()}{sentence[1:]}: {'; '.join(parts)}."
     p = None if math.isnan(decision.p) else decision.p
-    need = decision.needed
-    if need is None:
+    needed = decision.needed
+    if needed is None:
         return Verdict(question, answer, words, None, None, None, p)
-    return Verdict(question, answer, words, need.seeds, (need.low, need.high), need.samples, p)
+    return Verdict(question, answer, words, needed.seeds, (needed.low, needed.high), needed.samples, p)
 
 
-def missing_runs(result: DesignResult) -> str:
+def _missing_runs(result: DesignResult) -> Iterator[str]:
     """Describe the runs of a design that are missing from its mean, and possible remedies."""
-    quality = result.quality
-    parts = []
+    quality, runs = result.quality, f"{len(result.runs)} runs of {result.name}"
     if quality.failed:
-        parts.append(f"{quality.failed} of {len(result.runs)} runs of {result.name} failed")
+        yield f"{quality.failed} of {runs} failed"
     if quality.diverged:
-        parts.append(
-            f"{quality.diverged} of {len(result.runs)} runs of {result.name} diverged and count in no mean (a lower "
-            "rate, a longer warm-up or optim.clip helps)"
+        yield (
+            f"{quality.diverged} of {runs} diverged and count in no mean (a lower rate, a longer warm-up or optim.clip "
+            "helps)"
         )
-    return "; ".join(parts)
 
 
 def _describe_size(study: Findings, pair: Pair, estimate: Estimate) -> str:

@@ -15,7 +15,7 @@ from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, transfer_weights
 from leanify.comparison.folder import StudyFolder
 from leanify.core.terminal import note, progress
-from leanify.core.units import format_damage as damage_words
+from leanify.core.units import format_damage
 from leanify.data.splits import load_splits
 from leanify.reshaping import surgery
 from leanify.shrinking.calibration_batches import BATCH_SIZE, sample_batches
@@ -37,6 +37,10 @@ def prepare(folder: StudyFolder) -> None:
     splits = load_splits(data_section(trainable(plan.recipe)), trained_model)
     batches = sample_batches(splits, trained_model, BATCHES * BATCH_SIZE, plan.seeds[0])
     shape = surgery.read(trained_model)
+
+    def note_step(name: str, step: Step) -> None:
+        note(f"{name}: {step.description}, damage {format_damage(step.damage)}")
+
     teacher = CalibratedTeacher(trained_model, batches[::2], batches[1::2], is_headless(trained_model))
     for design in todo:
         target = design.model.shape(shape)
@@ -44,9 +48,5 @@ def prepare(folder: StudyFolder) -> None:
         if target != shape:
             torch.manual_seed(plan.seeds[0])
             with progress(f"transferring weights to {design.name}", None):
-                start_model = transfer_weights(teacher, target, partial(_note_step, design.name)).model
+                start_model = transfer_weights(teacher, target, partial(note_step, design.name)).model
         lean_directory.save(start_model, folder.start(design.name), title=f"The design {design.name} of a study")
-
-
-def _note_step(name: str, step: Step) -> None:
-    note(f"{name}: {step.description}, damage {damage_words(step.damage)}")

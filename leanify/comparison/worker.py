@@ -23,9 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from leanify.comparison.folder import PROBES, RUNS, Outcome, StudyFolder
@@ -133,13 +131,12 @@ def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
     if not layer_samples:
         return None
     # medians over samples, then over layers
-    kappas, lows, highs = [], [], []
-    for layer in layer_samples:
-        kappas.append(statistics.median(sample.kappa for sample in layer))
-        lows.append(statistics.median(sample.low for sample in layer))
-        highs.append(statistics.median(sample.high for sample in layer))
-    bounds = statistics.median(kappas), statistics.median(lows), statistics.median(highs)
-    return bounds if bounds[0] < float("inf") else None
+    bounds = []
+    for name in ("kappa", "low", "high"):
+        medians = [statistics.median(getattr(sample, name) for sample in layer) for layer in layer_samples]
+        bounds.append(statistics.median(medians))
+    value, low, high = bounds
+    return (value, low, high) if value < float("inf") else None
 
 
 def execute_run(folder: StudyFolder, key: Key, on_row: OnRow = lambda row: None) -> None:
@@ -155,7 +152,14 @@ def execute_run(folder: StudyFolder, key: Key, on_row: OnRow = lambda row: None)
             fingerprint = folder.plan.fingerprint(key)
             folder.record(Outcome(key.design, key.seed, fingerprint, "failed", str(error), rate=key.rate))
             return
-        folder.record_samples(key, _outcomes(folder, key, trainer))
+        # each sample's contribution to the last evaluation, made again if a run was killed just after it
+        evaluator = trainer.evaluator
+        if evaluator.tally is None:
+            trainer.test(RunDirectory.open(folder.run(key)))
+        if evaluator.tally is None:
+            trainer.evaluate()
+        assert evaluator.tally is not None
+        folder.record_samples(key, outcomes(trainer.task, evaluator.tally))
         folder.record(_outcome(folder, key, trainer))
 
 
@@ -179,25 +183,15 @@ def _train(folder: StudyFolder, key: Key, on_row: OnRow) -> Trainer:
     return trainer
 
 
-def _outcomes(folder: StudyFolder, key: Key, trainer: Trainer) -> NDArray[np.float64]:
-    """Return each sample's contribution to the last evaluation; evaluate again if a run was killed just after it."""
-    evaluator = trainer.evaluator
-    if evaluator.tally is None:
-        trainer.test(RunDirectory.open(folder.run(key)))
-    if evaluator.tally is None:
-        trainer.evaluate()
-    assert evaluator.tally is not None
-    return outcomes(trainer.task, evaluator.tally)
-
-
 def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
     # the final metric, on the test split if the data have one
     task, last_rows = trainer.task, {row["split"]: row for row in folder.rows(key)}
     last = last_rows["test" if "test" in last_rows else "validation"]
     # κ by step, and the bounds of the last one
     probes = {int(step): value for step, value in _probes(folder.run(key) / PROBES).items()}
-    probes = {step: probes[step] for step in sorted(probes) if step <= trainer.steps}
-    bounds = next(((low, high) for _, low, high in reversed(probes.values())), None)
+    steps = sorted(step for step in probes if step <= trainer.steps)
+    kappas = tuple((step, probes[step][0]) for step in steps)
+    bounds = tuple(probes[steps[-1]][1:]) if steps else None
     return Outcome(
         design=key.design,
         seed=key.seed,
@@ -211,7 +205,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         unit=task.unit,
         quality=last[task.metric],
         step=trainer.steps,
-        kappas=tuple((step, probe[0]) for step, probe in probes.items()),
+        kappas=kappas,
         kappa_bounds=bounds,
     )
 
