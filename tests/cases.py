@@ -13,7 +13,7 @@ from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.forward import call
 from leanify.profiling.live_model import LiveModel
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.profile import flatten_tensors
+from leanify.profiling.training_memory import flatten_tensors
 from leanify.upstream.inputs import example_inputs
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}

@@ -147,13 +147,16 @@ def methods(study: Findings) -> list[tuple[str, str]]:
 
 
 def _run_facts(study: Findings, name: str) -> Any:
-    """A JSON file of the first finished run's folder; None if there is none, or if it is damaged."""
-    runs = [(result.name, run) for result in study.results for run in result.runs]
-    first = next((Key(design, run.seed) for design, run in runs if run.status == "finished"), None)
-    try:
-        return None if first is None else read_json(StudyFolder(study.path).run(first) / name)
-    except SourceError:
-        return None
+    """A JSON file of the first finished run's folder; {} if there is none, or if it is damaged."""
+    folder = StudyFolder(study.path)
+    for result in study.results:
+        for run in result.runs:
+            if run.status == "finished":
+                try:
+                    return read_json(folder.run(Key(result.name, run.seed)) / name)
+                except SourceError:
+                    return {}
+    return {}
 
 
 def _dict(value: Any) -> dict[str, Any]:

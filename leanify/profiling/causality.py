@@ -78,7 +78,15 @@ def _measure(located_model: LocatedModel) -> list[bool | None]:
     inputs = unmasked_inputs(small.model, TOKENS, device="cpu")
     if not _draw_parameters(real, inputs):
         raise MemoryError(f"more than {MAX_PARAMETERS} numbers")
-    paths = [_last_block(small, index) for index in range(len(small.stages))]
+
+    # the modules with the stages' outputs: the last blocks, or attentions without a list of blocks
+    module_paths: dict[int, str] = {id(module): path for path, module in small.model.named_modules()}
+    paths = []
+    for stage in small.stages:
+        output: Any = list(stage.layers)[-1].attention.module
+        if stage.container is not None:
+            output = list(stage.container.children())[-1]
+        paths.append(module_paths[id(output)])
 
     with torch.no_grad():
         before = _outputs(real, inputs, paths)
@@ -161,16 +169,6 @@ def _draw_parameters(model: nn.Module, inputs: dict[str, Tensor]) -> bool:
                 shape = (len(drawn_rows), *parameter.shape[1:])
                 parameter[drawn_rows] = torch.randn(shape, generator=generator).to(parameter.dtype)
     return True
-
-
-def _last_block(located_model: LocatedModel, index: int) -> str:
-    """Return the path of the module with the stage's output: its last block, or its attention without a list."""
-    stage = located_model.stages[index]
-    target: Any = list(stage.layers)[-1].attention.module
-    if stage.container is not None:
-        target = list(stage.container.children())[-1]
-    paths: dict[int, str] = {id(module): path for path, module in located_model.model.named_modules()}
-    return paths[id(target)]
 
 
 def _outputs(model: nn.Module, inputs: dict[str, Tensor], paths: list[str]) -> list[Tensor | None]:

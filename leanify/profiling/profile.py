@@ -28,7 +28,7 @@ from leanify.profiling import counting
 from leanify.profiling import training_memory as peak
 from leanify.profiling.forward import Positional, call, disable_gradients, zeros
 from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
-from leanify.profiling.training_memory import flatten_tensors as flatten_tensors
+from leanify.profiling.training_memory import flatten_tensors
 from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.example_inputs import infer_batch_size

@@ -204,19 +204,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.add.Tensor and _is_backward():
+        # autograd adds a tensor's second gradient to the first in place; under a mode it copies to be safe. Outside
+        # recomputed blocks, where gradients are on, a sum in the backward pass is such a copy
+        is_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        if func is torch.ops.aten.add.Tensor and is_backward:
             self._end(args[0].untyped_storage()._cdata)
         for tensor in iterate_tensors(result):
-            self._note(tensor.untyped_storage())
+            storage = tensor.untyped_storage()
+            address, size = storage._cdata, storage.nbytes()
+            if address not in self.known_storages:
+                self.known_storages.add(address)
+                self.storage_bytes[address] = size
+                self.bytes += size
+                weakref.finalize(storage, self._forget, address)
         self.byte_series.append(self.bytes)
         return result
-
-    def _note(self, storage: Any) -> None:
-        if storage._cdata not in self.known_storages:
-            self.known_storages.add(storage._cdata)
-            self.storage_bytes[storage._cdata] = storage.nbytes()
-            self.bytes += storage.nbytes()
-            weakref.finalize(storage, self._forget, storage._cdata)
 
     def _end(self, address: int) -> None:
         self.bytes -= self.storage_bytes.pop(address, 0)
@@ -224,14 +226,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, address: int) -> None:
         self._end(address)
         self.known_storages.discard(address)
-
-
-def _is_backward() -> bool:
-    """Whether gradients are computed, outside recomputed blocks: a sum then adds a tensor's gradients from two paths.
-
-    Autograd adds the second to the first in place; under a mode it copies to be safe.
-    """
-    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
 class _Fused(torch.autograd.Function):
