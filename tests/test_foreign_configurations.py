@@ -75,7 +75,7 @@ def test_measured_positions_keep_their_head_dim(kind: str, tmp_path: Path) -> No
     positions = {"max_position_embeddings": 64, "rope_parameters": {**rope, "original_max_position_embeddings": 32}}
     keys = {**DECODER, **positions, "num_key_value_heads": 2}
     folder = write_config(tmp_path, f"{kind}Config", f"{kind}ForCausalLM", **keys)
-    with pytest.raises(leanify.LeanifyError, match="measured for a head_dim of 8; heads can be added"):
+    with pytest.raises(leanify.LeanifyError, match="made for a head_dim of 8; heads can be added"):
         leanify.redesign(folder, target_params=0.7, heads_mode="split")
 
 

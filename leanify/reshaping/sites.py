@@ -69,7 +69,16 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             f"{model_name(model)} has no attention layer that leanify knows: a redesign trades layers for attention "
             f"heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …){hint}"
         )
-    mlps = _residual_mlps(sites, attentions)
+    # MLPs that write to the residual stream, without those inside an attention (a table of positions)
+    by_path = {site.path: site for site in attentions}
+    mlps = []
+    for mlp in (site for site in sites if site.reading.is_mlp):
+        outer_site = next((by_path[p] for p in ancestors(mlp.path) if p in by_path and p != mlp.path), None)
+        if outer_site is not None:
+            width = LocatedLayer(outer_site, None).width
+            if LocatedLayer(outer_site, mlp).output_width != width:
+                continue
+        mlps.append(mlp)
     # group the attentions by list and block
     stages: dict[str, dict[str, list[Site]]] = {}
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
@@ -87,20 +96,6 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     return located_model
 
 
-def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
-    """Return the MLPs that write to the residual stream, without those inside an attention (a table of positions)."""
-    by_path = {site.path: site for site in attentions}
-    mlp_sites = []
-    for mlp in (site for site in sites if site.reading.is_mlp):
-        outer_site = next((by_path[p] for p in ancestors(mlp.path) if p in by_path and p != mlp.path), None)
-        if outer_site is not None and any("m" in how for how in mlp.reading.columns.values()):
-            width = LocatedLayer(outer_site, None).width
-            if LocatedLayer(outer_site, mlp).output_width != width:
-                continue
-        mlp_sites.append(mlp)
-    return mlp_sites
-
-
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
     of_user = get_example(model) is not None
     block, first = next(iter(attentions.items()))
@@ -110,18 +105,15 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
     paths = block_paths(model, name)
     level = paths[0].count(".") + 1
     by_block: dict[str, list[Site]] = {}
-    mlp_paths = _mlp_paths(model, mlps) if of_user else [(mlp.path, mlp) for mlp in mlps]
-    for path, mlp in mlp_paths:
+    mlps_by_path = {mlp.path: mlp for mlp in mlps}
+    if of_user:  # an MLP that blocks share has several paths
+        by_module = {id(mlp.module): mlp for mlp in mlps}
+        modules = model.named_modules(remove_duplicate=False)
+        mlps_by_path = {path: by_module[id(module)] for path, module in modules if id(module) in by_module}
+    for path, mlp in mlps_by_path.items():
         by_block.setdefault(".".join(path.split(".")[:level]), []).append(mlp)
     blocks = [pair_layers(attentions.get(path, []), by_block.get(path, []), of_user) for path in paths]
     return LocatedStage(name, get_container(model, name), blocks)
-
-
-def _mlp_paths(model: nn.Module, mlps: list[Site]) -> list[tuple[str, Site]]:
-    """Return (path, MLP) for every path of every MLP: one that blocks share has several."""
-    by_module = {id(mlp.module): mlp for mlp in mlps}
-    modules = model.named_modules(remove_duplicate=False)
-    return [(path, by_module[id(module)]) for path, module in modules if id(module) in by_module]
 
 
 def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
@@ -135,29 +127,17 @@ def _trim_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], m
     kinds = {upstream_class(model.get_submodule(path)) for path in attentions}
     matching = [i for i, path in enumerate(paths) if upstream_class(model.get_submodule(path)) in kinds]
     before, after = matching[0], len(paths) - 1 - matching[-1]
-    trailing_paths = paths[matching[-1] + 1 :]
-    if _have_mlps(trailing_paths, mlps):
+    with_mlps = {path for path in paths if any(is_inside(mlp.path, path) for mlp in mlps)}
+    if not with_mlps.isdisjoint(paths[matching[-1] + 1 :]):
         return name
-    step = _step(model, paths, matching, mlps)
-    if step > 1:
-        return f"{name}[{before}:-{after}:{step}]"
-    return f"{name}[{before}:-{after}]" if before + after else name
-
-
-def _have_mlps(paths: list[str], mlps: list[Site]) -> bool:
-    """Whether an MLP is inside one of these modules."""
-    return any(is_inside(mlp.path, path) for mlp, path in itertools.product(mlps, paths))
-
-
-def _step(model: nn.Module, paths: list[str], matching: list[int], mlps: list[Site]) -> int:
-    """Return the distance of the blocks in a list with equally many small entries between them; 1 otherwise."""
-    steps = {after - before for before, after in itertools.pairwise(matching)}
+    # between equally distant blocks may stand small entries without MLPs
+    steps = {later - earlier for earlier, later in itertools.pairwise(matching)}
     between = [path for i, path in enumerate(paths) if matching[0] < i < matching[-1] and i not in matching]
-    if len(steps) != 1 or not between or _have_mlps(between, mlps):
-        return 1
-    sizes = {path: sum(p.numel() for p in model.get_submodule(path).parameters()) for path in paths}
-    is_small = max(sizes[path] for path in between) < SMALL_ENTRY * min(sizes[paths[i]] for i in matching)
-    return steps.pop() if is_small else 1
+    if len(steps) == 1 and between and with_mlps.isdisjoint(between):
+        sizes = {path: sum(p.numel() for p in model.get_submodule(path).parameters()) for path in paths}
+        if max(sizes[path] for path in between) < SMALL_ENTRY * min(sizes[paths[i]] for i in matching):
+            return f"{name}[{before}:-{after}:{steps.pop()}]"
+    return f"{name}[{before}:-{after}]" if before + after else name
 
 
 # -- sites -------------

@@ -150,11 +150,16 @@ def _write_width(located_model: LocatedModel, architecture: Architecture, weight
 
 def change_depth(located_model: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
     """Return a copy at the new depth, and {path: new sizes} of its sites, not resized yet. Raises ShapeError."""
-    check_shape(located_model, architecture)
+    _check_shape(located_model, architecture)
     _check_constants(located_model, architecture)
     _check_routers(located_model, architecture)
     cut = _cut(located_model, architecture)
-    sizes = _layer_sizes(cut, architecture)
+    sizes: dict[str, Sizes] = {}
+    for layer, new_layer in zip(cut.layers, architecture.layers(), strict=True):
+        symbols = {"h": new_layer.heads, "g": new_layer.kv_heads, "d": new_layer.head_dim, "m": new_layer.mlp}
+        symbols |= {"x": new_layer.experts, "a": new_layer.active}
+        for site in layer.sites:
+            sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
     return cut, sizes | _table_sizes(cut, sizes)
 
 
@@ -226,7 +231,7 @@ def unread_parts(located_model: LocatedModel) -> Iterator[str]:
 # -- checks -------------
 
 
-def check_shape(located_model: LocatedModel, new: Architecture) -> None:
+def _check_shape(located_model: LocatedModel, new: Architecture) -> None:
     # the same stages
     old = located_model.architecture
     names = [stage.name for stage in new.stages]
@@ -281,49 +286,44 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 
 def _check_constants(located_model: LocatedModel, new: Architecture) -> None:
     """Raise ShapeError for a new head_dim if upstream made tables for the old one (rotary positions)."""
-    sites = [site for site in located_model.sites if site.reading.constant]
     pairs = width.paired_layers(located_model.architecture, new)
     changed_sizes = {old.head_dim for old, layer in pairs if layer.head_dim != old.head_dim}
-    sizes_text = ", ".join(map(str, sorted(changed_sizes)))
-    if sites and changed_sizes:
+    holders = [f"{site.path} ({type(site.module).__name__})" for site in located_model.sites if site.reading.constant]
+    if has_rotary_factors(located_model.model):  # a factor for each pair of channels
+        holders.append("this model (LongRoPE)")
+    if holders and changed_sizes:
         raise ShapeError(
-            f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of {sizes_text}; "
-            "heads can be added, but their size stays"
-        )
-    if changed_sizes and has_rotary_factors(located_model.model):
-        raise ShapeError(
-            "the rotary positions of this model (LongRoPE) have a factor for each pair of channels, measured for a "
-            f"head_dim of {sizes_text}; heads can be added (--heads-mode grow), but their size stays"
+            f"{holders[0]} holds positions made for a head_dim of {', '.join(map(str, sorted(changed_sizes)))}; heads "
+            "can be added (--heads-mode grow), but their size stays"
         )
 
 
 def _check_routers(located_model: LocatedModel, new: Architecture) -> None:
     """Raise ShapeError if the number of experts changes and the router has no row, or cannot route the new numbers."""
+    changes: list[tuple[Site, int, int]] = []  # each mixture with its new experts, and those of them that are active
     for located_stage, stage in zip(located_model.stages, new.stages, strict=True):
         for layers, block in zip(located_stage.blocks, stage.blocks, strict=False):  # blocks beyond repeat the last
             for layer, new_layer in zip(layers, block, strict=True):
                 old = layer.read()
                 if layer.mlp is not None and (old.experts, old.active) != (new_layer.experts, new_layer.active):
-                    router_sizes: Sizes = {}
-                    for router in find_routers(layer.mlp.path, located_model.sites):
-                        router_sizes |= router.sizes
-                    _check_router(layer.mlp, new_layer, router_sizes)
-
-
-def _check_router(mixture: Site, new_layer: Layer, router_sizes: Sizes) -> None:
-    if not {"x", "a"} <= router_sizes.keys():
-        raise ShapeError(
-            f"{mixture.path} ({type(mixture.module).__name__}) keeps its {mixture.sizes['x']} experts, "
-            f"{mixture.sizes['a']} of them active: no row of leanify's describes the router that chooses among them"
-        )
-    groups, chosen = router_sizes.get("u", 1), router_sizes.get("t", 1)
-    group_size = new_layer.experts // groups
-    if new_layer.experts % groups or (groups > 1 and group_size < 2) or new_layer.active > group_size * chosen:
-        raise ShapeError(
-            f"{mixture.path} cannot have {new_layer.experts} experts, {new_layer.active} of them active: its router "
-            f"takes them from {chosen} of {groups} equal groups of at least two, so experts must be a multiple of "
-            f"{groups}, and at most {max(1, group_size) * chosen} of {new_layer.experts} can be active"
-        )
+                    changes.append((layer.mlp, new_layer.experts, new_layer.active))
+    for mixture, experts, active in changes:
+        router_sizes: Sizes = {}
+        for router in find_routers(mixture.path, located_model.sites):
+            router_sizes |= router.sizes
+        if not {"x", "a"} <= router_sizes.keys():
+            raise ShapeError(
+                f"{mixture.path} ({type(mixture.module).__name__}) keeps its {mixture.sizes['x']} experts, "
+                f"{mixture.sizes['a']} of them active: no row of leanify's describes the router that chooses among them"
+            )
+        groups, chosen = router_sizes.get("u", 1), router_sizes.get("t", 1)
+        group_size = experts // groups
+        if experts % groups or (groups > 1 and group_size < 2) or active > group_size * chosen:
+            raise ShapeError(
+                f"{mixture.path} cannot have {experts} experts, {active} of them active: its router takes them from "
+                f"{chosen} of {groups} equal groups of at least two, so experts must be a multiple of {groups}, and at "
+                f"most {max(1, group_size) * chosen} of {experts} can be active"
+            )
 
 
 # -- depth -------------
@@ -364,17 +364,6 @@ def tie(new: nn.Module, old: nn.Module) -> None:
 
 
 # -- sizes -------------
-
-
-def _layer_sizes(located_model: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:
-    """Return {path: new sizes} for every attention and MLP."""
-    sizes: dict[str, Sizes] = {}
-    for layer, new_layer in zip(located_model.layers, architecture.layers(), strict=True):
-        symbols = {"h": new_layer.heads, "g": new_layer.kv_heads, "d": new_layer.head_dim, "m": new_layer.mlp}
-        symbols |= {"x": new_layer.experts, "a": new_layer.active}
-        for site in layer.sites:
-            sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
-    return sizes
 
 
 def _table_sizes(located_model: LocatedModel, layer_sizes: dict[str, Sizes]) -> dict[str, Sizes]:
@@ -419,12 +408,9 @@ def _table_sizes(located_model: LocatedModel, layer_sizes: dict[str, Sizes]) -> 
 def dependent_attentions(located_model: LocatedModel, table: Site) -> list[Site]:
     """Return the attention around a table of positions, or all attentions in the nearest module that has some."""
     attentions = [layer.attention for layer in located_model.layers]
-    by_path = {site.path: site for site in attentions}
-    for path in ancestors(table.path):
-        if path in by_path:
-            return [by_path[path]]
-    for path in ancestors(table.path):
-        inner_sites = [site for site in attentions if is_inside(site.path, path)]
-        if inner_sites:
-            return inner_sites
-    raise AssertionError(f"no attention is near {table.path}")
+    paths = list(ancestors(table.path))
+    around = [site for site in attentions if site.path in paths]
+    if around:
+        return around[-1:]  # the innermost
+    nearest = next(path for path in paths if any(is_inside(site.path, path) for site in attentions))
+    return [site for site in attentions if is_inside(site.path, nearest)]

@@ -6,7 +6,7 @@ result is read; a model that ignores the argument is refused. The axes with diff
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -98,8 +98,13 @@ def _built_candidates(
     if origin.library == "module":
         reason = "the function has no argument width; write it as make(width=…)"
     # possible spellings of the width, the one that worked last first; one that builds the heads, too, needs no surgery
-    candidates = list(enumerate(respell_width(origin, base.architecture, _align(base.architecture, new))))
-    first = _known.get(_key(origin), 0)
+    stages = []  # at the depth that upstream's constructor builds
+    for stage, other in zip(base.architecture.stages, new.stages, strict=True):
+        blocks = other.blocks[: stage.depth] + other.blocks[-1:] * (stage.depth - other.depth)
+        stages.append(replace(other, blocks=blocks))
+    candidates = list(enumerate(respell_width(origin, base.architecture, replace(new, stages=tuple(stages)))))
+    key = f"{origin.library}/{origin.name}/{origin.cls}"
+    first = _known.get(key, 0)
     others: list[tuple[bool, int, Candidate, LocatedModel]] = []
     for number, candidate in sorted(candidates, key=lambda pair: pair[0] != first):
         try:
@@ -108,7 +113,9 @@ def _built_candidates(
             reason = str(error)
             continue
         if differs_in_width(built.architecture, new) or _frame(built.architecture) != _frame(base.architecture):
-            reason = f"{_differences(origin, candidate)} builds {_widths(built.architecture)}"
+            options = {**candidate.origin.options, **candidate.arguments}
+            new_options = {name: value for name, value in options.items() if origin.options.get(name) != value}
+            reason = f"{origin} with {str(new_options)[:160]} builds {_widths(built.architecture)}"
             continue
         if any(layer.heads < layer.kv_heads for layer in built.architecture.layers()):
             continue  # heads that no attention can compute
@@ -116,7 +123,7 @@ def _built_candidates(
         if has_other_tensors or _heads(built.architecture) != _heads(new):
             others.append((has_other_tensors, number, candidate, built))
         else:
-            _known[_key(origin)] = number
+            _known[key] = number
             yield candidate, built
     # the others in their own order, so that the result does not depend on what worked last
     for *_, candidate, built in sorted(others, key=lambda entry: entry[:2]):
@@ -209,32 +216,28 @@ def keep_channels(new: nn.Module, old: nn.Module, old_shape: Architecture, new_s
         elif isinstance(target, nn.Parameter) or target.is_floating_point():
             for axis in range(source.dim()):
                 if source.shape[axis] != target.shape[axis]:
-                    _check_alone(name, source.shape[axis], target.shape[axis], pairs.items())
-                    indices = kept_channels(source.shape[axis], target.shape[axis], pairs.items())
+                    indices = _kept_channels(name, source.shape[axis], target.shape[axis], pairs)
                     source = source.index_select(axis, indices.to(source.device))
             common = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
             target[common] = source[common].to(target.dtype)
 
 
-def _check_alone(name: str, old: int, new: int, widths: Iterable[tuple[int, int]]) -> None:
-    """Raise ShapeError if an axis holds the width and channels that stay, which nothing tells apart."""
-    if any(old * new_width == new * old_width for old_width, new_width in widths):
-        return
-    for old_width, new_width in widths:
+def _kept_channels(name: str, old: int, new: int, widths: Mapping[int, int]) -> Tensor:
+    """Return the indices that remain if an axis of ``old`` channels is cut to ``new``: the first of each part.
+
+    ``widths`` maps old widths to new ones. Raises ShapeError for the width beside channels that nothing tells apart.
+    """
+    matching = [old_width for old_width, new_width in widths.items() if old * new_width == new * old_width]
+    if matching:
+        parts = next((old // width for width in matching if old % width == 0), 1)
+        return torch.arange(old).view(parts, -1)[:, : new // parts].reshape(-1)
+    for old_width, new_width in widths.items():
         parts, remainder = divmod(old - new, old_width - new_width) if old_width > new_width else (0, 0)
         if parts and not remainder and old > parts * old_width:
             raise ShapeError(
                 f"{name} takes {parts} × {old_width} channels of the width beside {old - parts * old_width} others, "
                 f"and nothing says which they are, {NOT_KEPT}"
             )
-
-
-def kept_channels(old: int, new: int, widths: Iterable[tuple[int, int]]) -> Tensor:
-    """Return the indices that remain if an axis of ``old`` channels is cut to ``new``: the first of each part."""
-    for old_width, new_width in widths:
-        parts = old // old_width
-        if parts and old == parts * old_width and new == parts * new_width and new_width < old_width:
-            return torch.arange(old).view(parts, old_width)[:, :new_width].reshape(-1)
     return torch.arange(min(old, new))
 
 
@@ -242,15 +245,6 @@ def replace_widths(new: Architecture, old: Architecture) -> Architecture:
     """Return ``new`` with the widths of the layers in ``old``; additional blocks repeat the last width."""
     pairs = paired_layers(old, new)
     return new.map_layers(lambda layer: replace(layer, width=next(pairs)[0].width))
-
-
-def _align(base: Architecture, new: Architecture) -> Architecture:
-    """Return ``new`` at the depth of ``base``, as upstream's constructor builds it."""
-    stages = []
-    for stage, other in zip(base.stages, new.stages, strict=True):
-        blocks = other.blocks[: stage.depth] + other.blocks[-1:] * (stage.depth - other.depth)
-        stages.append(replace(other, blocks=blocks))
-    return replace(new, stages=tuple(stages))
 
 
 def _frame(architecture: Architecture) -> list[object]:
@@ -265,13 +259,3 @@ def _change(old: Architecture, new: Architecture) -> str:
 def _widths(architecture: Architecture) -> str:
     widths = dict.fromkeys(stage.primary.width for stage in architecture.stages if stage.primary)
     return f"{', '.join(map(str, widths))} wide"
-
-
-def _differences(origin: Origin, candidate: Candidate) -> str:
-    options = {**candidate.origin.options, **candidate.arguments}
-    new_options = {key: value for key, value in options.items() if origin.options.get(key) != value}
-    return f"{origin} with {str(new_options)[:160]}"
-
-
-def _key(origin: Origin) -> str:
-    return f"{origin.library}/{origin.name}/{origin.cls}"
