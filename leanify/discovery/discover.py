@@ -42,7 +42,7 @@ from leanify.lens.located import LocatedModel, LocatedStage, ancestors, is_insid
 from leanify.lens.mlps import ACTIVE_KEY, copy_rows_to_siblings, expert_lists, measure_active
 from leanify.lens.resize import get_attribute, get_fields, linear_features, set_number, solve_sizes
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.libraries import format_error
+from leanify.upstream.libraries import format_error, reraise_as
 from leanify.upstream.origin import get_example, get_record, in_mode, note_fact, remove_on_exit
 
 MAX_GUESSES = 160  # guesses to try per attention
@@ -76,12 +76,37 @@ class Discovery:
         """Attach rows to the MLPs and the experts; an unread MLP is not an error, it keeps its shape."""
         model = self.model
         for candidate in self.flow.mlps:
-            if not _is_read(candidate, _rows_by_path(model)):
-                row, _ = _find_row(candidate, self.row_cache, self.start)
-                if row is not None:
-                    _attach_mlp(model, candidate.owner.path, row)
+            path, last = candidate.owner.path, candidate.last.name
+            # read already: by a row from `families`, or by one with the same down projection
+            around = {place: row for place, row in _rows_by_path(model).items() if is_inside(last, place)}
+            mlp_rows = {place: row for place, row in around.items() if row.is_mlp}
+            own_row = mlp_rows.pop(path, None)
+            own_parts = own_row.columns if own_row is not None else ()
+            if mlp_rows or any(is_inside(relative_path(last, path), part) for part in own_parts):
+                continue
+            row, _ = _find_row(candidate, self.row_cache, self.start)
+            if row is None:
+                continue
+            # of two different MLPs in one forward the larger is read; the other keeps its shape
+            module = model.get_submodule(path)
+            before = families.attached_row(module)
+            if before is None or not before.is_mlp:
+                _attach_row(model, path, row)
+                continue
+            old_units, new_units = (solve_sizes("", module, one)["m"] for one in (before, row))
+            if old_units == new_units:
+                _attach_row(model, path, row)
+            elif new_units > old_units and not before.is_attention:
+                families.attach(module, row)
         _attach_counts(model, self.numbers)
-        _find_experts(model, self.twin)
+        # a row for each expert in a list, and how many experts process each token
+        copy_rows_to_siblings(model)
+        rows = _rows_by_path(model)
+        mlps = {path: repr(row) for path, row in rows.items() if row.is_mlp and not row.is_attention}
+        lists = expert_lists(model, [path for path, row in rows.items() if row.is_attention], mlps)
+        if lists and not any(parameter.is_meta for parameter in model.parameters()):
+            for container, active in measure_active(self.twin, lists, run).items():
+                model.get_submodule(container).__dict__[ACTIVE_KEY] = active
         note_fact(model, is_read=True)
 
 
@@ -154,30 +179,6 @@ def inherit_rows(built: nn.Module, model: nn.Module) -> None:
         note_fact(built, is_read=True)
 
 
-def _is_read(candidate: Candidate, rows: Mapping[str, Row]) -> bool:
-    """Whether a row already reads this MLP: a row from `families`, or one with the same down projection."""
-    for path, row in rows.items():
-        name = relative_path(candidate.last.name, path)
-        is_same = path != candidate.owner.path or any(is_inside(name, part) for part in row.columns)
-        if row.is_mlp and is_inside(candidate.last.name, path) and is_same:
-            return True
-    return False
-
-
-def _attach_mlp(model: nn.Module, path: str, row: Row) -> None:
-    """Attach the row of an MLP. Of two different MLPs in one forward, the larger is read; the other keeps its shape."""
-    module = model.get_submodule(path)
-    before = families.attached_row(module)
-    if before is None or not before.is_mlp:
-        _attach_row(model, path, row)
-        return
-    old_units, new_units = (solve_sizes("", module, one)["m"] for one in (before, row))
-    if old_units == new_units:
-        _attach_row(model, path, row)
-    elif new_units > old_units and not before.is_attention:
-        families.attach(module, row)
-
-
 def _attach_tables(model: nn.Module, candidate: Candidate, row: Row) -> None:
     """Attach rows to the modules outside an attention that hold a number for each of its heads (relative positions)."""
     path = candidate.owner.path
@@ -219,18 +220,6 @@ def _attach_numbers(model: nn.Module, path: str, attributes: dict[str, str]) -> 
         _attach_row(model, path, Row(families.full_name(families.upstream_class(module)), attributes=attributes))
 
 
-def _find_experts(model: nn.Module, twin: nn.Module) -> None:
-    """Attach a row to each expert in a list, and record how many experts process each token."""
-    copy_rows_to_siblings(model)
-    rows = _rows_by_path(model)
-    mlps = {path: repr(row) for path, row in rows.items() if row.is_mlp and not row.is_attention}
-    attentions = [path for path, row in rows.items() if row.is_attention]
-    lists = expert_lists(model, attentions, mlps)
-    if lists and not any(parameter.is_meta for parameter in model.parameters()):
-        for container, active in measure_active(twin, lists, run).items():
-            model.get_submodule(container).__dict__[ACTIVE_KEY] = active
-
-
 def _rows_by_path(model: nn.Module) -> dict[str, Row]:
     rows = {path: families.find_row(module) for path, module in model.named_modules()}
     return {path: row for path, row in rows.items() if row is not None}
@@ -241,16 +230,11 @@ def _attach_row(model: nn.Module, path: str, row: Row) -> None:
     module = model.get_submodule(path)
     before = families.attached_row(module)
     if before is not None:
-        row = replace(
-            before,
-            rows={**before.rows, **row.rows},
-            columns={**before.columns, **row.columns},
-            tensors={**before.tensors, **row.tensors},
-            attributes={**before.attributes, **row.attributes},
-            lists={**before.lists, **row.lists},
-            mixing=(*before.mixing, *row.mixing),
-            constant=before.constant or row.constant,
-        )
+        merged: dict[str, Any] = {}
+        for name in ("rows", "columns", "tensors", "attributes", "lists"):
+            merged[name] = {**getattr(before, name), **getattr(row, name)}
+        mixing, constant = (*before.mixing, *row.mixing), before.constant or row.constant
+        row = replace(before, **merged, mixing=mixing, constant=constant)
     families.attach(module, row)
 
 
@@ -260,12 +244,10 @@ def make_twin(model: nn.Module) -> nn.Module:
     Raises UnsupportedModel if it cannot be copied.
     """
     parameters: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    try:
+    # a module may hold locks, generators or process groups
+    message = f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped"
+    with reraise_as(message, UnsupportedModel):
         twin = copy.deepcopy(model, parameters)
-    except Exception as error:  # a module may hold locks, generators or process groups
-        raise UnsupportedModel(
-            f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: {format_error(error, 160)}"
-        ) from error
     remove_hooks(twin)
     return in_mode(twin)
 
@@ -375,16 +357,22 @@ def _describe_failure(
     """
     maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in candidate.came.maps)[:4])
     last = f"{candidate.last.name} {' × '.join(map(str, candidate.last.shape))}"
+    inner = candidate.last.input_size
     heads = ""
     if moved is not None:
         sizes = next(head_sizes(candidate, moved), None)
-        if sizes is None and next(head_sizes(candidate), None) is not None:
-            return _describe_contradiction(candidate, moved)
         if sizes is None:
-            lengths = ", ".join(map(str, candidate.came.lengths))
+            by_length = next(head_sizes(candidate), None)
+            if by_length is None:
+                return (
+                    f"its output projection {last} takes {inner} channels, and no axis of what was multiplied "
+                    f"({', '.join(map(str, candidate.came.lengths))}) divides them into heads; projections seen: {maps}"
+                )
+            counts = sorted({count for count in moved if 1 < count < inner})
             return (
-                f"its output projection {last} takes {candidate.last.input_size} channels, and no axis of what was "
-                f"multiplied ({lengths}) divides them into heads; projections seen: {maps}"
+                f"two readings contradict each other: the lengths of what it multiplies say {by_length['h']} heads × "
+                f"{by_length['d']} on {by_length['g']} key/value heads, and one output of its projections moves "
+                f"{' or '.join(map(str, counts))} of the {inner} channels that {candidate.last.name} takes"
             )
         heads = f", of {sizes['h']} heads × {sizes['d']}"
     time_words = f" in the {SECONDS} seconds of the processor that it may take" if is_late else ""
@@ -395,18 +383,6 @@ def _describe_failure(
     return (
         f"{bench.count} readings of its parts were tried{time_words}, and none holds{obstacle}; seen were the "
         f"projections {maps} and the output projection {last}{heads}{proposal}"
-    )
-
-
-def _describe_contradiction(candidate: Candidate, moved_channels: Sequence[int]) -> str:
-    """Describe how the lengths of the multiplied tensors contradict the channels that move together."""
-    inner = candidate.last.input_size
-    by_length = next(head_sizes(candidate))
-    counts = sorted({count for count in moved_channels if 1 < count < inner})
-    return (
-        f"two readings contradict each other: the lengths of what it multiplies say {by_length['h']} heads × "
-        f"{by_length['d']} on {by_length['g']} key/value heads, and one output of its projections moves "
-        f"{' or '.join(map(str, counts))} of the {inner} channels that {candidate.last.name} takes"
     )
 
 
@@ -479,10 +455,9 @@ def check_depth(located_model: LocatedModel) -> bool:
     for stage in located_model.stages:
         if stage.container is None:
             continue
-        children: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(
-            stage.container.named_children()
-        )
-        if len({id(block) for block in children.values()}) < len(children):
+        modules = getattr(stage.container, "_modules", None)
+        children = list(modules.values() if modules else stage.container.children())
+        if len(set(map(id, children))) < len(children):
             fix(model, stage.name, "the same block occurs several times in it")
             repeats = True
         elif len(stage.blocks) > 1:

@@ -123,22 +123,16 @@ def free(module: nn.Module) -> None:
 FREED_CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 
-def _freed_class(upstream: type[nn.Module], row: Row | None = None) -> type[nn.Module]:
+def _freed_class(upstream: type[nn.Module], row: Row | None) -> type[nn.Module]:
     """Return the adapted subclass of an upstream class (cached), by the module's own row or the class's first row."""
     reading = row or all_rows()[full_name(upstream)][0]
     key = upstream, repr((reading.edits, reading.methods, reading.forward))
     if key not in FREED_CLASSES:
-        FREED_CLASSES[key] = _make_freed_class(upstream, reading)
+        FREED_CLASSES[key] = make_freed_class(upstream, reading)
     return FREED_CLASSES[key]
 
 
-def free_as(module: nn.Module, reading: Row) -> None:
-    """Adapt the forward of ``module`` in place by ``reading`` instead of its class's row, to try that row."""
-    if reading.edits or reading.forward:
-        module.__class__ = _make_freed_class(type(module), reading)
-
-
-def _make_freed_class(upstream: type[nn.Module], reading: Row) -> type[nn.Module]:
+def make_freed_class(upstream: type[nn.Module], reading: Row) -> type[nn.Module]:
     """Make the subclass with the adapted forward. All rows of a class share the edits of its first row.
 
     A name in ``methods`` that is not a method is a function in the class's module, which its forward calls.
@@ -220,6 +214,6 @@ def _reduce(self: nn.Module) -> tuple[object, ...]:
     return _rebuild, (type(self).__mro__[1], attached_row(self)), self.__dict__
 
 
-def _rebuild(upstream: type[nn.Module], row: Row | None = None) -> nn.Module:
+def _rebuild(upstream: type[nn.Module], row: Row | None) -> nn.Module:
     cls = _freed_class(upstream, row)
     return cls.__new__(cls)

@@ -67,13 +67,12 @@ class LocatedLayer:
 
         Raises UnsupportedModel if it is a bare parameter, because hooks cannot see its input.
         """
-        path = self._output
         if not self.is_observable:
             raise UnsupportedModel(
                 f"{self.output_path}: this attention's output projection is a bare parameter, not a module, so its "
                 "input cannot be observed; reading, growing, writing and training it do not need that"
             )
-        return self.attention.module.get_submodule(path)
+        return self.attention.module.get_submodule(self._output)
 
     @property
     def is_observable(self) -> bool:
@@ -207,10 +206,14 @@ class LocatedModel:
     def block_layers(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
         """Yield every block with its layers."""
         for stage in self.stages:
-            if stage.container is None:
-                yield self.model.get_submodule(_common_path(stage.blocks[0]) or stage.name), stage.blocks[0]
-            else:
+            if stage.container is not None:
                 yield from zip(stage.container.children(), stage.blocks, strict=True)
+                continue
+            # the smallest module around its attentions and MLPs
+            layers = stage.blocks[0]
+            paths = [site.path for site in chain.from_iterable(layer.sites for layer in layers)]
+            common = next(place for place in ancestors(paths[0]) if all(is_inside(path, place) for path in paths))
+            yield self.model.get_submodule(common or stage.name), layers
 
     def locate_copy(self, model: nn.Module, places: Mapping[str, Sequence[int]] | None = None) -> LocatedModel:
         """Locate the same layers in a copy of the model with shortened lists, or lists that repeat their last block.
@@ -228,11 +231,15 @@ class LocatedModel:
             block = next((path for path in ancestors(site.path) if path in block_names), "")
             in_block.setdefault(block, []).append(site)
         # the same sites at their paths in the copy
-        sites = [_move_site(site, model, "", "") for site in in_block.get("", ())]
+        moves = [("", "")]
         for stage in self.stages:
-            for _, old, new in _moves(stage, model, places.get(stage.name)):
-                if (old, new) != ("", ""):
-                    sites += [_move_site(site, model, old, new) for site in in_block.get(old, ())]
+            if stage.container is not None:
+                moves += [(old, new) for _, old, new in _moves(stage, model, places.get(stage.name))]
+        sites = []
+        for old, new in moves:
+            for site in in_block.get(old, ()):
+                path = new + site.path.removeprefix(old)
+                sites.append(replace(site, path=path, module=model.get_submodule(path)))
         return self._with(model, sites, places)
 
     def resize_sites(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
@@ -251,18 +258,20 @@ class LocatedModel:
         self, model: nn.Module, sites: list[Site], places: Mapping[str, Sequence[int]] | None = None
     ) -> LocatedModel:
         by_path, places = {site.path: site for site in sites}, places or {}
-        stages = [
-            _relink_stage(stage, _moves(stage, model, places.get(stage.name)), model, by_path) for stage in self.stages
-        ]
+        stages = []
+        for stage in self.stages:
+            blocks = []
+            for index, old, new in _moves(stage, model, places.get(stage.name)):
+                layers = []
+                for layer in stage.blocks[index]:
+                    attention = by_path[_moved(layer.attention.path, old, new)]
+                    mlp = layer.mlp and by_path[_moved(layer.mlp.path, old, new)]
+                    twins = tuple(by_path[_moved(twin.path, old, new)] for twin in layer.twins)
+                    layers.append(LocatedLayer(attention, mlp, twins))
+                blocks.append(layers)
+            container = None if stage.container is None else get_container(model, stage.name)
+            stages.append(LocatedStage(stage.name, container, blocks))
         return LocatedModel(model, sites, stages)
-
-
-def _common_path(layers: Sequence[LocatedLayer]) -> str:
-    """Return the path of the smallest module around the attentions and MLPs of these layers."""
-    paths: list[str] = []
-    for layer in layers:
-        paths += [site.path for site in layer.sites]
-    return next(place for place in ancestors(paths[0]) if all(is_inside(path, place) for path in paths))
 
 
 def _moves(stage: LocatedStage, model: nn.Module, places: Sequence[int] | None) -> list[tuple[int, str, str]]:
@@ -279,30 +288,9 @@ def _moves(stage: LocatedStage, model: nn.Module, places: Sequence[int] | None) 
     return [(place, old[place], path) for place, path in zip(places, new, strict=True)]
 
 
-def _move_site(site: Site, model: nn.Module, old: str, new: str) -> Site:
-    path = new + site.path.removeprefix(old)
-    return Site(path, model.get_submodule(path), site.reading, site.sizes)
-
-
 def _moved(path: str, old: str, new: str) -> str:
     """Return the path in a block at its new place; a part of another block, which this one shares, stays there."""
     return new + path.removeprefix(old) if is_inside(path, old) else path
-
-
-def _relink_stage(
-    stage: LocatedStage, moves: Sequence[tuple[int, str, str]], model: nn.Module, sites: Mapping[str, Site]
-) -> LocatedStage:
-    blocks = []
-    for index, old, new in moves:
-        layers = []
-        for layer in stage.blocks[index]:
-            attention = sites[_moved(layer.attention.path, old, new)]
-            mlp = layer.mlp and sites[_moved(layer.mlp.path, old, new)]
-            twins = tuple(sites[_moved(twin.path, old, new)] for twin in layer.twins)
-            layers.append(LocatedLayer(attention, mlp, twins))
-        blocks.append(layers)
-    container = None if stage.container is None else get_container(model, stage.name)
-    return LocatedStage(stage.name, container, blocks)
 
 
 def model_name(model: nn.Module) -> str:

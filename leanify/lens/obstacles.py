@@ -85,10 +85,11 @@ def describe_obstacle(model: nn.Module) -> str:
             continue
         for words in _computed_weights(name, module):
             return words
-        for function_name, kind, remedy in sorted(_compiled(module)):
-            return f"{name or 'the model'} calls {function_name}, {kind}, which shows nothing of what it does: {remedy}"
-        integers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.dtype in _PACKED]
-        if any(module.get_buffer(key).dim() > 1 for key in integers):
+        for call in sorted(_compiled_calls(module)):
+            return f"{name or 'the model'} calls {call}"
+        buffers = dict(module.named_buffers(recurse=False))
+        integers = [key for key, buffer in buffers.items() if buffer.dtype in (torch.int8, torch.uint8, torch.int32)]
+        if any(buffers[key].dim() > 1 for key in integers):
             return (
                 f"{name} holds its weights as integers ({integers[0]}), from which no heads can be taken: give the "
                 "model before it was quantised, and quantise what leanify returns"
@@ -102,26 +103,18 @@ def describe_obstacle(model: nn.Module) -> str:
     return ""
 
 
-_PACKED = (torch.int8, torch.uint8, torch.int32)
-
-
-def _compiled(module: nn.Module) -> set[tuple[str, str, str]]:
-    """The scripts and compiled functions that the methods of a module are or call: name, kind, and what helps."""
-    functions = set()
+def _compiled_calls(module: nn.Module) -> Iterator[str]:
+    """Describe the scripts and compiled functions that the methods of a module are or call, with what helps."""
+    hides = "which shows nothing of what it does"
     for key, method in vars(upstream_class(module)).items():
         if not inspect.isfunction(method):
             continue
         global_values = {name: method.__globals__.get(name) for name in method.__code__.co_names}
         for name, function in {key: method, **global_values}.items():
             if isinstance(function, torch.jit.ScriptFunction):
-                functions.add(
-                    (name, "a torch.jit script", "set PYTORCH_JIT=0 in the environment, or remove the decorator")
-                )
+                yield f"{name}, a torch.jit script, {hides}: set PYTORCH_JIT=0, or remove the decorator"
             elif name == "flex_attention":
-                functions.add(
-                    (name, "a compiled kernel", "let it call torch.nn.functional.scaled_dot_product_attention")
-                )
+                yield f"{name}, a compiled kernel, {hides}: let it call F.scaled_dot_product_attention"
             elif hasattr(function, "_torchdynamo_orig_callable"):
-                remedy = "set TORCHDYNAMO_DISABLE=1 in the environment, or compile what leanify returns"
-                functions.add((name, "compiled by torch.compile", remedy))
-    return functions
+                remedy = "set TORCHDYNAMO_DISABLE=1, or compile what leanify returns"
+                yield f"{name}, compiled by torch.compile, {hides}: {remedy}"

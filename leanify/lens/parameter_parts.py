@@ -54,10 +54,10 @@ def _kept_parts(
     narrow: dict[str, int] = {}
     unread: dict[str, int] = {}
     for name, parameter in block.named_parameters():
-        owner = owners.get(id(parameter))
-        if owner:
-            narrow[owner] = narrow.get(owner, 0) + parameter.numel()
-        elif owner is None and _is_map(block, name, parameter, experts):
+        if owners.get(id(parameter)):
+            part = owners[id(parameter)]
+            narrow[part] = narrow.get(part, 0) + parameter.numel()
+        elif id(parameter) not in owners and _is_map(block, name, parameter, experts):
             part = name.rpartition(".")[0] or name
             unread[part] = unread.get(part, 0) + parameter.numel()
     return narrow, unread
@@ -69,8 +69,9 @@ def _is_map(block: nn.Module, name: str, parameter: nn.Parameter, experts: set[i
     module = block.get_submodule(owner)
     if parameter.dim() < 2 or max(parameter.shape) == parameter.numel():  # a bias goes with its map
         weight = getattr(module, "weight", None)
-        is_bias = name.endswith("bias") and isinstance(weight, nn.Parameter) and weight.dim() > 1
-        return is_bias and _is_map(block, f"{owner}.weight".lstrip("."), weight, experts)
+        if not (leaf.endswith("bias") and isinstance(weight, nn.Parameter) and weight.dim() > 1):
+            return False
+        return _is_map(block, f"{owner}.weight".lstrip("."), weight, experts)
     is_position = isinstance(module, nn.Embedding) or _POSITIONS.search(leaf) is not None
     return parameter.shape[0] not in experts and not is_position
 

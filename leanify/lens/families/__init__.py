@@ -89,16 +89,6 @@ class Row:
         return not (self.is_attention or self.is_mlp or self.refused or self.kept)
 
 
-def load_rows(library: str) -> list[Row]:
-    """Return the rows of one library (``timm``, ``transformers``), one per class. Raises LeanifyError."""
-    text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
-    try:
-        rows = tomllib.loads(text)["reading"]
-    except tomllib.TOMLDecodeError as error:
-        raise LeanifyError(f"leanify/lens/families/{library}.toml is not valid TOML: {error}") from error
-    return list(_parse_tables(rows, library))
-
-
 def _parse_tables(tables: list[dict[str, Any]], library: str) -> Iterator[Row]:
     """Yield one row for each class of each [[reading]] table."""
     for table in tables:
@@ -140,7 +130,8 @@ def all_rows() -> dict[str, list[Row]]:
     """Return all rows by the full path of their class."""
     rows: dict[str, list[Row]] = {}
     for library in ("timm", "transformers"):
-        for reading in load_rows(library):
+        text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
+        for reading in _parse_tables(tomllib.loads(text)["reading"], library):
             rows.setdefault(reading.name, []).append(reading)
     return rows
 
@@ -217,8 +208,8 @@ def full_name(kind: type) -> str:
 
 def find_row(module: object) -> Row | None:
     """Return the row of a module: its own, or the one for its exact class. Subclasses may compute something else."""
-    if _ROW in getattr(module, "__dict__", {}):
-        row: Row = module.__dict__[_ROW]
+    row: Row | None = getattr(module, "__dict__", {}).get(_ROW)
+    if row is not None:
         return row
     for reading in all_rows().get(full_name(upstream_class(module)), ()):
         if all(getattr(module, name, None) == value for name, value in reading.when.items()):
