@@ -340,8 +340,11 @@ class Follower(TorchFunctionMode):
             return replace(came, maps=maps, along=came.along | other_weights, active=False)
         if came.products and came.maps:
             self._add_candidate(self.flow.attentions, use, came)
-        elif came.active and came.maps and self._is_between(came, use):
-            self._add_candidate(self.flow.mlps, use, came)
+        elif came.active and self._parameter_names.isdisjoint(one.name for one in came.maps):
+            # hidden units are computed from a stream as wide as the output; a low-rank addition has other inputs
+            parts = {one.name.rpartition(".")[0] for one in came.maps if one.input_size == use.out_length}
+            if parts and all(one.name.rpartition(".")[0] in parts for one in came.maps):
+                self._add_candidate(self.flow.mlps, use, came)
         return Came(frozenset({use}), frozenset(other_weights), behind=frozenset(one.name for one in came.maps))
 
     def _is_in_heads(self, x: Tensor, came: Came, use: Use) -> bool:
@@ -354,14 +357,6 @@ class Follower(TorchFunctionMode):
         lengths = {one.out_length for one in came.maps}
         is_part = all(length > use.input_size and length % use.input_size == 0 for length in lengths)
         return is_bare and own_maps and is_part
-
-    def _is_between(self, came: Came, last: Use) -> bool:
-        """Whether the map takes hidden units: computed from a stream as wide as its output, not the stream itself."""
-        if any(use.name in self._parameter_names for use in came.maps):
-            return False
-        parts = {use.name.rpartition(".")[0] for use in came.maps if use.input_size == last.out_length}
-        # a low-rank addition to a map has other inputs
-        return bool(parts) and all(use.name.rpartition(".")[0] in parts for use in came.maps)
 
     def _add_candidate(self, kind: list[Candidate], last: Use, came: Came) -> None:
         if last.name in self._parameter_names:

@@ -35,25 +35,25 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int, maps: Sequence[st
     Functions that the forward calls have no access to the module. In them, the width divided by the number of heads
     becomes ``size``, the channels of a head, and the width as an argument of a view becomes -1.
     """
-    # functions that the forward calls
     sources = dict(_methods(upstream))
-    for name, text in _functions(upstream, sources.get("forward", "")):
-        function_edits = _edit_function(text, size)
-        if function_edits:
-            yield function_edits, (name,)
-    # the usual phrases in the forward itself
-    short = _short_edits(sources.get("forward", ""))
+    forward = sources.get("forward", "")
+    first = _first_argument(forward)
+    yield from _function_edits(upstream, forward, size)
+    # the usual phrases in the forward itself, which do not mention a projection: ``C // self.heads`` and ``, C)``
+    short: dict[str, str] = {}
+    for width in dict.fromkeys(re.findall(r"^\s*[\w, ]*\b(\w+) = \w+\.(?:shape|size\(\))", forward, re.MULTILINE)):
+        short |= dict.fromkeys(re.findall(rf"\b{width} // {first}\.\w+", forward), "-1")
+        short |= dict.fromkeys(re.findall(rf", {width}\)", forward), ", -1)")
     if short:
         yield short, ("forward",)
     uses_by_method = {name: list(_uses(ast.parse(text))) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for use in itertools.chain(*uses_by_method.values())))
     # uses of a name for the heads: elsewhere it is the width, as where windows are cut out, or keys are made fewer
-    forward = sources.get("forward", "")
     of_heads = [use for use in uses_by_method.get("forward", []) if _is_of_heads(forward, use, maps, last)]
     for word in names:
         uses = [use for use in of_heads if use.word == word]
         if uses and len(uses) < sum(use.word == word for use in uses_by_method["forward"]):
-            yield _make_edits(forward, uses, inner.replace(INSTANCE, _first_argument(forward))), ("forward",)
+            yield _make_edits(forward, uses, inner.replace(INSTANCE, first)), ("forward",)
     # uses of all names that hold lengths, then of each name alone
     for words in (names, *([name] for name in names if len(names) > 1)):
         chosen: list[tuple[str, ShapeUse]] = []
@@ -83,17 +83,7 @@ def _is_of_heads(source: str, use: ShapeUse, maps: Sequence[str], last: str) -> 
     return bool(starts) and max(starts) < (use.line, use.start) < ends.get(last, (0, 0))
 
 
-def _short_edits(source: str) -> dict[str, str]:
-    """Edit the most common phrases, which do not mention a projection: ``C // self.heads`` and ``, C)``."""
-    edits: dict[str, str] = {}
-    for width in dict.fromkeys(re.findall(r"^\s*[\w, ]*\b(\w+) = \w+\.(?:shape|size\(\))", source, re.MULTILINE)):
-        edits |= dict.fromkeys(re.findall(rf"\b{width} // {_first_argument(source)}\.\w+", source), "-1")
-        edits |= dict.fromkeys(re.findall(rf", {width}\)", source), ", -1)")
-    return edits
-
-
 def _first_argument(source: str) -> str:
-    """Return the name of a method's first argument, usually ``self``."""
     match = re.search(r"def \w+\(\s*(\w+)", source)
     return match[1] if match else "self"
 
@@ -125,28 +115,25 @@ def _methods(upstream: Any) -> Iterator[tuple[str, str]]:
                 yield name, text
 
 
-def _functions(upstream: type[nn.Module], forward: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, source) of functions in the class's module that its forward calls by name."""
+def _function_edits(upstream: type[nn.Module], forward: str, size: int) -> Iterator[Rewrite]:
+    """Yield edits of the functions in the class's module that its forward calls by name."""
     namespace = vars(sys.modules.get(upstream.__module__, sys))
     for name in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", forward)):
         function = namespace.get(name)
-        if inspect.isfunction(function) and function.__module__ == upstream.__module__:
-            try:
-                yield name, textwrap.dedent(inspect.getsource(function))
-            except (OSError, TypeError):
-                continue
-
-
-def _edit_function(text: str, size: int) -> dict[str, str]:
-    tree = ast.parse(text)
-    edits: dict[str, str] = {}
-    for name in _length_names(tree):
-        divisions = re.findall(rf"\b{name} // \w*heads?\b", text)
-        if divisions:
+        if not inspect.isfunction(function) or function.__module__ != upstream.__module__:
+            continue
+        try:
+            text = textwrap.dedent(inspect.getsource(function))
+        except (OSError, TypeError):
+            continue
+        edits: dict[str, str] = {}
+        for length in _length_names(ast.parse(text)):
+            divisions = re.findall(rf"\b{length} // \w*heads?\b", text)
             edits |= dict.fromkeys(divisions, str(size))
-            if f", {name})" in text:
-                edits[f", {name})"] = ", -1)"
-    return edits
+            if divisions and f", {length})" in text:
+                edits[f", {length})"] = ", -1)"
+        if edits:
+            yield edits, (name,)
 
 
 @dataclass(frozen=True)
@@ -188,26 +175,22 @@ _VIEWS = frozenset({"view", "reshape", "expand", "contiguous_view", "split"})
 
 
 def _length_names(tree: ast.Module) -> set[str]:
-    """Return all names that the source assigns a tensor's length."""
+    """Return names assigned from a tensor's lengths: ``B, T, C = x.shape`` (all but the first), ``C = x.size(-1)``."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            names.update(_lengths(node))
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Tuple):
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else None
+                named_targets = [(i, one) for i, one in enumerate(target.elts) if isinstance(one, ast.Name)]
+                if values is None and (_is_shape(node.value) or isinstance(node.value, ast.Subscript)):
+                    names.update(one.id for i, one in named_targets if i > 0)
+                elif values is not None and len(values) == len(target.elts):
+                    names.update(one.id for i, one in named_targets if _is_length(values[i]))
+            elif isinstance(target, ast.Name) and _is_length(node.value):
+                names.add(target.id)
     return names
-
-
-def _lengths(node: ast.Assign) -> Iterator[str]:
-    """Yield names assigned from a tensor's lengths: ``B, T, C = x.shape`` (all but the first), ``C = x.size(-1)``."""
-    for target in node.targets:
-        if isinstance(target, ast.Tuple):
-            values = node.value.elts if isinstance(node.value, ast.Tuple) else None
-            named_targets = [(i, one) for i, one in enumerate(target.elts) if isinstance(one, ast.Name)]
-            if values is None and (_is_shape(node.value) or isinstance(node.value, ast.Subscript)):
-                yield from (one.id for i, one in named_targets if i > 0)
-            elif values is not None and len(values) == len(target.elts):
-                yield from (one.id for i, one in named_targets if _is_length(values[i]))
-        elif isinstance(target, ast.Name) and _is_length(node.value):
-            yield target.id
 
 
 def _is_shape(node: ast.AST) -> bool:

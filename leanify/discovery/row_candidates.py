@@ -318,13 +318,15 @@ class _Guess:
                 self._add_use(use, "h", "h")
         for name in sorted(candidate.came.along - {candidate.last.name, *(use.name for use in uses)}):
             short = relative_path(name, self.path)
-            if _belongs_to(short, (*self.rows, *self.lists)) or self._is_latent(name):
+            owner, value = (get_attribute(self.module, path) for path in (short.rpartition(".")[0], short))
+            if _belongs_to(short, (*self.rows, *self.lists)) or not isinstance(value, Tensor):
                 continue
-            if self._is_table(short):
-                self._put_table(short, with_tables)
-            else:
-                self._put_along(short)
-
+            if tuple(value.shape) in [(use.out_length,) for use in self.latent]:
+                continue  # the bias of a projection without heads, or a norm after it
+            if not isinstance(owner, nn.Embedding) and isinstance(value, nn.Parameter):
+                self._put_along(short, value)
+            elif with_tables and "h" in self.sizes and not hasattr(owner, "running_mean"):
+                self._put_table(short, value)
         # tensors that are no buffers, such as caches of keys
         for name, value in vars(self.module).items() if with_tables and "h" in self.sizes else ():
             axes = head_axes(value, self.sizes["g"], "g", self.sizes["d"]) if isinstance(value, Tensor) else ()
@@ -349,24 +351,9 @@ class _Guess:
         matching = [piece for piece in known_pieces if evaluate(piece, self.sizes) == length]
         return next(iter([*matching, *unknown]), "")
 
-    def _is_latent(self, name: str) -> bool:
-        """Whether this is a bias of a projection without heads, or a norm after it."""
-        value = get_attribute(self.module, relative_path(name, self.path))
-        return isinstance(value, Tensor) and tuple(value.shape) in [(use.out_length,) for use in self.latent]
-
-    def _is_table(self, name: str) -> bool:
-        owner = get_attribute(self.module, name.rpartition(".")[0])
-        value = get_attribute(self.module, name)
-        is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-        return isinstance(owner, nn.Embedding) or is_buffer
-
-    def _put_table(self, name: str, with_tables: bool) -> None:
+    def _put_table(self, name: str, value: Tensor) -> None:
         """Add an embedding or a buffer that has an axis with one entry per head."""
-        value = get_attribute(self.module, name)
         part = name.rpartition(".")[0]
-        is_statistic = hasattr(get_attribute(self.module, part), "running_mean")
-        if not with_tables or "h" not in self.sizes or not isinstance(value, Tensor) or is_statistic:
-            return
         axes = head_axes(value, self.sizes["h"], "h", self.sizes["d"])
         if axes.count("h") != 1:  # a cache of keys
             axes = head_axes(value, self.sizes["g"], "g", self.sizes["d"])
@@ -382,12 +369,16 @@ class _Guess:
         part, _, leaf = name.rpartition(".")
         if part in self.rows or part in self.columns:  # a low-rank addition to a map follows it
             return
-        if part and leaf == "weight" and _is_linear(self.module.get_submodule(part), use):
-            if how:
-                self.rows[part] = how
-            if back:
-                self.columns[part] = back
-            return
+        linear = self.module.get_submodule(part) if part and leaf == "weight" else nn.Module()
+        weight = getattr(linear, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.dim() > 1 and not isinstance(linear, nn.Embedding):
+            features = linear_features(linear)
+            if use.outs == (features.output_axis,) and features.input_axis in use.ins:
+                if how:
+                    self.rows[part] = how
+                if back:
+                    self.columns[part] = back
+                return
         axes = ["1"] * len(use.shape)
         for layout, at in ((how, use.outs), (back, use.ins)):
             if len(at) == 1 and layout:
@@ -409,12 +400,15 @@ class _Guess:
         if how and leaf == "weight" and isinstance(get_attribute(self.module, bias), Tensor):
             self.tensors[bias] = (how,)
 
-    def _put_along(self, name: str) -> None:
+    def _put_along(self, name: str, value: Tensor) -> None:
         """Add another parameter on the way: a bias, norm, scale or table with a value for each head."""
-        value = get_attribute(self.module, name)
-        if not isinstance(value, Tensor) or not value.dim():
-            return
-        axes = tuple(self._bare_axis_layout(length) for length in value.shape)
+        sizes = self.sizes
+        if "m" in sizes:
+            known = {sizes["m"]: "m"}
+        else:
+            known = {sizes["g"] * sizes["d"]: "g d", sizes["g"]: "g", sizes["h"]: "h", sizes["h"] * sizes["d"]: "h d"}
+        known[1] = "1"
+        axes = tuple(self.layouts.get(length) or known.get(length, "1") for length in value.shape)
         if all(axis == "1" for axis in axes):
             return
         part, _, leaf = name.rpartition(".")
@@ -427,26 +421,6 @@ class _Guess:
                 self.norms.append(part)
         else:
             self.tensors[name] = axes
-
-    def _bare_axis_layout(self, length: int) -> str:
-        if self.layouts.get(length):
-            return self.layouts[length]
-        sizes = self.sizes
-        if length == 1:
-            return "1"
-        if "m" in sizes:
-            return "m" if length == sizes["m"] else "1"
-        layouts = {sizes["g"] * sizes["d"]: "g d", sizes["g"]: "g", sizes["h"]: "h", sizes["h"] * sizes["d"]: "h d"}
-        return layouts.get(length, "1")
-
-
-def _is_linear(part: nn.Module, use: Use) -> bool:
-    """Whether a module holds a linear map as `resize` expects it, with its outputs and inputs on the used axes."""
-    weight = getattr(part, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() < 2 or isinstance(part, nn.Embedding):
-        return False
-    features = linear_features(part)
-    return use.outs == (features.output_axis,) and features.input_axis in use.ins
 
 
 def _belongs_to(name: str, parts: Any) -> bool:

@@ -105,7 +105,7 @@ class Trial:
                 if name in "hm" or (name == "g" and size > 1):
                     grown_sizes[name] = 2 * size
             big = self._grow(self.module_copy, reading, sizes, grown_sizes)
-            same = self._outputs(big, *self._widened(self.args, self.kwargs, sizes, grown_sizes))
+            same = self._outputs(big, *self._widened((self.args, self.kwargs), sizes, grown_sizes))
         except Exception as error:  # a wrong row can fail anywhere: in a reshape, an index, a kernel
             self.obstacle = self.obstacle or describe_failure(error)
             return None
@@ -127,7 +127,7 @@ class Trial:
         """Whether a row under which growth keeps the outputs obeys the other laws too."""
         # new heads as large as the old ones: a wrong row must not pass because they are small
         self._draw_alike(big, reading, sizes, grown_sizes)
-        wide_inputs = self._widened(self.args, self.kwargs, sizes, grown_sizes)
+        wide_inputs = self._widened((self.args, self.kwargs), sizes, grown_sizes)
         if not _outputs_match(self._outputs(big, *wide_inputs), self.before):
             self.obstacle = "with more heads as large as the old ones its outputs change: something mixes all heads"
             return False
@@ -138,7 +138,7 @@ class Trial:
         # a sample less, a token less
         for args, kwargs, outputs in self._shorter_inputs():
             try:
-                if not _outputs_match(self._outputs(big, *self._widened(args, kwargs, sizes, grown_sizes)), outputs):
+                if not _outputs_match(self._outputs(big, *self._widened((args, kwargs), sizes, grown_sizes)), outputs):
                     self.obstacle = "with a sample or a token less its outputs change"
                     return False
             except Exception as error:
@@ -155,12 +155,23 @@ class Trial:
         """Whether there are further floating-point inputs, which may have an axis of heads."""
         return sum(x.is_floating_point() and x.dim() > 2 for x in iterate_tensors((self.args, self.kwargs))) > 1
 
-    def _widened(self, args: Any, kwargs: Any, sizes: Sizes, grown_sizes: Sizes) -> tuple[Any, Any]:
-        """Return inputs for more heads: in all tensors but the first, the inputs of the old heads are repeated."""
+    def _widened(self, inputs: tuple[Any, Any], sizes: Sizes, grown_sizes: Sizes) -> tuple[Any, Any]:
+        """Return args and kwargs for more heads: in all tensors but the first, the inputs of old heads are repeated.
+
+        Heads lie on the third axis from the end: … × heads × tokens × tokens, or channels.
+        """
+        stream = next(iterate_tensors(inputs), None)
+
+        def repeat(tensor: Tensor) -> Tensor:
+            for name in ("h", "g") if tensor is not stream and tensor.dim() > 2 else ():
+                if tensor.shape[-3] == sizes.get(name):
+                    return tensor.index_select(-3, torch.arange(grown_sizes[name]) % sizes[name])
+            return tensor
+
         if not self.widens_inputs or "h" not in sizes:
-            return args, kwargs
-        stream = next(iter(iterate_tensors((args, kwargs))))
-        return _repeat_heads(args, stream, sizes, grown_sizes), _repeat_heads(kwargs, stream, sizes, grown_sizes)
+            return inputs
+        widened: tuple[Any, Any] = tree_map_only(Tensor, repeat, inputs)
+        return widened
 
     def _describe_dependence(self, reading: Row, sizes: Sizes) -> str:
         """Return how the heads depend on each other or on their order; "" if they do not."""
@@ -302,18 +313,6 @@ def reorder_heads(module: nn.Module, reading: Row, sizes: Sizes, order: dict[str
     clear_caches(module, reading)
 
 
-def _repeat_heads(value: Any, stream: Tensor, old: Sizes, new: Sizes) -> Any:
-    """Return inputs whose axis of heads is as long as the new number: … × heads × tokens × tokens, or channels."""
-
-    def repeat(tensor: Tensor) -> Tensor:
-        for name in ("h", "g") if tensor is not stream and tensor.dim() > 2 else ():
-            if name in old and tensor.shape[-3] == old[name]:
-                return tensor.index_select(-3, torch.arange(new[name]) % old[name])
-        return tensor
-
-    return tree_map_only(Tensor, repeat, value)
-
-
 def shorten(value: Any, length: int) -> Any:
     """Return arguments without the last entry of every axis of this length."""
 
@@ -327,16 +326,14 @@ def shorten(value: Any, length: int) -> Any:
 
 def describe_failure(error: Exception) -> str:
     """Return an error's message with the line of the user's code that raised it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
-    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, `{frames[-1].line}`: " if frames else ""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        # neither leanify's nor of a library that carries out a forward, wherever it lies
+        is_library = re.search(r"/site-packages/(timm|transformers)/", path.as_posix())
+        if not is_library and not any(map(path.is_relative_to, (PACKAGE, Path(torch.__file__).parent))):
+            where = f"{path.name}, line {frame.lineno}, `{frame.line}`: "
     return f"{where}{format_error(error, 160)}"
-
-
-def is_user_code(filename: str) -> bool:
-    """Whether a file is neither leanify's nor of the libraries that carry out a forward, wherever they lie."""
-    if Path(filename).is_relative_to(PACKAGE) or Path(filename).is_relative_to(Path(torch.__file__).parent):
-        return False
-    return not re.search(r"/site-packages/(timm|transformers)/", filename.replace("\\", "/"))
 
 
 @torch.no_grad()
@@ -374,8 +371,7 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    default_dtype = torch.get_default_dtype()
-    state = random.getstate()
+    default_dtype, state = torch.get_default_dtype(), random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -421,13 +417,13 @@ def isolate(module: nn.Module) -> nn.Module:
     remove_hooks(twin)
     if any(p.is_meta for p in twin.parameters()):
         twin.to_empty(device="cpu")
-    module_float64 = twin.cpu().double()
+    twin.cpu().double()
     generator = torch.Generator().manual_seed(0)
-    for parameter in module_float64.parameters():
+    for parameter in twin.parameters():
         if parameter.is_floating_point() and parameter.numel():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(noise * max(parameter[0].numel(), 1) ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
-    return in_mode(module_float64)
+    return in_mode(twin)
 
 
 def read_on_meta(module: nn.Module, args: Any, kwargs: Any) -> dict[str, int] | None:

@@ -112,9 +112,10 @@ def _compiled_calls(module: nn.Module) -> Iterator[str]:
         global_values = {name: method.__globals__.get(name) for name in method.__code__.co_names}
         for name, function in {key: method, **global_values}.items():
             if isinstance(function, torch.jit.ScriptFunction):
-                yield f"{name}, a torch.jit script, {hides}: set PYTORCH_JIT=0, or remove the decorator"
+                remedy = "set PYTORCH_JIT=0 in the environment, or remove the decorator"
+                yield f"{name}, a torch.jit script, {hides}: {remedy}"
             elif name == "flex_attention":
                 yield f"{name}, a compiled kernel, {hides}: let it call F.scaled_dot_product_attention"
             elif hasattr(function, "_torchdynamo_orig_callable"):
-                remedy = "set TORCHDYNAMO_DISABLE=1, or compile what leanify returns"
+                remedy = "set TORCHDYNAMO_DISABLE=1 in the environment, or compile what leanify returns"
                 yield f"{name}, compiled by torch.compile, {hides}: {remedy}"
