@@ -11,9 +11,8 @@ import pytest
 from studies import NARROW, recipe_file
 
 from leanify.cli import app
-from leanify.cli.board import Board
 from leanify.cli.screen import Screen
-from leanify.cli.study_tables import render_study
+from leanify.cli.study_tables import Board, render_study
 from leanify.comparison import comparing as studies
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
@@ -77,7 +76,7 @@ def test_time_left_counts_running_runs(folder: StudyFolder) -> None:
 def test_pipe_gets_periodic_lines(monkeypatch: Any, capsys: Any, folder: StudyFolder) -> None:
     """A pipe gets a line every half minute."""
     now = [0.0]
-    monkeypatch.setattr("leanify.cli.board.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("leanify.cli.study_tables.time.monotonic", lambda: now[0])
     with Board(folder) as board:
         for step in range(0, 100, 10):
             now[0] += 10

@@ -13,7 +13,7 @@ import pytest
 from commands import run_here
 
 import leanify
-from leanify.cli import formats
+from leanify.cli import output as formats
 from leanify.core import recipe as recipes
 from leanify.core.recipe_aliases import ALIASES
 from leanify.core.units import format_count

@@ -27,7 +27,7 @@ from runs import change_json, make_pictures
 from safetensors.torch import load_file, save_file
 
 import leanify
-from leanify.cli.formats import show
+from leanify.cli.output import show
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes

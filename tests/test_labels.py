@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import leanify
-from leanify.cli.next_lines import next_lines
+from leanify.cli.plans import next_lines
 from leanify.data.labels import match_labels
 from leanify.data.splits import load_splits
 from leanify.shrinking.judging import check_original, judge

@@ -11,7 +11,7 @@ import pytest
 from commands import run_here
 from runs import make_pictures
 
-from leanify.cli.mistakes import REMOVED_OPTIONS
+from leanify.cli.usage import REMOVED_OPTIONS
 from leanify.training import start as training
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"

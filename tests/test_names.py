@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import leanify
-from leanify.cli.mistakes import apply_revision
+from leanify.cli.usage import apply_revision
 from leanify.core.errors import LeanifyError
 from leanify.sources import find, names
 from leanify.upstream.libraries import import_timm, import_transformers

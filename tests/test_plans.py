@@ -14,7 +14,7 @@ from rich.console import Console
 
 import leanify
 from leanify.cli import plans
-from leanify.cli.tables import fit
+from leanify.cli.output import fit
 from leanify.core import recipe
 from leanify.core.architecture import Layer, Stage
 from leanify.profiling import counting

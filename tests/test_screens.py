@@ -15,8 +15,8 @@ from rich.console import Console
 from runs import DIGITS
 
 from leanify.cli import COMMANDS
+from leanify.cli.output import entries, print_table, table
 from leanify.cli.screen import print_end
-from leanify.cli.tables import entries, print_table, table
 from leanify.comparison import comparing as studies
 from leanify.comparison.tables import interval
 from leanify.core import recipe as recipes

@@ -162,7 +162,7 @@ def test_next_command_is_separate(capsys: Any) -> None:
 def test_narrow_terminal_drops_last_columns() -> None:
     from rich.console import Console
 
-    from leanify.cli.tables import fit, table
+    from leanify.cli.output import fit, table
 
     made = table(("layer", "κ", "σ max", "σ min"), [("x" * 20, "1.0", "2.0", "3.0")])
     assert [column.header for column in fit(made, Console(width=30), ("σ min", "σ max")).columns] == ["layer", "κ"]

@@ -19,7 +19,7 @@ import leanify
 from leanify.carrying.calibration import collect_outputs, divergence, model_divergence
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
-from leanify.cli.threads import spare_busy_cores
+from leanify.cli.options import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.shrinking.calibration_batches import MAX_TOKENS, MIN_TOKENS

@@ -51,7 +51,7 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
     """Build the app with these commands, ``by_name`` without importing them; a single one takes arguments directly."""
     import typer
 
-    from leanify.cli.help import PanelCommand
+    from leanify.cli.usage import PanelCommand
 
     application = typer.Typer(
         help=ABOUT,
@@ -202,7 +202,7 @@ def run_command() -> None:
         if not arguments:  # the list of commands, without the prefix of an error
             print(error.format_message(), file=sys.stderr)
             raise SystemExit(2) from None
-        from leanify.cli.mistakes import usage_message
+        from leanify.cli.usage import usage_message
 
         raise LeanifyError(usage_message(error, command, name if is_command else "")) from None
 
@@ -235,7 +235,7 @@ def _common_options(arguments: list[str]) -> list[str]:
         warnings.simplefilter("ignore")
     arguments = [argument for argument in arguments if argument not in ("--no-color", "--quiet")]
     if any(argument.partition("=")[0] == "--revision" for argument in arguments):
-        from leanify.cli.mistakes import apply_revision
+        from leanify.cli.usage import apply_revision
 
         return apply_revision(arguments)
     return arguments

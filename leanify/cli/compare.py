@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Explain, Format, Json, check_source
+from leanify.cli.output import output_kind, show, typed_without
 from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_study
 from leanify.core.terminal import progress
@@ -103,7 +102,7 @@ def compare(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
-        from leanify.cli.board import Board
+        from leanify.cli.study_tables import Board
         from leanify.comparison import comparing as studies
         from leanify.comparison.designs import parse_sweep, split_names
         from leanify.comparison.folder import REPORT

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import (
     Format,
     Json,
@@ -23,6 +21,7 @@ from leanify.cli.options import (
     source_option,
     sources_argument,
 )
+from leanify.cli.output import fit, output_kind, print_next, show, typed_without
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console, progress, say
 
@@ -172,8 +171,6 @@ def _open_source(source: str, options: ProbeOptions) -> tuple[nn.Module, Feed, b
 
 
 def _print(tables: list[Any]) -> None:
-    from leanify.cli.tables import fit
-
     out = console()
     for number, table in enumerate(tables):
         if number and not isinstance(table, str):

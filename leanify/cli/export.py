@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from leanify.cli.formats import print_json
 from leanify.cli.options import Source
+from leanify.cli.output import print_json
 from leanify.core.terminal import console, progress
 
 

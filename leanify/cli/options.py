@@ -1,7 +1,8 @@
-"""Options that several commands share, and their parsing."""
+"""What several commands share before torch is imported: options, their parsing, and how threads wait."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -103,3 +104,13 @@ def _possible(name: str, value: int) -> int:
     if value > LARGEST:
         raise ShapeError(f"{name} {str(value)[:30]} is beyond any model's size: at most {LARGEST:,}")
     return value
+
+
+def spare_busy_cores() -> None:
+    """Make OpenMP's waiting threads sleep instead of spin if other processes keep half of the cores busy.
+
+    The library reads the variable when torch is imported. With two threads on two cores, a forward pass of MiniLM takes
+    1.3 times as long on a quiet machine, but with two busy processes 179 instead of 414 ms.
+    """
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from leanify.cli.next_lines import next_lines, print_next, write_lines
-from leanify.cli.tables import fit, print_table, table
+from leanify.cli.output import fit, print_next, print_table, table
+from leanify.core.path_kinds import is_bare_checkpoint, is_run, unused_path
 from leanify.core.terminal import CYAN, GREEN, ORANGE, console, progress
 from leanify.core.units import (
     format_bytes,
@@ -265,3 +267,81 @@ def _describe_serving(name: str, design: Design) -> str:
     if serving.prefill_macs is None or serving.decode_macs is None:
         return text
     return f"{text}, prefill {format_gigas(serving.prefill_macs)}, decode {format_gigas(serving.decode_macs)} GMACs"
+
+
+# -- the commands to type next ----------------------------------------------------------------------------------------
+
+
+def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Sequence[str]) -> list[str]:
+    """The commands that compare the design with its baseline and train it alone, with capitals for unknown values.
+
+    A design with transferred weights is healed first. A source that is a recipe or a run names its data. A module of
+    the user's own that takes neither token ids nor images is trained by their script, and only its costs are compared.
+    """
+    # the common arguments: designs, weights and overrides
+    designs = [f"{plan.directory}/lean", f"{plan.directory}/control"] if plan.with_control else [str(plan.directory)]
+    if not _is_trained_here(plan):
+        return [join(["leanify", "profile", plan.source, *designs])]
+    rivals = []
+    if plan.written == "lean" and plan.control is not None and not plan.with_control:
+        rivals.append("control")
+    if plan.written == "lean" and plan.narrow is not None:
+        rivals.append("narrow")
+    compare = ["leanify", "compare", plan.source]
+    train = ["leanify", "train", designs[0]]
+    if weights is not None:
+        compare += ["--weights", weights]
+        if not is_bare_checkpoint(Path(weights)):  # which does not name its model, as a teacher must
+            train += ["--teacher", weights]
+    has_data = _has_data(plan.source)
+    if not has_data:
+        compare += ["--set", "data.path=DATA"]
+        train += ["--set", "data.path=DATA"]
+    for pair in overrides:
+        key = "model" if pair.startswith("class=") else "model.override"
+        compare += ["--set", f"{key}.{pair}"]
+    directories = [name if "/" in name else f"./{name}" for name in designs]  # a bare name would be a design's
+    names = [Path(name).name for name in designs]  # of the designs in the study; each name counts once
+    rivals = [rival for rival in rivals if rival not in names]
+    compare += ["--designs", ",".join(["baseline", *directories, *rivals])]
+
+    # training alone needs a recipe of its own; a study's weights come from a directory or a checkpoint
+    if has_data:
+        return [join(compare)]
+    if pretrained:
+        return [join(train)]
+    return [join(train), join(compare)] if weights else [join(compare), join(train)]
+
+
+def write_lines(choice: str | None) -> list[str]:
+    """The typed command with a new folder, and the design to write if one must be named; nothing from Python."""
+    arguments = sys.argv[1:]
+    if arguments[:1] != ["redesign"] or "--" in arguments:
+        return []
+    chosen = [] if choice is None else ["--choose", choice]
+    return [join(["leanify", *arguments, *chosen, "-o", str(unused_path(Path("lean")))])]
+
+
+def _is_trained_here(plan: Plan) -> bool:
+    """Whether `leanify train` has data for the model's head, and its inputs: token ids by name, or images."""
+    source = plan.model_source
+    from leanify.sources import find, heads
+    from leanify.upstream import user_modules
+    from leanify.upstream.inputs import example_inputs
+
+    if heads.OTHER_HEADS.search(source.origin.cls) and source.origin.library == "hf":
+        return False
+    if not user_modules.is_user_module(source.origin):
+        return True
+    inputs = example_inputs(find.build_on_meta(source), 1, device="meta")
+    return "input_ids" in inputs or next(iter(inputs.values())).dim() == 4
+
+
+def _has_data(source: str) -> bool:
+    """Whether the source is a recipe or a run, which names its data."""
+    from leanify.core import recipe
+
+    if is_run(source):
+        return recipe.load(Path(source) / "recipe.toml").data is not None
+    is_recipe = recipe.find(source) is not None or source.endswith(".toml")
+    return is_recipe and recipe.load(source).data is not None

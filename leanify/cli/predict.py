@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanify.cli.formats import output_kind, show
 from leanify.cli.options import Format, Json
+from leanify.cli.output import GAP, output_kind, shorten, show, table
 from leanify.core.errors import DataError, DirectoryError
 from leanify.core.terminal import console, progress
 
@@ -73,8 +73,6 @@ def predict(
 
 def _print(answers: list[Answer]) -> None:
     """Print one line per sample, without columns that are empty for all samples."""
-    from leanify.cli.tables import GAP, shorten, table
-
     # the columns that some sample fills, with their widths
     out = console()
     rows = [_row(prediction) for prediction in answers]

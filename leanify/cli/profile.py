@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, sources_argument
+from leanify.cli.output import output_kind, print_next, show, table, typed_without
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import console, progress, say, track
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
@@ -108,7 +107,6 @@ def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:
     """Print one column per source and, with several, each number's ratio to the first."""
-    from leanify.cli.tables import table
     from leanify.profiling.profile_result import COUNTERS_AGREE
 
     out = console()

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import Kind, output_kind, print_json, show
-from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, complete_recipe
-from leanify.cli.tables import WIDE, entries, table
+from leanify.cli.output import WIDE, Kind, entries, output_kind, print_json, print_next, show, table
 from leanify.core import recipe
 from leanify.core.built_in_recipes import built_in_recipes, home, stems
 from leanify.core.errors import RecipeError

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from leanify.cli.formats import output_kind, show
 from leanify.cli.options import output_option, pin, sources_argument
+from leanify.cli.output import output_kind, show
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import progress
 from leanify.search.options import BUDGETS, PINS, Options, flag_name, flags

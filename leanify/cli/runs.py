@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
+from leanify.cli.output import GAP, fit, output_kind, print_next, print_table, shorten, show, table
 from leanify.core.errors import DirectoryError
 from leanify.core.path_kinds import is_study
 from leanify.core.terminal import console, progress
@@ -54,7 +53,6 @@ def runs(
 
 def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOverview]) -> None:
     from leanify.cli.screen import NARROW
-    from leanify.cli.tables import fit, print_table, table
 
     # the studies, then the runs
     out = console()
@@ -89,8 +87,6 @@ def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOvervie
 
 def _rows(run_list: list[RunOverview], width: int) -> list[tuple[str, ...]]:
     """A row for each run, with models' names shortened to the width that the other columns leave."""
-    from leanify.cli.tables import GAP, shorten
-
     rows = []
     for run in run_list:
         best = "–" if run.best is None else format_metric(run.metric, run.best)

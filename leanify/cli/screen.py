@@ -8,7 +8,7 @@ from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from leanify.cli.next_lines import print_next
+from leanify.cli.output import print_next, print_table, table
 from leanify.core.path_kinds import path_kind
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import can_be_applied
@@ -134,8 +134,6 @@ def print_facts(facts: Mapping[str, Any], command: str) -> None:
 
 def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = None) -> None:
     """Print the best, last and test evaluations, their meaning, the run's folder, and commands to type next."""
-    from leanify.cli.tables import print_table, table
-
     # the evaluations, in the order of the table
     best = run.best()
     validations = [row for row in run.rows() if row["split"] == "validation"]

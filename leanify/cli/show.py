@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind
-from leanify.cli.formats import show as show_as
-from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, complete_source
+from leanify.cli.output import output_kind, print_next
+from leanify.cli.output import show as show_as
 from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_run, is_study
 from leanify.core.terminal import console, progress, say

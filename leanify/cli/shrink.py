@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import Kind, output_kind, show
-from leanify.cli.next_lines import print_next, typed_without
-from leanify.cli.options import Format, Json, check_source, output_option
-from leanify.cli.threads import spare_busy_cores
+from leanify.cli.options import Format, Json, check_source, output_option, spare_busy_cores
+from leanify.cli.output import Kind, output_kind, print_next, print_table, show, table, typed_without
 from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.core.terminal import console, progress
 from leanify.core.units import (
@@ -172,8 +170,6 @@ def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     """Print a table of the original, the candidates and the trivial model, and a sentence; for a rehearsal, prices."""
-    from leanify.cli.tables import print_table, table
-
     lines = _table_lines(report, rows)
     is_rehearsal = report.get("directory") is None
     left_out = [] if report["original"].get("tokens") else ["tokens"]

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import typed_without
-from leanify.cli.options import Format, Json, check_source, complete_recipe
-from leanify.cli.threads import spare_busy_cores
+from leanify.cli.options import Format, Json, check_source, complete_recipe, spare_busy_cores
+from leanify.cli.output import output_kind, show, typed_without
 from leanify.core.errors import LeanifyError, raised_by_all
 from leanify.core.terminal import progress
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.formats import output_kind, show
-from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
+from leanify.cli.output import entries, output_kind, print_next, show
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console
 
@@ -124,8 +123,6 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool,
 
 def _list_models(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
     """Name and status of each model; models with the same reason share it. Without ``width``, one line per model."""
-    from leanify.cli.tables import entries
-
     longest = max(len(_name(model)) for model in models)
     rows = [(f"{_name(model):{longest}}  {model['status']:9}", describe(model, explain)) for model in models]
     if width is None:

@@ -1,4 +1,4 @@
-"""Messages for wrong command lines, with advice on options that were removed. Imports no torch."""
+"""The help of a command, and messages for wrong command lines. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import Any
+
+from typer.core import TyperCommand
 
 from leanify.core.errors import LeanifyError
 
@@ -72,3 +74,36 @@ def usage_message(error: Any, command: Any, name: str) -> str:
         hint = hint if key is None else f"--set {key}=VALUE sets a key of the recipe"
     hint = REMOVED_OPTIONS.get(name, {}).get(option, hint)
     return message if hint is None else f"{message}; {hint}"
+
+
+class PanelCommand(TyperCommand):
+    """A command whose plain help has a section for each `rich_help_panel`; options without one come last.
+
+    Arguments are shown by their metavar alone; typer adds braces and the type in Python.
+    """
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = ["[OPTIONS]"]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                pieces.append(str(param.metavar) if param.required else f"[{param.metavar}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        # (name, help) of each parameter by its panel; hidden ones have no record
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        options: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                panels["Arguments"].append((str(param.metavar), record[1]))
+            elif (panel := getattr(param, "rich_help_panel", None)) is not None:
+                panels.setdefault(panel, []).append(record)
+            else:
+                options.append(record)
+        for name, records in [*panels.items(), ("Options", options)]:
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
