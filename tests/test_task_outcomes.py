@@ -15,11 +15,10 @@ from timm.data import Mixup
 from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED
-from leanify.tasks import Task, merge_tallies
+from leanify.tasks import Task, merge_tallies, outcomes
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.masked_lm import MaskedLm, _max_targets
-from leanify.tasks.outcomes import outcomes
 from leanify.tasks.regression import Regression
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.tasks.text_regression import TextRegression

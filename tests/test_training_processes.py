@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leanify.core import recipe as recipes
 from leanify.data.sampling import Order, evaluation_batches
 from leanify.runs.run_directory import RunDirectory
-from leanify.tasks.outputs import get_logits
+from leanify.tasks import get_logits
 from leanify.training import start as training
 from leanify.training.engine import freeze_unused
 

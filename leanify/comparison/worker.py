@@ -35,7 +35,7 @@ from leanify.core.path_kinds import is_run
 from leanify.data.samples import Reader, end_workers
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.measure import condition
-from leanify.tasks.outcomes import outcomes
+from leanify.tasks import outcomes
 from leanify.training.callbacks import Callback
 from leanify.training.loop import Trainer
 from leanify.training.start import recorded_recipe

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leanify.core.errors import DataError, RecipeError
@@ -25,6 +27,7 @@ from leanify.tasks.references import Reference
 from leanify.upstream.origin import is_hf
 
 Tally = Mapping[str, Tensor]
+BLOCKS = 500  # maximum number of blocks that the jackknife leaves out in turn
 
 
 class Task(Protocol):
@@ -36,14 +39,11 @@ class Task(Protocol):
     reference    a trivial model that a trained one must beat to have learnt, not yet fitted; None if none fits
     """
 
-    @property
-    def metric(self) -> str: ...
-    @property
-    def sign(self) -> int: ...
-    @property
-    def best(self) -> float: ...
-    @property
-    def unit(self) -> str: ...
+    metric: str
+    sign: int
+    best: float
+    unit: str
+
     @property
     def mean_column(self) -> tuple[str, float] | None: ...
     @property
@@ -114,3 +114,68 @@ def check_fit(model: nn.Module, splits: Splits) -> None:
             f"{splits.description} has {splits.classes} classes, but the model has only {classes} outputs; "
             f"--set model.override.{key}={splits.classes}"
         )
+
+
+# -- what a model returns for a batch ----------
+
+
+def answer(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the model's logits in float32 for images (a tensor) or text (tensors by argument name)."""
+    output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return get_logits(output).float()
+
+
+def get_logits(output: Any) -> Tensor:
+    """The logits in a model's output: the tensor, its ``logits``, or the first of several."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token comes first
+        return get_logits(output[0])
+    if getattr(output, "logits", None) is None:
+        raise RecipeError(
+            "this model outputs no logits: it has no head for the task. Name a transformers class that has one: "
+            'class = "AutoModelForCausalLM", "AutoModelForMaskedLM" or "AutoModelForImageClassification" in [model]'
+        )
+    logits: Tensor = output.logits
+    return logits
+
+
+def get_hidden(output: Any) -> Tensor:
+    """The last hidden states (B, N, width) of a bare encoder. Raises RecipeError for a model with a head."""
+    hidden: Tensor | None = getattr(output, "last_hidden_state", None)
+    if hidden is None:
+        raise RecipeError(
+            "this model has a head and returns no hidden states for embeddings; use the bare encoder: "
+            'class = "AutoModel" in [model]'
+        )
+    return hidden
+
+
+def mean(tally: Tally, name: str) -> float:
+    """The mean of a tally's column over all targets."""
+    return (tally[name].sum() / tally["count"].sum()).item()
+
+
+def outcomes(task: Task, tally: Tally) -> NDArray[np.float64]:
+    """Each sample's contribution (N,) to the metric of a merged tally, whose scatter is a part of its uncertainty.
+
+    To a mean its own value, to a ratio of sums (loss per token) the value of the delta method, to any other metric the
+    jackknife's, over blocks if there are many samples. Their mean always equals the metric.
+    """
+    if task.mean_column is not None:
+        column, scale = task.mean_column
+        values, counts = (tally[name].double().numpy() for name in (column, "count"))
+        metric = values.sum() / counts.sum()
+        return np.asarray(scale * (metric + (values - metric * counts) * len(values) / counts.sum()))
+
+    # pseudo-values of the delete-one jackknife (Efron and Stein 1981): the metric without each block
+    samples = len(tally["count"])
+    blocks = min(samples, BLOCKS)
+    block_indices = np.arange(samples) % blocks
+    full_metric = task.metrics(tally)[task.metric]
+    metrics = []
+    for block in range(blocks):
+        rest = {name: column[block_indices != block] for name, column in tally.items()}
+        metrics.append(task.metrics(rest)[task.metric])
+    without = np.array(metrics)
+    return np.asarray(full_metric + (blocks - 1) * (without.mean() - without))

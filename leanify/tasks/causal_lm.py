@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
-from leanify.tasks import UsualSettings
-from leanify.tasks.outputs import answer, mean
+from leanify.tasks import UsualSettings, answer, mean
 from leanify.tasks.references import Grams
 
 USUAL = UsualSettings(  # a teacher's distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.tasks import UsualSettings
-from leanify.tasks.outputs import answer, mean
+from leanify.tasks import UsualSettings, answer, mean
 from leanify.tasks.references import Linear
 
 USUAL = UsualSettings(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
-from leanify.tasks import UsualSettings
-from leanify.tasks.outputs import get_logits, mean
+from leanify.tasks import UsualSettings, get_logits, mean
 from leanify.tasks.references import Grams
 from leanify.upstream.inputs import takes_chosen
 

@@ -81,9 +81,17 @@ class Linear:
 
     def _features(self, batch: Inputs) -> Any:
         """The mean of pictures (B, C, H, W) in a few cells, flattened; or counts of words (B, vocabulary), sparse."""
+        from scipy.sparse import coo_matrix
+
         if isinstance(batch, Tensor):
             return F.adaptive_avg_pool2d(batch.float(), picture_sides(batch)).flatten(1).numpy()
-        return count_words(batch, self.vocabulary_size)
+
+        # how often each token occurs in each text; unknown ids are left out
+        ids = batch["input_ids"]
+        is_known = batch.get("attention_mask", torch.ones_like(ids)).bool() & (ids < self.vocabulary_size)
+        rows = torch.arange(len(ids))[:, None].expand_as(ids)[is_known].numpy()
+        columns = ids[is_known].numpy()
+        return coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(ids), self.vocabulary_size)).tocsr()
 
     def __call__(self, *args: Any, **inputs: Any) -> Tensor:
         features = self._features(args[0] if args else inputs)
@@ -104,17 +112,6 @@ def trivial(reference: Reference) -> list[Reference]:
 def picture_sides(pictures: Tensor) -> tuple[int, int]:
     height, width = (max(1, min(SIDE, size // 2)) for size in pictures.shape[2:])
     return height, width
-
-
-def count_words(inputs: dict[str, Tensor], vocabulary_size: int) -> Any:
-    """How often each token occurs in each text: a sparse matrix (B, words); unknown ids are left out."""
-    from scipy.sparse import coo_matrix
-
-    ids = inputs["input_ids"]
-    is_known = inputs.get("attention_mask", torch.ones_like(ids)).bool() & (ids < vocabulary_size)
-    rows = torch.arange(len(ids))[:, None].expand_as(ids)[is_known].numpy()
-    columns = ids[is_known].numpy()
-    return coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(ids), vocabulary_size)).tocsr()
 
 
 class Grams:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.tasks.outputs import answer, mean
+from leanify.tasks import answer, mean
 from leanify.tasks.references import Mean
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
 from leanify.sources.heads import Dense, Pooling
-from leanify.tasks import UsualSettings
-from leanify.tasks.outputs import get_hidden, mean
+from leanify.tasks import UsualSettings, get_hidden, mean
 from leanify.tasks.references import Mean
 
 USUAL = UsualSettings(

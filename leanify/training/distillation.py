@@ -28,8 +28,7 @@ from leanify.data.samples import IGNORED, Inputs, Splits
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.lens.located import record_outputs
 from leanify.reshaping.sites import locate
-from leanify.tasks import Task, make_task
-from leanify.tasks.outputs import get_hidden, get_logits
+from leanify.tasks import Task, get_hidden, get_logits, make_task
 from leanify.training.evaluation import first_sample
 from leanify.training.teachers import Teacher
 from leanify.upstream.origin import in_mode

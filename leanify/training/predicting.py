@@ -29,7 +29,7 @@ from leanify.layouts.rows import read_table
 from leanify.layouts.text_folders import class_texts
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
-from leanify.tasks.outputs import answer
+from leanify.tasks import answer
 from leanify.training.start import recorded_recipe
 from leanify.upstream.origin import in_mode
 

@@ -114,8 +114,7 @@ def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None)
     from leanify.data.samples import Reader
     from leanify.data.sampling import evaluation_batches
     from leanify.data.splits import load_splits
-    from leanify.tasks import make_task, merge_tallies
-    from leanify.tasks.outcomes import outcomes
+    from leanify.tasks import make_task, merge_tallies, outcomes
     from leanify.tasks.references import trivial
     from leanify.training.preparation import data_section, model_on_meta, trainable
 

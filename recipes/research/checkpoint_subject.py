@@ -22,7 +22,7 @@ from leanify.data.texts.encoded import takes_types
 from leanify.layouts.faults import Faults
 from leanify.shrinking.original import resolve
 from leanify.sources.heads import read_pooling
-from leanify.tasks.outputs import answer
+from leanify.tasks import answer
 from leanify.tasks.sentence_embedding import embed
 from leanify.tasks.text_regression import correlation
 from leanify.training.preparation import data_section
