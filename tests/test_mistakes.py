@@ -11,7 +11,6 @@ import pytest
 from commands import run_here
 from runs import make_pictures
 
-from leanify.cli.usage import REMOVED_OPTIONS
 from leanify.training import start as training
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
@@ -46,7 +45,6 @@ MISTAKES = [
     Mistake("profile --no-measure", "Missing argument 'SOURCE…'", says="For example: leanify profile vit_base lean"),
     Mistake("shrink", "Missing argument 'CHECKPOINT'", says="For example: leanify shrink "),
     Mistake("profile vit_tiny --max-latency 5", "--max-latency 5 has no unit; say an amount (12ms)"),
-    Mistake("compare digits --tournament 9 -o tour", "its winners beat no design"),
     misspelt("redesign vit_tniy --target-params 0.5", "did you mean vit_tiny", "vit_tniy", "vit_tiny"),
     Mistake("redesign resnet18 --target-params 0.5", "no attention"),
     Mistake("redesign llama --heads 33 --override num_key_value_heads=8", "multiple of 4"),
@@ -157,13 +155,3 @@ def test_mistake_names_what_works(mistake: Mistake, here: Path, monkeypatch: Any
         assert out
         WORKED.add(mistake.instead)
     assert sorted(path.name for path in here.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("command", "option"), [(name, option) for name in REMOVED_OPTIONS for option in REMOVED_OPTIONS[name]]
-)
-def test_removed_option_names_alternative(command: str, option: str, capsys: Any) -> None:
-    code, out, err = run_here(f"{command} vit_tiny --{option} 1", capsys)
-    assert (code, out) == (2, "")
-    assert f"No such option: --{option}" in err
-    assert " ".join(REMOVED_OPTIONS[command][option].split()) in err

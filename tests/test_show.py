@@ -20,7 +20,7 @@ from runs import DIGITS, make_pictures
 import leanify
 from leanify.cli import app
 from leanify.cli.predict import _print
-from leanify.cli.show import _build, _read_notes
+from leanify.cli.show import _build, _read_shape
 from leanify.comparison import comparing as study
 from leanify.comparison.folder import find_studies
 from leanify.core import recipe as recipes
@@ -266,7 +266,7 @@ def test_resume_command_can_be_typed(
 
 
 def test_card_states_built_shape(done: Path) -> None:
-    assert _read_notes(RunDirectory.open(done)) == _build(str(done))[1:]
+    assert _read_shape(RunDirectory.open(done)) == _build(str(done))[1:]
 
 
 def test_empty_folder_has_no_runs(tmp_path: Path) -> None:

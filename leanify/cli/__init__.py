@@ -63,13 +63,9 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        command = _only_named if by_name else getattr(import_module(f"leanify.cli.{name}"), name)
+        command = (lambda: None) if by_name else getattr(import_module(f"leanify.cli.{name}"), name)
         application.command(name, cls=PanelCommand, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
     return application
-
-
-def _only_named() -> None:
-    """A placeholder for a command whose file is not imported."""
 
 
 def main() -> None:
@@ -104,7 +100,12 @@ def main() -> None:
         say(f"leanify: {error}" if str(error) else "leanify: interrupted")
         raise SystemExit(getattr(error, "code", 130)) from None
     except BrokenPipeError:
-        _end_unread()
+        # the reader of a pipe has left (`| head -1`): end as git does, by SIGPIPE, without a message
+        discard_output()
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        raise SystemExit(141) from None
     except OSError as error:
         where = error.filename or ""
         # no name of a file: standard output, but for a full disk under tempfile and for what a process may have
@@ -117,11 +118,7 @@ def main() -> None:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic in a Rust extension does not derive from Exception
-        shortage = memory_message(error)
-        if shortage:
-            say(f"leanify: {shortage}")
-        else:
-            _say_unexpected(error)
+        say(f"leanify: {memory_message(error) or _describe_unexpected(error)}")
         raise SystemExit(2) from None
 
 
@@ -152,15 +149,15 @@ def _reopen() -> None:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def _say_unexpected(error: BaseException) -> None:
-    """Print one line for an unexpected exception: a bug in leanify, or in a library outside any `wall`."""
+def _describe_unexpected(error: BaseException) -> str:
+    """One line for an unexpected exception: a bug in leanify, or in a library."""
     if os.environ.get("LEANIFY_DEBUG"):
         traceback.print_exc()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "leanify" in frame.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    say(
-        f"leanify: unexpected error: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; please "
-        "report it with the traceback that LEANIFY_DEBUG=1 prints"
+    return (
+        f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; please report it "
+        "with the traceback that LEANIFY_DEBUG=1 prints"
     )
 
 
@@ -205,15 +202,6 @@ def run_command() -> None:
         from leanify.cli.usage import usage_message
 
         raise LeanifyError(usage_message(error, command, name if is_command else "")) from None
-
-
-def _end_unread() -> None:
-    """End as git does when the reader of a pipe has left (`| head -1`): by SIGPIPE, without a message."""
-    discard_output()
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGPIPE)
-    raise SystemExit(141)
 
 
 def discard_output() -> None:

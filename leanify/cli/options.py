@@ -76,34 +76,24 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
     if text is None:
         return None
     parts = text.replace(" ", "").split(",")
-
-    # one number per tower
+    towers: dict[str, int] = {}
     if "=" in text:
-        towers: dict[str, int] = {}
         for part in parts:
             tower, _, value = part.partition("=")
             if not value.isdigit() or int(value) < 1:
                 raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {value!r}")
-            towers[tower] = _possible(name, int(value))
-        return towers
-
-    # one number, or one per stage
+            towers[tower] = int(value)
     try:
-        values = [int(part) for part in parts]
+        values = list(towers.values()) or [int(part) for part in parts]
     except ValueError:
         raise ShapeError(
             f"{name} must be an integer or a list such as 4,4,8,2 or encoder=6,decoder=4, not {text!r}"
         ) from None
     if min(values) < 1:
         raise ShapeError(f"{name} must be at least 1, not {text}")
-    values = [_possible(name, value) for value in values]
-    return values[0] if len(values) == 1 else values
-
-
-def _possible(name: str, value: int) -> int:
-    if value > LARGEST:
-        raise ShapeError(f"{name} {str(value)[:30]} is beyond any model's size: at most {LARGEST:,}")
-    return value
+    if max(values) > LARGEST:
+        raise ShapeError(f"{name} {str(max(values))[:30]} is beyond any model's size: at most {LARGEST:,}")
+    return towers or (values[0] if len(values) == 1 else values)
 
 
 def spare_busy_cores() -> None:

@@ -52,7 +52,7 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
 
     # flat rows, and the names of all their columns in order; a row may lack some
     flat_rows, names = [], dict[str, None]()
-    spell = str if kind == "csv" else _for_readers
+    spell = str if kind == "csv" else format_number
     for row in rows:
         flat_rows.append(dict(_flat(row, spell)))
         names |= dict.fromkeys(flat_rows[-1])
@@ -113,8 +113,8 @@ def _flat(row: Row, number: Callable[[Any], str], prefix: str = "") -> Iterator[
             yield f"{prefix}{name}", ("" if value is None else number(value))
 
 
-def _for_readers(value: Any) -> str:
-    """Format a number with four digits; CSV and JSON have all of them."""
+def format_number(value: Any) -> str:
+    """A number for readers, with four digits; CSV and JSON have all of them."""
     return format_digits(value) if isinstance(value, float) else str(value)
 
 
@@ -172,26 +172,26 @@ def _copy_columns(grid: Any, columns: Sequence[Any]) -> Any:
 
 def print_table(out: Console, grid: Any) -> None:
     """Print a table, in several parts with the first column in each if its numbers would be cut."""
+
+    def needed_width(columns: list[Any]) -> int:
+        """The minimum width of these columns: numbers in full, words folded."""
+        total_width = GAP * (len(columns) - 1)
+        for column in columns:
+            width = Measurement.get(out, out.options.update(width=WIDEST), _copy_columns(grid, [column])).maximum
+            total_width += width if column.no_wrap else min(width, MIN_FOLDED_WIDTH)
+        return total_width
+
     # groups of columns that fit the terminal; a group has at least one besides the first
     first, *others = grid.columns
     groups: list[list[Any]] = [[first]]
     for column in others:
-        if len(groups[-1]) > 1 and _needed_width(out, grid, [*groups[-1], column]) > out.width:
+        if len(groups[-1]) > 1 and needed_width([*groups[-1], column]) > out.width:
             groups.append([first])
         groups[-1].append(column)
     for number, columns in enumerate(groups):
         if number:
             out.print()
         out.print(_copy_columns(grid, columns))
-
-
-def _needed_width(out: Console, grid: Any, columns: list[Any]) -> int:
-    """The minimum width of these columns of a table: numbers in full, words folded."""
-    total_width = GAP * (len(columns) - 1)
-    for column in columns:
-        width = Measurement.get(out, out.options.update(width=WIDEST), _copy_columns(grid, [column])).maximum
-        total_width += width if column.no_wrap else min(width, MIN_FOLDED_WIDTH)
-    return total_width
 
 
 # -- what to type next ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shlex import join
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leanify.cli.output import fit, print_next, print_table, table
+from leanify.core import recipe
 from leanify.core.path_kinds import is_bare_checkpoint, is_run, unused_path
 from leanify.core.terminal import CYAN, GREEN, ORANGE, console, progress
 from leanify.core.units import (
@@ -39,19 +39,16 @@ STYLES = {  # yellow is hard to read on white
 Column = tuple[str, Callable[["Design"], str]]
 
 
-@dataclass(frozen=True)
-class WriteOptions:
-    """The weights of the written design, and the output."""
-
-    weights: str | None
-    pretrained: bool
-    output: Path | None
-    control: bool
-    choose: str | None
-
-
 def plan_all(
-    sources: Sequence[str], requests: Sequence[Options], writing: WriteOptions, overrides: Sequence[str]
+    sources: Sequence[str],
+    requests: Sequence[Options],
+    overrides: Sequence[str],
+    output: Path | None,
+    *,
+    weights: str | None,
+    pretrained: bool,
+    control: bool,
+    choose: str | None,
 ) -> Iterator[tuple[Plan, Sequence[str]]]:
     """Plan every source under all requests, and write the design; yields plans with the commands to type next.
 
@@ -60,7 +57,6 @@ def plan_all(
     with _rare_garbage_collection():
         from leanify.search.redesign import redesign
 
-    weights, output = writing.weights, writing.output
     if output is not None:
         from leanify.core.files.writing import check_new_directory
 
@@ -73,10 +69,8 @@ def plan_all(
         lines: Sequence[str] = ()
         if output is not None:
             with progress(f"writing {output}", None):
-                plan = plan.save(
-                    output, weights, pretrained=writing.pretrained, control=writing.control, choose=writing.choose
-                )
-            lines = next_lines(plan, weights, writing.pretrained, overrides)
+                plan = plan.save(output, weights, pretrained=pretrained, control=control, choose=choose)
+            lines = next_lines(plan, weights, pretrained, overrides)
         else:
             if weights is not None:
                 from leanify.sources.find import absolute_source
@@ -98,14 +92,6 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def rows(plan: Plan, for_readers: bool) -> list[dict[str, Any]]:
-    """A row per design: with all of its numbers for CSV, with the columns of the table for readers of Markdown."""
-    budget = plan.options.target_params
-    if for_readers:
-        return [{"source": plan.source, "budget": str(budget or ""), **row} for row in table_rows(plan)]
-    return [{"source": plan.source, "budget": budget, **row} for row in plan.rows()]
-
-
 def render(results: Sequence[tuple[Plan, Sequence[str]]]) -> None:
     """Print each plan: its designs side by side, remarks, warnings, and last the commands to type next."""
     out = console()
@@ -116,9 +102,28 @@ def render(results: Sequence[tuple[Plan, Sequence[str]]]) -> None:
         out.print()
         print_table(out, fit(_table(plan), out, ("inner", "GMACs", "MMACs")))
         out.print()
-        out.print(_sentence(plan))
-        other_remarks = [remark for remark in plan.remarks if remark != plan.reason]
-        for line in (*other_remarks, *_timing(plan), *_serving(plan)):
+
+        # what lean follows, and what would show which design keeps its quality
+        if plan.reason:
+            lean = f" lean follows {plan.follows}." if plan.lean is not None and plan.first != "lean" else ""
+            out.print(f"{plan.reason}.{lean} Only training shows which design keeps its quality: leanify compare.")
+        else:
+            share = 1 - plan.chosen.params / plan.baseline.params
+            change = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
+            out.print(f"{plan.first}: {change} parameters. Only training it beside the control shows what it keeps.")
+        for remark in plan.remarks:
+            if remark != plan.reason:
+                out.print(remark)
+
+        # the measured time, and the cost of serving
+        timing, latency = plan.timing, plan.chosen.latency_s
+        if timing is not None and latency is not None:
+            out.print(
+                f"latency: {timing.clock.setting}, {len(timing.pairs)} designs beside the baseline; {plan.first} takes "
+                f"{format_share(latency / timing.limit_s)} of the limit; timings scatter by "
+                f"{format_share(timing.noise(plan.chosen))}"
+            )
+        for line in _serving(plan):
             out.print(line)
         if plan.directory:
             lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
@@ -139,13 +144,19 @@ def _table(plan: Plan) -> Table:
     stage = ["stage"] if len(parts) > 1 else []
     grid = table(("", *stage, *shapes, *(name for name, _ in costs)), [], left_columns=1 + len(stage))
 
-    # a design's sizes take a line per stage
-    for name, design, style in _rows(plan):
+    # a design's sizes take a line per stage; a repeated name is shown once
+    shapes_seen = set()
+    for name, design in plan.designs():
+        style = STYLES.get(name.partition(",")[0], "")
+        if design is plan.chosen:
+            style = f"bold {style}"
         cells = ["\n".join(part for _, part in parts)] * len(stage)
         stages = [_shape(design, i) for i, _ in parts]
         for column in shapes:
             cells.append("\n".join(sizes[column] for sizes in stages))
-        grid.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
+        shown_name = "" if name in shapes_seen else name
+        grid.add_row(shown_name, *cells, *(show(design) for _, show in costs), style=style)
+        shapes_seen.add(name)
     return grid
 
 
@@ -165,16 +176,6 @@ def print_warnings(plan: Plan) -> None:
     err = console(stderr=True)
     for warning in plan.warnings:
         err.print(Text.assemble(("warning ", ORANGE), warning), soft_wrap=not err.is_terminal)
-
-
-def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
-    shapes_seen = set()
-    for name, design in plan.designs():
-        style = STYLES.get(name.partition(",")[0], "")
-        if design is plan.chosen:
-            style = f"bold {style}"
-        yield ("" if name in shapes_seen else name), design, style
-        shapes_seen.add(name)
 
 
 def _columns(plan: Plan) -> list[Column]:
@@ -218,26 +219,6 @@ def _shape(design: Design, stage: int) -> dict[str, str]:
         **{name: str(size(name)) for name in ("width", "inner", "mlp")},
         "experts": f"{active} of {experts}" if active else str(experts or "–"),
     }
-
-
-def _sentence(plan: Plan) -> str:
-    """What lean follows, and what would show which design keeps its quality."""
-    share = 1 - plan.chosen.params / plan.baseline.params
-    change = f"{format_share(share)} fewer" if share >= 0 else f"{format_share(-share)} more"
-    if not plan.reason:
-        return f"{plan.first}: {change} parameters. Only training it beside the control shows what it keeps."
-    lean = f" lean follows {plan.follows}." if plan.lean is not None and plan.first != "lean" else ""
-    return f"{plan.reason}.{lean} Only training shows which design keeps its quality: leanify compare."
-
-
-def _timing(plan: Plan) -> Iterator[str]:
-    timing, chosen = plan.timing, plan.chosen
-    if timing is not None and chosen.latency_s is not None:
-        yield (
-            f"latency: {timing.clock.setting}, {len(timing.pairs)} designs beside the baseline; {plan.first} takes "
-            f"{format_share(chosen.latency_s / timing.limit_s)} of the limit; timings scatter by "
-            f"{format_share(timing.noise(chosen))}"
-        )
 
 
 def _serving(plan: Plan) -> Iterator[str]:
@@ -293,7 +274,11 @@ def next_lines(plan: Plan, weights: str | None, pretrained: bool, overrides: Seq
         compare += ["--weights", weights]
         if not is_bare_checkpoint(Path(weights)):  # which does not name its model, as a teacher must
             train += ["--teacher", weights]
-    has_data = _has_data(plan.source)
+    # a recipe or a run names its data
+    path = Path(plan.source) / "recipe.toml" if is_run(plan.source) else recipe.find(plan.source)
+    if path is None and plan.source.endswith(".toml"):
+        path = Path(plan.source)
+    has_data = path is not None and recipe.load(path).data is not None
     if not has_data:
         compare += ["--set", "data.path=DATA"]
         train += ["--set", "data.path=DATA"]
@@ -335,13 +320,3 @@ def _is_trained_here(plan: Plan) -> bool:
         return True
     inputs = example_inputs(find.build_on_meta(source), 1, device="meta")
     return "input_ids" in inputs or next(iter(inputs.values())).dim() == 4
-
-
-def _has_data(source: str) -> bool:
-    """Whether the source is a recipe or a run, which names its data."""
-    from leanify.core import recipe
-
-    if is_run(source):
-        return recipe.load(Path(source) / "recipe.toml").data is not None
-    is_recipe = recipe.find(source) is not None or source.endswith(".toml")
-    return is_recipe and recipe.load(source).data is not None

@@ -75,7 +75,16 @@ def _print(answers: list[Answer]) -> None:
     """Print one line per sample, without columns that are empty for all samples."""
     # the columns that some sample fills, with their widths
     out = console()
-    rows = [_row(prediction) for prediction in answers]
+    rows = []
+    for prediction in answers:
+        # the most likely other classes
+        likely = sorted(prediction.probabilities, key=prediction.probabilities.__getitem__, reverse=True)
+        others = [f"{name} {prediction.probabilities[name]:.1%}" for name in likely if name != prediction.answer]
+        row = {"sample": prediction.where, "text": prediction.sample or "", "answer": prediction.text}
+        if prediction.probability is not None:
+            row["probability"] = f"{prediction.probability:.1%}"
+        row["probabilities" if prediction.probability is None else "others"] = ", ".join(others[:OTHER_CLASSES])
+        rows.append(row)
     widths: dict[str, int] = {}
     for name in COLUMNS:
         longest = max((len(row.get(name, "")) for row in rows), default=0)
@@ -99,14 +108,3 @@ def _print(answers: list[Answer]) -> None:
             row["text"] = f"{row['text'][: max_width - 1].rstrip()}…"
         grid.add_row(*(row.get(name, "") for name in names))
     out.print(grid)
-
-
-def _row(prediction: Answer) -> dict[str, str]:
-    """The cells of a sample by column, with its most likely other classes."""
-    likely = sorted(prediction.probabilities, key=prediction.probabilities.__getitem__, reverse=True)
-    others = [f"{name} {prediction.probabilities[name]:.1%}" for name in likely if name != prediction.answer]
-    row = {"sample": prediction.where, "text": prediction.sample or "", "answer": prediction.text}
-    if prediction.probability is not None:
-        row["probability"] = f"{prediction.probability:.1%}"
-    row["probabilities" if prediction.probability is None else "others"] = ", ".join(others[:OTHER_CLASSES])
-    return row

@@ -77,7 +77,17 @@ def profile(
     options |= {"repeats": repeats, "measure": measure, "overrides": overrides, "cls": model_class}
     profiles = [profiling.profile(source, **options) for source in track(sources, "profiling")]
     rows = [model_profile.to_json() for model_profile in profiles]
-    excesses = _exceeded(profiles, limits)
+
+    # every cost above its limit
+    excesses: list[dict[str, Any]] = []
+    for model in profiles:
+        costs = {"--max-params": model.params, "--max-macs": model.macs, "--max-latency": model.latency_s}
+        if "--max-latency" in limits and model.latency_s is None:
+            raise LeanifyError(f"--max-latency has nothing to limit: of {model.source}, {model.not_measured}")
+        for name, limit in limits.items():
+            cost = costs[name]
+            if cost is not None and cost > limit:
+                excesses.append({"source": model.source, "limit": name, "value": cost})
     output: dict[str, Any] = {"models": rows}
     if limits:
         output |= {"limits": limits, "passed": not excesses, "exceeded": excesses}
@@ -89,20 +99,6 @@ def profile(
         say(f"leanify: {over['source']} has {unit(over['value'])}, above {over['limit']} {unit(limits[over['limit']])}")
     if excesses:
         raise typer.Exit(1)
-
-
-def _exceeded(profiles: Sequence[Profile], limits: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The source, limit and value of every cost above its limit. Raises LeanifyError for one that was not measured."""
-    excesses = []
-    for model in profiles:
-        costs = {"--max-params": model.params, "--max-macs": model.macs, "--max-latency": model.latency_s}
-        if "--max-latency" in limits and model.latency_s is None:
-            raise LeanifyError(f"--max-latency has nothing to limit: of {model.source}, {model.not_measured}")
-        for name, limit in limits.items():
-            cost = costs[name]
-            if cost is not None and cost > limit:
-                excesses.append({"source": model.source, "limit": name, "value": cost})
-    return excesses
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:

@@ -55,15 +55,18 @@ def recipes(
             return print_json(value.to_dict())
         return print(visible(recipe.read_recipe_text(recipe.find(words[0]) or Path(words[0]))), end="")
     if keys:
-        rows = key_rows()
+        from leanify.core.strict_toml import describe_keys
+
+        rows = []
+        for section, values in recipe.SECTIONS.items():
+            for key in describe_keys(values):
+                facts = key._asdict()
+                rows.append({"key": f"{section}.{facts.pop('name')}", **facts})
         return show(kind, {"keys": rows}, rows, lambda: _print_keys(rows))
     if audit:
         rows = list(track(audit_rows(), "rebuilding", len(_paper_sections())))
         return show(kind, {"rows": rows}, rows, lambda: _print_audit(rows))
     return list_recipes(kind, words)
-
-
-# -- the list ---------------------------------------------------------------------------------------------------------
 
 
 def list_recipes(kind: Kind = "table", words: Sequence[str] = ()) -> None:
@@ -78,7 +81,11 @@ def search(words: Sequence[str]) -> list[Row]:
     costs = json.loads((home() / "costs.json").read_text(encoding="utf-8"))
     rows = []
     for name, path in built_in_recipes().items():
-        value, purpose = recipe.load(path), _purpose(path)
+        value = recipe.load(path)
+        # the purpose is the first sentence of the first comment
+        comment = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
+        sentence, _, _ = " ".join(line.removeprefix("# ") for line in comment).partition(". ")
+        purpose = sentence.partition(" leanify train ")[0].removesuffix(".")
         data = None if value.data is None else value.data.name
         text = f"{name} {purpose} {value.model.source} {data} {'paper' if '/' in name else ''}".lower()
         if all(word.lower() in text for word in words):
@@ -91,13 +98,6 @@ def search(words: Sequence[str]) -> list[Row]:
     known_words = sorted({*stems(), *chain(*(name.split("-") for name in stems()))})
     suggestions = ", ".join(get_close_matches(" ".join(words), known_words)) or ", ".join(list(built_in_recipes())[:3])
     raise RecipeError(f"no built-in recipe has {' and '.join(map(repr, words))}; nearest: {suggestions}")
-
-
-def _purpose(path: Path) -> str:
-    """The first sentence of a recipe's first comment."""
-    lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
-    first, _, _ = " ".join(line.removeprefix("# ") for line in lines).partition(". ")
-    return first.partition(" leanify train ")[0].removesuffix(".")
 
 
 def _print_list(rows: list[Row], is_search: bool) -> None:
@@ -131,21 +131,6 @@ def _stem(row: Row) -> str:
     return str(row["recipe"].rpartition("/")[2])
 
 
-# -- the keys ---------------------------------------------------------------------------------------------------------
-
-
-def key_rows() -> list[Row]:
-    """Every key of a recipe: name, type, default and meaning."""
-    from leanify.core.strict_toml import describe_keys
-
-    rows = []
-    for section, kind in recipe.SECTIONS.items():
-        for key in describe_keys(kind):
-            facts = key._asdict()
-            rows.append({"key": f"{section}.{facts.pop('name')}", **facts})
-    return rows
-
-
 def _print_keys(rows: list[Row]) -> None:
     """A table; on a narrow terminal each key on a line, with its meaning below."""
     out = console()
@@ -159,9 +144,6 @@ def _print_keys(rows: list[Row]) -> None:
         head = f"{row['key']} · {row['type']} · {default}".removesuffix(" · –")
         narrow.append((head, row["about"]))
     out.print(entries(narrow, out.width) if out.width < WIDE else keys)
-
-
-# -- the audit --------------------------------------------------------------------------------------------------------
 
 
 def audit_rows() -> Iterator[Row]:

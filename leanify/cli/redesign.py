@@ -118,13 +118,19 @@ def redesign(
     with progress("loading PyTorch", None):
         from leanify.cli import plans
 
-    # plan, write and show
-    writing = plans.WriteOptions(weights, pretrained, output, control, choose)
-    results = list(plans.plan_all(names, requests, writing, typed["overrides"] or ()))
+    # plan and write
+    how: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "control": control, "choose": choose}
+    results = list(plans.plan_all(names, requests, typed["overrides"] or (), output, **how))
+
+    # show; a row per design has all of its numbers for CSV, the columns of the table for readers of Markdown
     documents = [plan.to_json() for plan, _ in results]
     rows: list[dict[str, Any]] = []
     for plan, _ in results:
-        rows += plans.rows(plan, for_readers=kind == "markdown")
+        budget: Any = plan.options.target_params
+        if kind == "markdown":
+            budget = str(budget or "")
+        for row in plans.table_rows(plan) if kind == "markdown" else plan.rows():
+            rows.append({"source": plan.source, "budget": budget, **row})
     show(kind, documents[0] if designs == 1 else {"plans": documents}, rows, lambda: plans.render(results))
     if kind != "table":
         for plan, _ in results:

@@ -67,7 +67,16 @@ def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOvervie
     if run_list:
         if studies:
             out.print()
-        grid = table(COLUMNS, _rows(run_list, out.width), left_columns=3)
+
+        # a row for each run, with models' names shortened to the width that the other columns leave
+        rows = []
+        for run in run_list:
+            best = "–" if run.best is None else format_metric(run.metric, run.best)
+            rows.append((str(run.path), run.source, run.data, run.progress, best, run.state))
+        widths = [GAP + max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+        model_width = max(MODEL, out.width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
+        cells = [(path, shorten(model, model_width), *others) for path, model, *others in rows]
+        grid = table(COLUMNS, cells, left_columns=3)
         if out.width < NARROW:
             grid = fit(grid, out, ("data", "model"))
         print_table(out, grid)
@@ -83,16 +92,3 @@ def _print(folder: Path, run_list: list[RunOverview], studies: list[StudyOvervie
 
     lines = first_line("compare", studies, "interrupted") + first_line("train --resume", run_list, "interrupted")
     return print_next(*(lines or first_line("show", run_list, "done")))
-
-
-def _rows(run_list: list[RunOverview], width: int) -> list[tuple[str, ...]]:
-    """A row for each run, with models' names shortened to the width that the other columns leave."""
-    rows = []
-    for run in run_list:
-        best = "–" if run.best is None else format_metric(run.metric, run.best)
-        rows.append((str(run.path), run.source, run.data, run.progress, best, run.state))
-
-    # the terminal's width without the other columns
-    widths = [GAP + max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    model_width = max(MODEL, width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
-    return [(path, shorten(model, model_width), *others) for path, model, *others in rows]

@@ -108,9 +108,6 @@ def is_own(data: DataSection) -> bool:
     return data.path is not None and can_be_applied(data.task) and not is_code(data.name)
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
-
-
 def print_facts(facts: Mapping[str, Any], command: str) -> None:
     """Print facts, one per line in readable units, then the command that trains."""
     from rich.table import Table

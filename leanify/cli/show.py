@@ -66,7 +66,11 @@ def show(
         from leanify.spectra.plots import check_plot
 
         check_plot(plot)
-        page = _page(what, plot)
+        if is_run(what):
+            page = _run(what, plot)
+        else:
+            _check_is_model(what)
+            page = _model(what)
 
     # plot and print
     if plot is not None:
@@ -81,12 +85,10 @@ def show(
     show_as(kind, page.json, page.rows, lambda: _print(page))
 
 
-def _page(what: str, plot: Path | None) -> Page:
+def _check_is_model(what: str) -> None:
+    """Raise LeanifyError for what another command shows."""
     from leanify.core import recipe as recipes
 
-    if is_run(what):
-        return _run(what, plot)
-    # other things have commands of their own
     if is_study(what):
         raise LeanifyError(f"{what} is a study; leanify compare {quote(what)} --report shows it")
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
@@ -95,7 +97,6 @@ def _page(what: str, plot: Path | None) -> Page:
         from leanify.layouts.recognition import check_is_no_data
 
         check_is_no_data(what)
-    return _model(what)
 
 
 def _run(what: str, plot: Path | None) -> Page:
@@ -107,7 +108,7 @@ def _run(what: str, plot: Path | None) -> Page:
     # the run's shape and its best evaluation
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()
-    architecture, params = _read_notes(run) or _build(what)[1:]
+    architecture, params = _read_shape(run) or _build(what)[1:]
     quality_text = "no evaluation yet"
     if facts.best is not None and best is None:
         quality_text = "no checkpoint yet"
@@ -142,8 +143,8 @@ def _run(what: str, plot: Path | None) -> Page:
     )
 
 
-def _read_notes(run: RunDirectory) -> tuple[Architecture, int] | None:
-    """Read the shape and its parameters from the run's card, without torch; None for an older or a damaged card."""
+def _read_shape(run: RunDirectory) -> tuple[Architecture, int] | None:
+    """The shape and its parameters from the run's card, without torch; None for a damaged card."""
     from leanify.core.architecture import Architecture
 
     card = run.card()

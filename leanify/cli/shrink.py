@@ -199,50 +199,42 @@ def _table_lines(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[
     def quality(value: float | None) -> str:
         return "–" if value is None or name is None else format_metric_value(name, value)
 
-    def cells(title: str, shape: str, of: Mapping[str, Any], carried: float | None, healed: str) -> dict[str, str]:
+    def cells(title: str, of: Mapping[str, Any], carried: float | None, healed: str) -> dict[str, str]:
+        # depth, heads and hidden units, where all blocks have the same
+        shape = "a shape a block"
+        if title.partition(" ")[0] != "free" and isinstance(of["heads"], int) and not isinstance(of["mlp"], list):
+            width = f", {of['width']} wide" if of.get("width") else ""
+            shape = f"{of['depth']} × {of['heads']}, {of['mlp']}{width}"
+
+        # the middle half of the rounds of latency: two ranges that overlap are not told apart
+        low, high = map(format_seconds, of.get("latency_range") or (None, of.get("latency_s")))
+        latency = high
+        if of.get("latency_range"):
+            is_one_unit = low.partition(" ")[2] == high.partition(" ")[2]
+            latency = f"{low.partition(' ')[0] if is_one_unit else low}–{high}"
         return {
             "": title,
             "tokens": f"{of['tokens']:,}" if of.get("tokens") else "–",
             "depth × heads, mlp": shape,
             "params": format_count(of["params"] or 0),
             unit: macs(of["macs"]) if of["macs"] else "–",
-            "latency": _latency(of),
+            "latency": latency,
             "carried": quality(carried),
             "healed": healed,
             "neighbours": format_share(of["neighbours"]) if of.get("neighbours") is not None else "",
         }
 
-    lines = [cells("original", _shape(original), {**original, "neighbours": 1.0}, original.get("quality"), "")]
+    lines = [cells("original", {**original, "neighbours": 1.0}, original.get("quality"), "")]
     for row in rows:
-        shape = "a shape a block" if row["name"] == "free" else _shape(row)
         title = row["name"] + " *" * (row["name"] == report.get("chosen"))
         healed = quality(row["healed"])
         if "low" in row:  # of several seeds
             healed = f"{quality(row['low'])}–{quality(row['high'])}"
-        lines.append(cells(title, shape, row, row["carried"], healed))
+        lines.append(cells(title, row, row["carried"], healed))
     if reference:  # the sentence below the table has a long name
         title = reference["name"] if len(reference["name"]) <= LONGEST else "reference"
         lines.append(dict.fromkeys(lines[0], "") | {"": title, "carried": quality(reference["value"])})
     return lines
-
-
-def _latency(of: Mapping[str, Any]) -> str:
-    """The middle half of the rounds: two ranges that overlap are not told apart."""
-    low, high = of.get("latency_range") or (None, None)
-    if low is None:
-        return format_seconds(of.get("latency_s"))
-    ends = [format_seconds(low), format_seconds(high)]
-    if ends[0].partition(" ")[2] == ends[1].partition(" ")[2]:
-        ends[0] = ends[0].partition(" ")[0]
-    return "–".join(ends)
-
-
-def _shape(of: Mapping[str, Any]) -> str:
-    """Depth, heads and hidden units."""
-    if of["heads"] is None or isinstance(of["heads"], list) or isinstance(of["mlp"], list):
-        return "a shape a block"
-    width = f", {of['width']} wide" if of.get("width") else ""
-    return f"{of['depth']} × {of['heads']}, {of['mlp']}{width}"
 
 
 def result_sentence(report: Mapping[str, Any]) -> str:

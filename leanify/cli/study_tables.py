@@ -20,6 +20,7 @@ from leanify.comparison import tables
 from leanify.comparison.designs import design_argument
 from leanify.core.terminal import GREEN, ORANGE, RED, SECONDS, bars, console
 from leanify.core.units import format_bytes, format_count, format_forecast, format_metric, format_sizes, macs_column
+from leanify.training.overview import data_name
 
 if TYPE_CHECKING:
     from leanify.comparison.folder import StudyFolder
@@ -51,9 +52,20 @@ class Board:
         self.last_line = time.monotonic()
 
     def __enter__(self) -> Board:
-        keys = [*self.folder.plan.runs(), *self.folder.plan.all_trials()]
+        plan = self.folder.plan
+        keys = [*plan.runs(), *plan.all_trials()]
         total, self.ended_runs = len(keys), sum(self.folder.outcome(key) is not None for key in keys)
-        self.console.print(_opening(self.folder, total, self.ended_runs), soft_wrap=not self.console.is_terminal)
+
+        # what is trained: designs, seeds, trials of rates, steps
+        names = ", ".join(design.name for design in plan.designs)
+        trials = f", after trials of {len(plan.rates)} learning rates each" if list(plan.trials()) else ""
+        text = f"{plan.title} in {self.folder.path}: {names} × {len(plan.seeds)} seeds{trials} = {total} runs"
+        if self.ended_runs:
+            text += f", {self.ended_runs} done"
+        schedule = plan.recipe.schedule
+        if schedule is not None and schedule.steps is not None:
+            text += f", {schedule.steps:,} steps each"
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
         self.stack.enter_context(self.progress)
         self.study = self.progress.add_task("runs", total=total, completed=self.ended_runs, loss="")
         return self
@@ -103,19 +115,6 @@ class Board:
         self.progress.update(self.study, total=total, completed=self.ended_runs + parts)
 
 
-def _opening(folder: StudyFolder, runs: int, ended_runs: int) -> str:
-    plan = folder.plan
-    names = ", ".join(design.name for design in plan.designs)
-    trials = f", after trials of {len(plan.rates)} learning rates each" if list(plan.trials()) else ""
-    text = f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds{trials} = {runs} runs"
-    if ended_runs:
-        text += f", {ended_runs} done"
-    schedule = plan.recipe.schedule
-    if schedule is not None and schedule.steps is not None:
-        text += f", {schedule.steps:,} steps each"
-    return text
-
-
 # -- the results ------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +122,15 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
     """Print the designs with their quality, and the answers; with ``explain`` also costs, differences and methods."""
     # the title, and whether the baseline has learnt anything
     out = console()
-    out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
+    data, parts = study.plan.recipe.data, [study.describe_missing()]
+    if data is not None:
+        name = data_name(data)
+        parts.insert(0, data.task if name == study.plan.title else f"{name}, {data.task}")
+    if study.plan.budget:
+        parts.append(f"budget {study.plan.budget}")
+    out.print(
+        Text.assemble((study.plan.title, "bold"), f" · {' · '.join(filter(None, [*parts, study.describe_missing()]))}")
+    )
     if not study.learnt:
         out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
 
@@ -199,16 +206,6 @@ def _print_details(study: Study, out: Console) -> None:
         if not all(pair.asked for pair in study.pairs):
             note += "; * not asked before: p by Holm, intervals by Bonferroni"
         out.print(f"\n{note}")
-
-
-def _about(study: Study) -> str:
-    from leanify.training.overview import data_name
-
-    data = study.plan.recipe.data
-    name = f"{data_name(data)}, " if data and data_name(data) != study.plan.title else ""
-    budget = f"budget {study.plan.budget}" if study.plan.budget else ""
-    parts = [f"{name}{data.task}" if data else "", budget, study.describe_missing()]
-    return " · ".join(filter(None, parts))
 
 
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:

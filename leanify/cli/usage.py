@@ -12,16 +12,6 @@ from typer.core import TyperCommand
 
 from leanify.core.errors import LeanifyError
 
-# options that the last version had, by command, with their replacement
-REMOVED_OPTIONS: dict[str, dict[str, str]] = {
-    "redesign": dict.fromkeys(
-        ("data", "samples"), "leanify shrink CHECKPOINT --data DATA --minutes 0 carries weights by data"
-    ),
-    "shrink": {"device-memory": "leanify profile CHECKPOINT --no-measure predicts the memory"},
-    "compare": {
-        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6"
-    },
-}
 HUB_ID = re.compile(r"(?!timm/|hf/|diffusers/)[\w.-]+/[\w.-]+")
 
 
@@ -46,33 +36,34 @@ def apply_revision(arguments: list[str]) -> list[str]:
 
 
 def usage_message(error: Any, command: Any, name: str) -> str:
-    """The message of click's usage error; for an unknown option, with the replacement if there is one."""
+    """The message of click's usage error, with what to type instead."""
     message: str = error.format_message()
+
+    # an unknown command: a path, one that click suggests, one that the parser does not know, or none
     word = re.match(r"No such command (['\"])(.*?)\1\.", message)
-    if not name and word and Path(word[2]).exists():
+    if word and Path(word[2]).exists():
         return f"{word[2]} is no command; leanify show {quote(word[2])} describes it and names the commands to run"
-    words = get_close_matches(word[2], ("help", "version"), 1) if not name and word else []  # the parser knows neither
-    if words:
-        return f"{message} Did you mean {words[0]!r}?"
-    if not name and word and "Did you mean" not in message:
+    if word and "Did you mean" not in message:
+        if words := get_close_matches(word[2], ("help", "version"), 1):
+            return f"{message} Did you mean {words[0]!r}?"
         return f"{message} A command comes first: leanify redesign MODEL; leanify -h lists all commands"
+
+    # a missing argument
     if name:
-        message = f"{name}: {message}"
         example = re.search(r"^ +(leanify .*)$", command.help or "", re.MULTILINE)
-        if message.startswith(f"{name}: Missing argument") and example is not None:
-            return f"{message} For example: {example[1]}"
+        if message.startswith("Missing argument") and example is not None:
+            return f"{name}: {message} For example: {example[1]}"
+        message = f"{name}: {message}"
     if not hasattr(error, "possibilities"):
         return message
 
-    # an unknown option: a former option, a key of the recipe, or the list of options if click suggests none
-    option = error.option_name.lstrip("-")
+    # an unknown option: a key of the recipe, or the list of options if click suggests none
     hint = None if error.possibilities else f"{f'leanify {name}'.strip()} -h lists the options"
     if any("--set" in param.opts for param in command.params):
         from leanify.core.recipe import nearest_key
 
-        key = nearest_key(option)
+        key = nearest_key(error.option_name.lstrip("-"))
         hint = hint if key is None else f"--set {key}=VALUE sets a key of the recipe"
-    hint = REMOVED_OPTIONS.get(name, {}).get(option, hint)
     return message if hint is None else f"{message}; {hint}"
 
 

@@ -14,6 +14,7 @@ from leanify.cli.options import Format, Json
 from leanify.cli.output import entries, output_kind, print_next, show
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console
+from leanify.lens.zoo import load_table
 
 _HOW = (
     "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
@@ -53,26 +54,24 @@ def zoo(
         raise SourceError(f"--library must be timm or hf, not {library!r}")
     if status not in (None, *STATUSES):
         raise SourceError(f"--status must be {', '.join(STATUSES[:-1])} or {STATUSES[-1]}, not {status!r}")
-    table, models = _find_models(words or [], library, status)
+    table = load_table()
+    models = _find_models(table["models"], words or [], library, status)
     is_search = bool(words or library or status)
     show(kind, {**table, "models": models}, models, lambda: _print(table, models, is_search, explain))
 
 
 def _find_models(
-    words: Sequence[str], library: str | None, status: str | None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The table, and its models that have all words in their names. Raises SourceError if there are none."""
-    from leanify.lens.zoo import load_table
-
-    table = load_table()
+    rows: Sequence[dict[str, Any]], words: Sequence[str], library: str | None, status: str | None
+) -> list[dict[str, Any]]:
+    """The models that have all words in their names. Raises SourceError if there are none."""
     matches = []
-    for model in table["models"]:
+    for model in rows:
         name = _name(model).lower()
         if all(word.lower() in name for word in words):
             matches.append(model)
     models = [model for model in matches if library in (None, model["library"]) and status in (None, model["status"])]
     if models:
-        return table, models
+        return models
 
     # no model: name the filter that excludes all, or similar names
     search_text = " and ".join(words)
@@ -81,7 +80,7 @@ def _find_models(
         raise SourceError(
             f"of {len(matches)} models with {search_text or 'any name'}, none is {kind}: leanify zoo {search_text}"
         )
-    names = [model["name"] for model in table["models"]]
+    names = [model["name"] for model in rows]
     known_words = {*names, *(name.partition("_")[0] for name in names)}
     suggestions = ", ".join(get_close_matches("_".join(words), sorted(known_words)))
     nearest = f"; nearest: {suggestions}" if suggestions else ""
