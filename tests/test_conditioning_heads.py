@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from leanify.lens.resize import weighted_part
 from leanify.reshaping import sites
-from leanify.spectra.measure import CHANNELS, OBJECTS, condition
-from leanify.spectra.projections import head_weights
+from leanify.spectra.measure import CHANNELS, OBJECTS, condition, head_weights
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 

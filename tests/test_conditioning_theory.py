@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from leanify.spectra import plots
-from leanify.spectra.results import LayerProbe, Probe, Sample, quartiles
+from leanify.spectra.results import LayerProbe, Probe, Sample, gaussian_kappa, quartiles
 from leanify.spectra.spectrum import spectra
-from leanify.spectra.theory import gaussian_kappa
 
 
 def gaussian_heads(tokens: int, head_dim: int, heads: int, samples: int = 6) -> torch.Tensor:

@@ -19,7 +19,7 @@ from leanify.carrying.choose import RIDGE, survivors
 from leanify.carrying.correction import least_squares
 from leanify.search import ranking
 from leanify.search.towers import towers
-from leanify.spectra.theory import gaussian_kappa
+from leanify.spectra.results import gaussian_kappa
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
 

@@ -11,7 +11,7 @@ import torch
 
 from leanify import Architecture, Layer, ShapeError, Stage
 from leanify.lens import notation
-from leanify.spectra.theory import gaussian_kappa
+from leanify.spectra.results import gaussian_kappa
 
 WIDE = Layer(width=96, heads=6, kv_heads=2, head_dim=16, mlp=256)
 

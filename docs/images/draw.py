@@ -10,7 +10,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from leanify.spectra.theory import gaussian_kappa
+from leanify.spectra.results import gaussian_kappa
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#222222"  # Okabe and Ito's palette

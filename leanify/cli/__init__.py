@@ -118,7 +118,11 @@ def main() -> None:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic in a Rust extension does not derive from Exception
-        say(f"leanify: {memory_message(error) or _describe_unexpected(error)}")
+        shortage = memory_message(error)
+        if shortage:
+            say(f"leanify: {shortage}")
+        else:
+            _say_unexpected(error)
         raise SystemExit(2) from None
 
 
@@ -149,15 +153,15 @@ def _reopen() -> None:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def _describe_unexpected(error: BaseException) -> str:
-    """One line for an unexpected exception: a bug in leanify, or in a library."""
+def _say_unexpected(error: BaseException) -> None:
+    """Print one line for an unexpected exception: a bug in leanify, or in a library."""
     if os.environ.get("LEANIFY_DEBUG"):
         traceback.print_exc()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "leanify" in frame.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return (
-        f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; please report it "
-        "with the traceback that LEANIFY_DEBUG=1 prints"
+    say(
+        f"leanify: unexpected error: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; please "
+        "report it with the traceback that LEANIFY_DEBUG=1 prints"
     )
 
 

@@ -167,43 +167,32 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
             soft_wrap=True,
         )
 
-    # the commands to type next; a reshaped model is compared with its source
+    # the commands to type next; profile gives ratios to its first model: the baseline of a reshaped model
     model, data = run.recipe.model, run.recipe.data
-    # profile gives ratios to its first model: the baseline, if the run's model is a new shape of it
-    profile = f"leanify profile {quote(model.source)} {path}"
-    if not model.reshapes or model.override:
-        profile = f"leanify profile {path}"
-    commands = [f"leanify show {path}", profile]
+    baseline = f"{quote(model.source)} " if model.reshapes and not model.override else ""
+    commands = [f"leanify show {path}", f"leanify profile {baseline}{path}"]
     if data is not None and is_own(data):
         commands.append(f"leanify predict {path} FILES")
-    study = None if recipe is None else _study_recipe(recipe, run)
-    if study is not None and _can_be_leaner(run):
-        commands.append(f"leanify compare {study}")
-    elif data is not None and data.name == "digits":
-        commands.append("leanify compare")  # its own model is deep enough
-    print_next(*commands)
+    print_next(*commands, *_study_command(recipe, run))
 
 
-def _study_recipe(recipe: str, run: RunDirectory) -> str | None:
-    """What `leanify compare` takes to study the same model on the same data, as words to type; None for a lean
-    directory, which is compared with its original instead.
-    """
-    from leanify.training.default_recipe import OWN_RECIPES, further_settings
-
-    data = run.recipe.data
-    if path_kind(recipe) == "lean directory":
-        return None
-    if data is None or data.path is None:
-        return quote(recipe)
-    if recipe not in OWN_RECIPES:
-        return quote(str(run.path))  # the run names model and data
-    return f"{quote(data.path)}{further_settings(data)}"
-
-
-def _can_be_leaner(run: RunDirectory) -> bool:
-    """Whether the rules of redesign allow the run's model fewer layers, so that `leanify compare` can take it."""
+def _study_command(recipe: str | None, run: RunDirectory) -> list[str]:
+    """The command that studies the same model on the same data; none for a lean directory, which has an original."""
     from leanify.core.architecture import Architecture
     from leanify.search.rules import Rules
+    from leanify.training.default_recipe import OWN_RECIPES, further_settings
 
+    # compare takes a model that the rules of redesign allow fewer layers
+    data = run.recipe.data
     stages = Architecture.from_json(run.card()["architecture"]).stages
-    return any(stage.primary is not None and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)
+    can_be_leaner = any(stage.primary is not None and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)
+    if recipe is None or path_kind(recipe) == "lean directory" or not can_be_leaner:
+        is_digits = data is not None and data.name == "digits"  # whose own study has a model that is deep enough
+        return ["leanify compare"] if is_digits else []
+
+    # the recipe, the data, or else the run, which names both
+    if data is None or data.path is None:
+        return [f"leanify compare {quote(recipe)}"]
+    if recipe in OWN_RECIPES:
+        return [f"leanify compare {quote(data.path)}{further_settings(data)}"]
+    return [f"leanify compare {quote(str(run.path))}"]

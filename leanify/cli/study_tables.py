@@ -127,10 +127,8 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         name = data_name(data)
         parts.insert(0, data.task if name == study.plan.title else f"{name}, {data.task}")
     if study.plan.budget:
-        parts.append(f"budget {study.plan.budget}")
-    out.print(
-        Text.assemble((study.plan.title, "bold"), f" · {' · '.join(filter(None, [*parts, study.describe_missing()]))}")
-    )
+        parts.insert(-1, f"budget {study.plan.budget}")
+    out.print(Text.assemble((study.plan.title, "bold"), f" · {' · '.join(filter(None, parts))}"))
     if not study.learnt:
         out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
 

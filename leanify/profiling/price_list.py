@@ -17,7 +17,7 @@ from typing import Any
 from leanify.core.architecture import Architecture, primary_layer, widest
 from leanify.profiling.cost import Cost, Shape, StageShape, read_shape
 from leanify.profiling.cost_model import ModelCosts
-from leanify.spectra.theory import gaussian_kappa
+from leanify.spectra.results import gaussian_kappa
 
 
 @dataclass(frozen=True)

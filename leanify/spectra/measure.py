@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from leanify.core.errors import SourceError, UnsupportedModel
 from leanify.core.units import format_names
+from leanify.lens import notation
 from leanify.lens.families import find_row
 from leanify.lens.forwards import free
-from leanify.lens.located import LocatedLayer
+from leanify.lens.located import LocatedLayer, Site
 from leanify.reshaping.sites import locate
-from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
 from leanify.upstream.example_inputs import inputs_by_name
@@ -78,10 +78,14 @@ def condition(
         module_inputs = inputs = inputs_by_name(model, inputs)
     # a recorder for each layer, on the input of its output projection: A, the concatenated heads
     recorders = [_Recorder(layer, per_head) for layer in locate(model, module_inputs).layers]
-    check_finite(model)
+    # the fast sum may overflow
+    weights_by_name = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    not_finite = [name for name, w in weights_by_name.items() if not math.isfinite(w.sum()) and not w.isfinite().all()]
+    if not_finite:
+        raise SourceError(f"weights are NaN or infinite in {format_names(not_finite)}: no spectrum is defined")
     sample_count = 0
     handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
-    with remove_on_exit(handles), _evaluating(model), calling_projections(model), torch.inference_mode():
+    with remove_on_exit(handles), _probing(model), torch.inference_mode():
         # forward passes, batch by batch
         for batch in _cut(inputs, batch_size):
             for recorder in recorders:
@@ -102,11 +106,12 @@ def condition(
 
 
 @contextmanager
-def calling_projections(model: nn.Module) -> Iterator[None]:
-    """Inside this context torch's own attention calls its output projection, so that a hook sees its input.
+def _probing(model: nn.Module) -> Iterator[None]:
+    """Evaluate, without dropout, and let torch's own attention call its output projection, where a hook sees its input.
 
     Its forward hands the projection's weights to a kernel; here it computes the same by our forward.
     """
+    training = [module for module in model.modules() if module.training]
     # torch's own attention multiplies by the output's weight itself; a subclass calls the projection
     modules = [module for module in model.modules() if type(module) is nn.MultiheadAttention]
     modules = [module for module in modules if find_row(module) is not None]
@@ -116,22 +121,14 @@ def calling_projections(model: nn.Module) -> Iterator[None]:
     try:
         for module in modules:
             free(module)
+        model.eval()
         yield
     finally:
+        for part in training:
+            part.training = True
         torch.backends.mha.set_fastpath_enabled(fast)
         for module in modules:
             module.__class__ = nn.MultiheadAttention
-
-
-def check_finite(model: nn.Module) -> None:
-    """Raise SourceError for NaN or infinite weights, naming the first few."""
-    parameters = []
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach()
-        if not math.isfinite(weight.sum()) and not bool(weight.isfinite().all()):  # the fast sum may overflow
-            parameters.append(name)
-    if parameters:
-        raise SourceError(f"weights are NaN or infinite in {format_names(parameters)}: no spectrum is defined")
 
 
 def _length(batch: ModelInputs) -> int:
@@ -153,18 +150,6 @@ def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[Mod
                 if isinstance(value, Tensor) and value.dim() > 0 and len(value) == length:
                     piece[name] = value[start : start + size]
             yield piece
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode inside the context, so that dropout is off."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 # -- the hook ----------
@@ -230,6 +215,10 @@ class _Recorder:
         site = self.layer.attention
         heads, head_dim = self.columns.shape
         other = site.reading.object or OBJECTS.get(site.reading.name, "")
+        head_kappas: dict[str, tuple[float, ...]] = {}
+        if weights:
+            for role, weight in head_weights(site).items():
+                head_kappas[role] = tuple(spectra(weight.detach()).kappa.tolist())
         for index, record in enumerate(self.calls):
             call = f" (call {index + 1})" if index else ""
             yield LayerProbe(
@@ -242,7 +231,7 @@ class _Recorder:
                 samples=tuple(record.samples),
                 spectrum=tuple((record.total / record.count).tolist()),
                 per_head=tuple(torch.cat(record.heads).mean(0).tolist()) if record.heads else (),
-                weights=head_kappas(site) if weights else {},
+                weights=head_kappas,
             )
 
 
@@ -280,3 +269,87 @@ class _Record:
             return "one token × inner: a vector, so there is no κ"
         where = f"tokens × inner, in each of {self.windows} windows" if self.windows > 1 else "tokens × inner"
         return f"{where}, {other}" if other else where
+
+
+# -- weights of single heads: from fused, transposed, grouped or interleaved projections ----------
+
+
+def head_weights(site: Site) -> dict[str, Tensor]:
+    """The weights of heads: "q", "k", "v" (heads, head_dim, width), "o" (heads, width, head_dim)."""
+    weights: dict[str, Tensor] = {}
+    for part, how in site.reading.rows.items():
+        module = _module(site.module, part)
+        if module is None or not {"h", "g"} & notation.symbols(how):
+            continue
+        maps = list(_maps(how, site.sizes))
+        for role, rows in zip(_roles(part, len(maps)), maps, strict=True):
+            weights[role] = _matrix(module)[rows]
+    weights["o"] = _matrix(_output(site)[1])[:, output_columns(site)].movedim(0, 1)
+    return {role: weights[role] for role in "qkvo" if role in weights}
+
+
+def output_columns(site: Site) -> Tensor:
+    """The columns of each head's channels in A, the input of the output projection: (heads, head_dim)."""
+    (columns,) = _maps(_output(site)[0], site.sizes, is_stacked=False)
+    return columns
+
+
+def _output(site: Site) -> tuple[str, nn.Module]:
+    """The layout and the module of the output projection; other maps with heads may follow it."""
+    layouts = ((how, _module(site.module, part)) for part, how in site.reading.columns.items())
+    return next((how, module) for how, module in layouts if module is not None and "h" in notation.symbols(how))
+
+
+def _module(owner: nn.Module, path: str) -> nn.Module | None:
+    """The linear map at a path; None if it is absent or a norm."""
+    for name in path.split("."):
+        owner = getattr(owner, name, None)  # type: ignore[assignment]
+    weight = getattr(owner, "weight", None)
+    return owner if isinstance(weight, Tensor) and weight.dim() > 1 else None
+
+
+def _roles(part: str, count: int) -> str:
+    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), or all three, or none."""
+    name = part.rpartition(".")[2]
+    letters = name.split("_")[0]
+    if count == 3:
+        return "qkv"
+    if len(letters) == count and set(letters) <= set("qkv"):
+        return letters
+    return name[0] if count == 1 and name[0] in "qkv" else "-" * count
+
+
+def _maps(how: str, sizes: notation.Sizes, is_stacked: bool = True) -> Iterator[Tensor]:
+    """Index grids (heads, channels) of the maps in a layout: three in "3 h d", "h (d+d+v)", "h d | g d | g d".
+
+    With ``stacked=False`` a number belongs to the channels: "h 2 d" is one map with heads of 2 d channels.
+    """
+    start = 0
+    for factors in notation.parse(how):
+        # lengths of the parts of each factor: "(d+d+v)" has three
+        lengths = []
+        for factor in factors:
+            parts = factor.strip("()").split("+")
+            lengths.append([int(part) if part.isdigit() else sizes[part] for part in parts])
+        shape = list(map(sum, lengths))
+        # the channels of this map, as an index grid of the layout's axes
+        grid = torch.arange(start, start + torch.Size(shape).numel()).view(shape)
+        start += grid.numel()
+        heads = next((axis for axis, factor in enumerate(factors) if factor in "hg"), None)
+        if heads is None:  # the hidden units of a parallel block
+            continue
+        # axes of numbers ("3" stacked maps), of heads, and of channels
+        numbers = [axis for axis, factor in enumerate(factors) if factor.isdigit() and is_stacked]
+        channels = [axis for axis in range(len(factors)) if axis not in (heads, *numbers)]
+        fused_axis = next((axis for axis, parts in enumerate(lengths) if len(parts) > 1), heads)
+        # one grid (heads, channels) for each fused part and each stacked map
+        for piece in torch.split(grid, lengths[fused_axis], fused_axis):
+            width = torch.Size(piece.shape[axis] for axis in channels).numel()
+            yield from piece.permute(*numbers, heads, *channels).reshape(-1, shape[heads], width)
+
+
+def _matrix(module: nn.Module) -> Tensor:
+    """The weight as (outputs, inputs): transformers' Conv1D is transposed, convolutions have more axes."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.T if type(module).__name__ == "Conv1D" else weight.flatten(1)

@@ -17,8 +17,7 @@ from leanify.core.errors import DirectoryError, SourceError
 from leanify.core.files import writing
 from leanify.core.files.reading import open_file
 from leanify.core.plotting import plot_settings, show_texts_literally
-from leanify.spectra.results import LayerProbe, Point, Probe
-from leanify.spectra.theory import gaussian_kappa
+from leanify.spectra.results import LayerProbe, Point, Probe, gaussian_kappa
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The results of a probe as values, independent of torch."""
+"""The results of a probe as values, and the theory's prediction of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from typing import Any, Literal
 
 from leanify.core.tabular import Tabular
 from leanify.core.units import format_digits
-from leanify.spectra.theory import gaussian_kappa
 
 Mode = Literal["grow", "split"]
+
+
+def gaussian_kappa(inner: int, tokens: int) -> float:
+    """κ of an i.i.d. Gaussian A of ``tokens`` × ``inner`` (Theorem 3.2, eq. 5; the edges of Marchenko and Pastur 1967).
+
+        κ ≈ (√inner + √tokens) / |√inner − √tokens|
+
+    It is symmetric in its arguments, 1 in the limit of many heads, and infinite at its peak, inner = tokens. The paper
+    (arXiv 2505.20802) models heads so; attention is not Gaussian: it gives the position of the peak, not the value.
+    """
+    gap = abs(math.sqrt(inner) - math.sqrt(tokens))
+    return (math.sqrt(inner) + math.sqrt(tokens)) / gap if gap else math.inf
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
