@@ -24,6 +24,7 @@ from leanify.cli.options import (
 from leanify.cli.output import fit, output_kind, print_next, show, typed_without
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console, progress, say
+from leanify.spectra import plots, report
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,10 +98,9 @@ def condition(
     kind = output_kind(format, as_json)
     with progress("loading PyTorch", None):
         from leanify.sources.overrides import parse_overrides
-        from leanify.spectra.plots import check_plot
 
     # refuse contradictions, then probe
-    check_plot(plot)
+    plots.check_plot(plot)
     if heads is not None and checkpoints is not None:
         raise SourceError("--heads initialises new models and --checkpoints reads trained ones; use only one of them")
     probe_options = ProbeOptions(
@@ -122,9 +122,7 @@ def condition(
 
     # plot and print; warnings go to standard error
     if plot is not None:
-        from leanify.spectra.plots import write
-
-        write(result.draw, plot)
+        plots.write(result.draw, plot)
     output = {"models": result.models, "warnings": result.warnings}
     show(kind, output, result.rows, lambda: _print(result.tables))
     for warning in result.warnings:
@@ -178,16 +176,11 @@ def _print(tables: list[Any]) -> None:
         out.print(table if isinstance(table, str) else fit(table, out, LAST))
 
 
-# -- the three kinds of probe -----------------------------------------------------------------------------------------
-
-
 def _probe_models(sources: Sequence[str], options: ProbeOptions) -> Result:
     """Probe each source: a table of layers."""
     import torch
 
-    from leanify.spectra import report
     from leanify.spectra.measure import condition as probe_model
-    from leanify.spectra.plots import layers_figure
 
     probes: dict[str, Probe] = {}
     models, tables, warnings = [], [], []
@@ -215,7 +208,7 @@ def _probe_models(sources: Sequence[str], options: ProbeOptions) -> Result:
     return Result(
         models,
         [*tables, report.CAPTION],
-        lambda: layers_figure(probes, description, options.parts["theory"]),
+        lambda: plots.layers_figure(probes, description, options.parts["theory"]),
         rows,
         warnings,
     )
@@ -223,8 +216,7 @@ def _probe_models(sources: Sequence[str], options: ProbeOptions) -> Result:
 
 def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result:
     """The paper's Figure 2 for any model: κ against heads at initialisation."""
-    from leanify.spectra import report, sweep
-    from leanify.spectra.plots import heads_figure
+    from leanify.spectra import sweep
 
     # fresh models of each number of heads, all fed the same inputs
     model, feed, _ = _open_source(source, options)
@@ -244,7 +236,7 @@ def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result
     return Result(
         [output],
         [report.heads_table(source, points, feed.description), *notes],
-        lambda: heads_figure(source, points, feed.description, options.parts["theory"]),
+        lambda: plots.heads_figure(source, points, feed.description, options.parts["theory"]),
         [report.point_row(point) for point in points],
         [*feed.notes, *(f"left out: {what}" for what in left_out)],
     )
@@ -252,8 +244,7 @@ def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result
 
 def _probe_training(source: str, run: Path, options: ProbeOptions) -> Result:
     """κ at every checkpoint of a run."""
-    from leanify.spectra import report, sweep
-    from leanify.spectra.plots import training_figure
+    from leanify.spectra import sweep
 
     checkpoints = sweep.checkpoints(run)
     model, feed, _ = _open_source(source, options)
@@ -270,7 +261,7 @@ def _probe_training(source: str, run: Path, options: ProbeOptions) -> Result:
     return Result(
         models,
         [report.training_table(source, steps, feed.description)],
-        lambda: training_figure(source, steps, feed.description),
+        lambda: plots.training_figure(source, steps, feed.description),
         rows,
         warnings,
     )

@@ -19,13 +19,14 @@ from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_run, is_study
 from leanify.core.terminal import console, progress, say
 from leanify.core.units import format_count, format_metric
+from leanify.spectra import plots
+from leanify.training.curves import Curves, curves_figure, read_curves
 
 if TYPE_CHECKING:
     from leanify.core.architecture import Architecture
     from leanify.core.recipe import Recipe
     from leanify.runs.run_directory import RunDirectory
     from leanify.sources.source import ModelSource
-    from leanify.training.curves import Curves
 
 LAYER_SIZES = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
 Facts = dict[str, Any]
@@ -63,9 +64,7 @@ def show(
     # read
     kind = output_kind(format, json)
     with progress(f"reading {what}", None):
-        from leanify.spectra.plots import check_plot
-
-        check_plot(plot)
+        plots.check_plot(plot)
         if is_run(what):
             page = _run(what, plot)
         else:
@@ -74,13 +73,10 @@ def show(
 
     # plot and print
     if plot is not None:
-        from leanify.spectra.plots import write
-        from leanify.training.curves import curves_figure
-
         curves = page.curves
         if curves is None or not (curves.train or curves.validation):
             raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
-        write(lambda: curves_figure(curves, page.title), plot)
+        plots.write(lambda: curves_figure(curves, page.title), plot)
         say(f"leanify: wrote {plot}")
     show_as(kind, page.json, page.rows, lambda: _print(page))
 
@@ -102,7 +98,6 @@ def _check_is_model(what: str) -> None:
 def _run(what: str, plot: Path | None) -> Page:
     from leanify.cli.screen import is_own
     from leanify.runs.run_directory import RunDirectory
-    from leanify.training.curves import read_curves
     from leanify.training.overview import overview
 
     # the run's shape and its best evaluation

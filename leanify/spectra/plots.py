@@ -168,34 +168,27 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
         ax.plot(heads, medians, color=colour, marker=marker, linestyle=stroke, label=f"{mode}: {what} kept, median")
         ax.fill_between(heads, low, high, color=colour, alpha=0.18, linewidth=0)
         if theory:
-            _theory(ax, mode, mode_points, colour)
-    # where A is square, and the axes
-    _square(ax, points)
+            # inner grows with the heads, or stays
+            first, last = mode_points[0], mode_points[-1]
+            steps = [first.heads * (last.heads / first.heads) ** (i / 200) for i in range(201)]
+            widths = [round(step * first.head_dim) if mode == "grow" else first.inner for step in steps]
+            kappas = [min(gaussian_kappa(width, first.tokens), 1e4) for width in widths]
+            stroke = ":" if mode == "grow" else "-."
+            ax.plot(steps, kappas, color=colour, linestyle=stroke, linewidth=1.3, label=f"{mode}: theory")
+    # where A is square, named above the axes so that the note hides no line
+    grown = [point for point in points if point.mode == "grow"]
+    at = grown[0].tokens / grown[0].head_dim if grown else 0
+    if grown and grown[0].heads <= at <= grown[-1].heads:
+        ax.axvline(at, color="black", alpha=0.5, linewidth=1, linestyle=(0, (1, 2)))
+        note = f"inner = {grown[0].tokens} tokens"
+        ax.annotate(note, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
+    # the axes
     counts = sorted({point.heads for point in points})
     ax.set(xlabel="heads", ylabel="κ = σ_max / σ_min", xscale="log", yscale="log")
     ax.set_xticks(counts, [str(count) for count in counts])
     ax.minorticks_off()
     ax.legend()
     return figure
-
-
-def _theory(ax: Axes, mode: str, points: Sequence[Point], colour: str) -> None:
-    first, last = points[0], points[-1]
-    steps = [first.heads * (last.heads / first.heads) ** (i / 200) for i in range(201)]
-    inner, stroke = [first.inner for _ in steps], "-."
-    if mode == "grow":
-        inner, stroke = [heads * first.head_dim for heads in steps], ":"
-    kappas = [min(gaussian_kappa(round(width), first.tokens), 1e4) for width in inner]
-    ax.plot(steps, kappas, color=colour, linestyle=stroke, linewidth=1.3, label=f"{mode}: theory")
-
-
-def _square(ax: Axes, points: Sequence[Point]) -> None:
-    grown = [point for point in points if point.mode == "grow"]
-    if not grown or not grown[0].heads <= (at := grown[0].tokens / grown[0].head_dim) <= grown[-1].heads:
-        return
-    ax.axvline(at, color="black", alpha=0.5, linewidth=1, linestyle=(0, (1, 2)))
-    note = f"inner = {grown[0].tokens} tokens"  # above the axes, so that it hides no line
-    ax.annotate(note, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
 
 
 def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Figure:

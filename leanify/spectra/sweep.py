@@ -91,12 +91,8 @@ def verdict(points: Sequence[Point]) -> list[str]:
     """Sentences that compare the points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown = [point for point in points if point.mode == "grow"]
     split = [point for point in points if point.mode == "split"]
-    sentences = []
-    if len(grown) > 1:
-        sentences.append(_growth_sentence(grown))
-    if len(split) > 1:
-        sentences.append(_split_sentence(split))
-    return sentences
+    sentences = [_growth_sentence(grown)] if len(grown) > 1 else []
+    return [*sentences, _split_sentence(split)] if len(split) > 1 else sentences
 
 
 def _growth_sentence(points: list[Point]) -> str:
