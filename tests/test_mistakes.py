@@ -75,7 +75,7 @@ MISTAKES = [
     Mistake("train digits -o run", "already contains a run", "train --resume run", "leanify train --resume run"),
     Mistake("train --resume nowhere", "nowhere is not a run", "runs", "leanify runs"),
     Mistake("predict nowhere a.png", "nowhere is not a run", "runs", "leanify runs"),
-    Mistake("predict encoder text", "is a sentence encoder", says="SentenceTransformer('encoder').encode("),
+    Mistake("predict encoder text", "encoder is a model, not a run"),
     Mistake("predict run a.png", "trained on digits", says='leanify.load("run")'),
     Mistake("compare --report", "name its folder", says="leanify compare STUDY --report"),
     misspelt("profile rnu --no-measure", "nearest: run", "rnu", "run"),

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from leanify.cli.options import Explain, Format, Json, check_source
+from leanify.cli.options import Explain, Format, Json
 from leanify.cli.output import output_kind, show, typed_without
 from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_study
 from leanify.core.terminal import progress
+from leanify.sources.names import check_names
 
 Words = list[str] | None
 
@@ -30,7 +31,7 @@ def compare(
         typer.Argument(
             metavar="RECIPE | STUDY",
             help="a recipe (default: the built-in digits), or a study to continue",
-            callback=check_source,
+            callback=check_names,
         ),
     ] = None,
     target_params: Annotated[
@@ -102,7 +103,6 @@ def compare(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
-        from leanify.cli.study_tables import Board
         from leanify.comparison import comparing as studies
         from leanify.comparison.designs import parse_sweep, split_names
         from leanify.comparison.folder import REPORT
@@ -148,7 +148,7 @@ def compare(
         try:
             with (
                 interrupts.raise_interrupts(),
-                Board(folder) as board,
+                study_tables.Board(folder) as board,
                 open_engine(engine, folder, jobs, board.row) as runs,
             ):
                 studies.train_all(folder, runs, board.on_end)

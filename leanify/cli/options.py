@@ -11,12 +11,12 @@ import typer
 
 from leanify.core.built_in_recipes import built_in_recipes, stems
 from leanify.core.errors import ShapeError
+from leanify.lens.zoo import load_table
+from leanify.sources.names import check_names
 
 
 def complete_source(incomplete: str) -> list[str]:
     """Shell completion of a SOURCE: the zoo's names, recipes and local paths. Does not import torch."""
-    from leanify.lens.zoo import load_table
-
     names = [model["name"] for model in load_table()["models"]]
     path = Path(incomplete).expanduser()
     folder = path if incomplete.endswith("/") else path.parent
@@ -24,19 +24,12 @@ def complete_source(incomplete: str) -> list[str]:
     return sorted(name for name in {*names, *built_in_recipes(), *paths} if name.startswith(incomplete))
 
 
-def check_source(value: str | list[str] | None) -> str | list[str] | None:
-    """Refuse a name that can only be a mistake, before torch is imported."""
-    from leanify.sources.names import check_names
-
-    return check_names(value)
-
-
 def complete_recipe(incomplete: str) -> list[str]:
     """Shell completion of a recipe's name."""
     return sorted(name for name in {*built_in_recipes(), *stems()} if name.startswith(incomplete))
 
 
-sources_argument = partial(typer.Argument, metavar="SOURCE…", autocompletion=complete_source, callback=check_source)
+sources_argument = partial(typer.Argument, metavar="SOURCE…", autocompletion=complete_source, callback=check_names)
 source_option = partial(typer.Option, rich_help_panel="Source")
 output_option = partial(typer.Option, rich_help_panel="Output")
 
@@ -46,7 +39,7 @@ Source = Annotated[
         metavar="SOURCE",
         help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory",
         autocompletion=complete_source,
-        callback=check_source,
+        callback=check_names,
     ),
 ]
 Override = Annotated[

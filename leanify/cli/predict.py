@@ -45,13 +45,7 @@ def predict(
                 raise DirectoryError(f"the run comes first: leanify predict {quote(other)} {quote(run)}")
         raise DirectoryError(f"{run} is not a run; `leanify runs` lists the runs here")
     is_run = (Path(run) / "recipe.toml").is_file()
-    if not is_run and (Path(run) / "modules.json").is_file():
-        raise DirectoryError(
-            f"{run} is a sentence encoder, not a run with classes; these two lines of Python compute embeddings:\n"
-            "  from sentence_transformers import SentenceTransformer\n"
-            f"  SentenceTransformer({run!r}).encode([{inputs[0]!r}])"
-        )
-    if not is_run and any((Path(run) / name).is_file() for name in ("leanify.json", "config.json")):
+    if not is_run and any((Path(run) / name).is_file() for name in ("leanify.json", "config.json", "modules.json")):
         raise DirectoryError(
             f"{run} is a model, not a run: it records neither how its inputs are prepared nor the names of classes. "
             f"leanify.load({run!r}) in Python loads it; leanify train {quote(run)} --set data.path=DATA makes a run"
@@ -59,6 +53,7 @@ def predict(
     with progress("loading PyTorch", None):
         from leanify.training.predicting import predict as predict_all
 
+    # the answers
     with progress("predicting", None) as tick:
         answers: list[Answer] = []
         try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leanify.cli.options import Format, Json, check_source, output_option, spare_busy_cores
+from leanify.cli.options import Format, Json, output_option, spare_busy_cores
 from leanify.cli.output import Kind, output_kind, print_next, print_table, show, table, typed_without
 from leanify.core.errors import DirectoryError, LeanifyError
 from leanify.core.terminal import console, progress
@@ -22,6 +22,7 @@ from leanify.core.units import (
     format_share,
     macs_column,
 )
+from leanify.sources.names import check_names
 
 Words = list[str] | None
 LONGEST = 20  # characters of a reference's name in the table
@@ -35,7 +36,7 @@ healing_option = partial(typer.Option, rich_help_panel="Healing")
 def shrink(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id", callback=check_source),
+        typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id", callback=check_names),
     ],
     data: Annotated[
         Path | None,

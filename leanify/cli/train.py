@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Format, Json, check_source, complete_recipe, spare_busy_cores
+from leanify.cli.options import Format, Json, complete_recipe, spare_busy_cores
 from leanify.cli.output import output_kind, show, typed_without
 from leanify.core.errors import LeanifyError, raised_by_all
 from leanify.core.terminal import progress
+from leanify.sources.names import check_names
 
 if TYPE_CHECKING:
     from leanify.core.recipe import Recipe
@@ -31,7 +32,7 @@ def train(
             metavar="RECIPE | SOURCE | DATA",
             help="a recipe file or a built-in name (default: digits), a run, any model, or your data",
             autocompletion=complete_recipe,
-            callback=check_source,
+            callback=check_names,
         ),
     ] = None,
     output: Annotated[
