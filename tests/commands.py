@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import select
 import shlex
 import signal
@@ -93,6 +94,17 @@ def exit_code_of_main() -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0
+
+
+def on_terminal(monkeypatch: Any, width: int) -> None:
+    """Let what is printed in this process go to a terminal of this width."""
+    for name, value in (("TTY_COMPATIBLE", 1), ("TTY_INTERACTIVE", 1), ("COLUMNS", width)):
+        monkeypatch.setenv(name, str(value))
+
+
+def plain(printed: str) -> list[str]:
+    """The lines of what a terminal was sent, without its escapes; a redrawn line counts each time."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed).replace("\r", "\n").splitlines()
 
 
 # -- the server -------------------------------------------------------------------------------------------------------

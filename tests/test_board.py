@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from commands import on_terminal, plain
 from studies import NARROW, recipe_file
 
 from leanify.cli import app
@@ -48,10 +49,9 @@ def train_two(folder: StudyFolder) -> None:
 
 
 def drawn(monkeypatch: Any, capsys: Any, folder: StudyFolder, width: int) -> list[str]:
-    for name, value in (("TTY_COMPATIBLE", 1), ("TTY_INTERACTIVE", 1), ("COLUMNS", width)):
-        monkeypatch.setenv(name, str(value))
+    on_terminal(monkeypatch, width)
     train_two(folder)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
+    return plain(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
@@ -122,12 +122,11 @@ def test_page_and_next_command_are_separate(folder: StudyFolder, capsys: Any) ->
 
 def test_page_replaces_loading_bar(monkeypatch: Any) -> None:
     """On a terminal both streams are one: what is printed beside a bar would stand on the bar's line."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    on_terminal(monkeypatch, 80)
     both = io.StringIO()
     monkeypatch.setattr(sys, "stdout", both)
     monkeypatch.setattr(sys, "stderr", both)
     app("show")(args=["vit_tiny"], prog_name="leanify", standalone_mode=False)
-    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"\x1b\[\d?[AK]|\r", "\n", both.getvalue()))
-    assert any(line.startswith("vit_tiny · ") for line in printed.splitlines())
-    assert any("reading" in line for line in printed.splitlines())
+    lines = plain(re.sub(r"\x1b\[\d?[AK]", "\n", both.getvalue()))
+    assert any(line.startswith("vit_tiny · ") for line in lines)
+    assert any("reading" in line for line in lines)

@@ -53,17 +53,3 @@ def test_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert (code, out, "Traceback" in err) == (2, "", asked)
         assert "unexpected error: ZeroDivisionError: integer modulo by zero" in " ".join(err.split())
         assert "LEANIFY_DEBUG=1" in err
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("redesign vit_tiny --override img_size=32 --depth 7 --weights nowhere", "nowhere"),
-        ("redesign vit_tiny --override img_size=32 --depth 7 --weights bert", "has no weights"),
-        ("condition bert --tokens 0", "--tokens"),
-    ],
-)
-def test_ignored_options_are_refused(line: str, words: str, capsys: Any) -> None:
-    code, out, err = run_here(line, capsys)
-    assert (code, out) == (2, "")
-    assert words in err

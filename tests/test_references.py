@@ -11,7 +11,9 @@ from test_compare_page import study as study  # a study that is trained by nobod
 
 from leanify.comparison import learning
 from leanify.core import recipe as recipes
-from leanify.tasks.references import Grams, Linear, Mean, trivial
+from leanify.tasks.causal_lm import CausalLm
+from leanify.tasks.masked_lm import MaskedLm
+from leanify.tasks.references import Linear, Mean, trivial
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.training.reference import score_reference
 
@@ -62,7 +64,7 @@ def test_pair_counts_are_probabilities(masked: bool) -> None:
     if masked:
         ids, targets = text.clone(), torch.full_like(text, -100)
         ids[:, 4], targets[:, 4] = 5, text[:, 4]
-    model = Grams(masked)
+    model = (MaskedLm(0.0) if masked else CausalLm(0.0, None)).reference
     model.fit([({"input_ids": ids}, targets)])
     logits = model(input_ids=ids)
     assert logits.exp().sum(-1) == pytest.approx(torch.ones(ids.shape), abs=1e-5)
@@ -79,13 +81,11 @@ def test_frequent_class_is_the_fallback() -> None:
     assert [type(one) for one in trivial(Linear())] == [Linear]
 
 
-def test_reference_is_mean_of_targets() -> None:
+def test_mean_embedding_is_nearest() -> None:
+    """Of other targets the reference is the mean."""
     mean = Mean()
     mean.fit([({"points": torch.zeros(1, 2, 4)}, torch.tensor([[[1.0, 3.0], [3.0, 5.0]]]))])
     assert mean(points=torch.zeros(3, 2, 4)).tolist() == [[[2.0, 4.0]] * 2] * 3
-
-
-def test_mean_embedding_is_nearest() -> None:
     task = SentenceEmbedding(("mean",))
     assert SentenceEmbedding(()).reference is None  # there is no teacher
     words = {"input_ids": torch.ones(40, 3, dtype=torch.long)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import on_terminal, plain
 
 from leanify.cli import predict, recipes, screen
 from leanify.core.errors import RecipeError
@@ -27,22 +28,15 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def on_terminal(monkeypatch: Any, capsys: Any, width: int) -> list[str]:
-    """The lines that a run leaves on a terminal of this width, with all that was drawn between."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("TTY_INTERACTIVE", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width: int) -> None:
+    on_terminal(monkeypatch, width)
     with screen.Screen() as callback:
         callback.on_train_begin("vit_tiny, 1,234 parameters · digits, 10 images", 0, 1000, "top1", 1)
         for row in ROWS:
             callback.on_step_end(row["step"])
             callback.on_log(row)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width: int) -> None:
-    lines = on_terminal(monkeypatch, capsys, width)
+    lines = plain(capsys.readouterr().err)
     assert "step 50 · epoch 1 · validation loss 1.250, top1 61.50%, top5 90.00% · best" in lines
     assert "step 100 · epoch 2 · validation loss 1.000, top1 60.25%, top5 91.00%" in lines
     drawn = [line for line in lines if "/1000" in line]
@@ -97,8 +91,7 @@ def test_dry_run_facts_have_units(capsys: Any) -> None:
 
 def test_prints_keep_bar_lines_apart(monkeypatch: Any, capsys: Any) -> None:
     """What is printed beside a bar has lines of its own."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    on_terminal(monkeypatch, 80)
     monkeypatch.setenv("NO_COLOR", "1")
     with screen.Screen() as callback:
         callback.on_warning("a warning")
@@ -106,11 +99,7 @@ def test_prints_keep_bar_lines_apart(monkeypatch: Any, capsys: Any) -> None:
         with progress("an inner bar", None):
             callback.on_log(ROWS[1])
     drawn = re.sub(r"\x1b\[[01]?m", "", capsys.readouterr().err)
-    for words in (
-        "leanify: a warning",
-        "a summary",
-        "step 50 · epoch 1 · validation loss 1.250",
-    ):
+    for words in ("leanify: a warning", "a summary", "step 50 · epoch 1 · validation loss 1.250"):
         assert re.search(rf"(\n|\x1b\[2K|\r|^){re.escape(words)}", drawn), words
 
 
@@ -147,10 +136,9 @@ def test_recipe_line_has_full_name(monkeypatch: Any, capsys: Any, width: int, wo
     recipes.list_recipes("json", words)
     rows = json.loads(capsys.readouterr().out)["recipes"]
     own = [row for row in rows if words or "/" not in row["recipe"]]
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
+    on_terminal(monkeypatch, width)
     recipes.list_recipes(words=words)
-    _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    _, *lines = plain(capsys.readouterr().out)
     assert [line.split()[0] for line in lines[: len(own)]] == [row["recipe"].rpartition("/")[2] for row in own]
     assert all(
         row["purpose"].startswith(line.split("  ")[-1].rstrip("…")) for row, line in zip(own, lines, strict=False)
@@ -165,12 +153,10 @@ def test_search_covers_names_and_purposes() -> None:
     assert [row["recipe"] for row in recipes.search(["own", "sentences"])] == ["own-sentences"]
 
 
-def test_percent_axis_ends_at_100() -> None:
+def test_curves_show_full_marks_and_single_points() -> None:
+    """An axis of per cent ends at 100; a single point has a marker."""
     full = Curves([(1, 0.1), (9, 0.1)], [], "top1", [(1, 100.0), (9, 100.0)])
     assert curves_figure(full, "run").axes[1].get_ylim()[1] == 100
-
-
-def test_single_point_has_marker() -> None:
     drawn = curves_figure(Curves([(23, 2.32)], [(23, 2.31)], "top1", [(23, 6.4)]), "title")
     assert all(line.get_marker() not in ("", "None") for axes in drawn.axes for line in axes.get_lines())
 
@@ -178,12 +164,11 @@ def test_single_point_has_marker() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("sample", [None, "a long text that goes on and on, about nothing, until it is cut off"])
 def test_prediction_ends_with_file_name(monkeypatch: Any, capsys: Any, width: int, sample: str | None) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
+    on_terminal(monkeypatch, width)
     shares = {"cat": 0.91, "dog": 0.05, "horse": 0.03, "zebra": 0.01}
     places = [f"a/long/folder/of/pictures/on/this/disk/cat_{number:05}.png" for number in range(3)]
     predict._print([Answer(place, sample, "cat", 0.91, shares) for place in places])
-    _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    _, *lines = plain(capsys.readouterr().out)
     assert max(len(line.rstrip()) for line in lines) <= width
     starts = [line for line in lines if line.strip().startswith("a/")]
     assert [line.split()[0][-9:] for line in starts] == [place[-9:] for place in places]

@@ -11,6 +11,7 @@ from typing import Any
 import commands
 import matplotlib
 import pytest
+from commands import plain
 from rich.console import Console
 from runs import DIGITS
 
@@ -46,10 +47,10 @@ def test_help_breaks_no_word(command: str) -> None:
     ("command", "rows", "key"), [("recipes --keys", "keys", "about"), ("zoo --status refused", "models", "reason")]
 )
 def test_lists_keep_words_whole(command: str, rows: str, key: str, width: int) -> None:
-    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(command, width).stdout)
-    assert max(len(line.rstrip()) for line in printed.splitlines()) <= width
+    printed = plain(on_terminal(command, width).stdout)
+    assert max(len(line.rstrip()) for line in printed) <= width
     listed = json.loads(on_terminal(f"{command} --json").stdout)[rows]
-    there = set(printed.split())
+    there = set(" ".join(printed).split())
     told = [re.sub(r"^\S+ cannot be redesigned: | \([\w.]+\)$", "", row[key]) for row in listed]  # a reason, once
     assert {word.rstrip(":") for words in told for word in words.split()} <= {word.rstrip(":") for word in there}
 
@@ -58,36 +59,34 @@ def test_entries_wrap_between_words() -> None:
     assert entries([("a", "one two-three four"), ("b", "")], 14) == "a\n    one\n    two-three\n    four\nb"
 
 
-def test_percentages_have_their_unit() -> None:
+def test_numbers_have_readable_units() -> None:
+    """Forecasts have two digits, shares a tenth of a percent at most; columns share their precision."""
     assert units.format_metric("top1", 95.2777) == "top1 95.28%"
     assert units.format_metric("loss", 0.34331) == "loss 0.3433"
-
-
-def test_forecasts_have_two_digits() -> None:
-    """Shares have a tenth of a percent at most."""
     assert [units.format_forecast(s) for s in (0.03, 2.83, 43.34, 118.7, 754, 7199, 8640, 1e6)] == [
         "about 0.1 s", "about 2.8 s", "about 43 s", "about 120 s", "about 13 minutes", "about 120 minutes",
         "about 2.4 hours", "about 280 hours",
     ]  # fmt: skip
-    assert [units.format_share(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)] == [
-        "50%", "88.3%", "4.6%", "100%", "-7.1%",
-    ]  # fmt: skip
-
-
-def test_counts_have_readable_units() -> None:
-    """Operations in units of ten to the ninth, parameters in billions."""
-    assert [units.format_operations(macs) for macs in (17_563_600_000, 1_822_000, 950_560)] == [
-        "17.56 G",
-        "1.82 M",
-        "950.56 k",
-    ]
+    shares = [units.format_share(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)]
+    assert shares == ["50%", "88.3%", "4.6%", "100%", "-7.1%"]
+    macs = [units.format_operations(macs) for macs in (17_563_600_000, 1_822_000, 950_560)]
+    assert macs == ["17.56 G", "1.82 M", "950.56 k"]
     assert units.format_count(1_040_000_000) == "1.04 B"
+    assert units.format_range(102.0, (99.6, 102.4)) == "102 (100–102)"
+    shown = [units.format_metric_value("top1", value) for value in (9.4444, 60.0, 100.0)]
+    assert shown == ["9.44%", "60.00%", "100.00%"]
+    digits = [units.format_digits(value) for value in (0.229, 2.2931, 12.0, 999.97, 9838.2)]
+    assert digits == ["0.2290", "2.293", "12.00", "1,000", "9,838"]
+    kappas = [figures(value) for value in (1.0, 9.6, 99.97, 2115.0, 337000.0)]
+    assert kappas == ["1.00", "9.60", "100", "2,120", "337,000"]
+    sizes = (947_720_000, 2_006_000_000)
+    assert [units.format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]
 
 
 @pytest.mark.parametrize(("source", "unit", "macs"), [("vit_base", "GMACs", "17.56"), ("digits", "MMACs", "1.75")])
 def test_plan_unit_suits_baseline(source: str, unit: str, macs: str) -> None:
-    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(f"redesign {source} --depth 1 --min-mlp 1", 100).stdout)
-    header, baseline = (line for line in printed.splitlines() if re.search(r"MACs *$|^baseline", line))
+    printed = plain(on_terminal(f"redesign {source} --depth 1 --min-mlp 1", 100).stdout)
+    header, baseline = (line for line in printed if re.search(r"MACs *$|^baseline", line))
     assert unit in header
     assert baseline[: header.index(unit) + len(unit)].split()[-1] == macs
 
@@ -188,8 +187,7 @@ def test_proposed_study_can_be_planned(
 
 
 def test_spectra_of_models_are_separate() -> None:
-    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("condition digits digits-study --samples 1").stdout)
-    lines = [line.strip() for line in printed.splitlines()]
+    lines = [line.strip() for line in plain(on_terminal("condition digits digits-study --samples 1").stdout)]
     titles = [place for place, line in enumerate(lines) if line.startswith("digits")]
     assert len(titles) == 2
     assert lines[titles[1] - 1] == ""
@@ -207,24 +205,7 @@ def test_zoo_is_summarised_on_terminals() -> None:
     assert all("vit_tiny" in line for line in piped.partition("\n\n")[0].splitlines())
 
 
-def test_range_has_no_powers_of_ten() -> None:
-    assert units.format_range(102.0, (99.6, 102.4)) == "102 (100–102)"
-
-
 def test_refusal_reason_heads_its_models() -> None:
     printed = on_terminal("zoo --library timm --status refused", 80).stdout
     assert printed.count("its concatenated heads are the width") == 1
     assert re.search(r"timm/botnet50ts_256 +refused\r?\ntimm/eca_botnext26ts_256 +refused\r?\n", printed)
-
-
-def test_number_columns_share_precision() -> None:
-    shown = [units.format_metric_value("top1", value) for value in (9.4444, 60.0, 100.0)]
-    assert shown == ["9.44%", "60.00%", "100.00%"]
-    assert [units.format_digits(value) for value in (0.229, 2.2931, 12.0, 999.97, 9838.2)] == [
-        "0.2290", "2.293", "12.00", "1,000", "9,838",
-    ]  # fmt: skip
-    assert [figures(value) for value in (1.0, 9.6, 99.97, 2115.0, 337000.0)] == [
-        "1.00", "9.60", "100", "2,120", "337,000",
-    ]  # fmt: skip
-    sizes = (947_720_000, 2_006_000_000)
-    assert [units.format_bytes(size, reference=min(sizes)) for size in sizes] == ["903.82 MiB", "1,913.07 MiB"]

@@ -183,13 +183,11 @@ def test_token_metrics_match_scikit_learn(name: str) -> None:
     assert int(task.count(targets)) == there.sum()
 
 
-@pytest.mark.parametrize("task", [CausalLm(0.0, None), MaskedLm(0.0)], ids=["causal", "masked"])
-@pytest.mark.parametrize("loss", [0.5, 699.0, 701.0, 10_000.0])
-def test_huge_loss_has_finite_perplexity(task: Task, loss: float) -> None:
-    tally = {"loss": torch.tensor([loss]), "count": torch.tensor([1]), "right": torch.tensor([0.0])}
-    found = task.metrics(tally)
-    assert found["perplexity"] == math.exp(min(found["loss"], 700))
-    assert math.isfinite(found["perplexity"])
+def test_huge_loss_has_finite_perplexity() -> None:
+    for loss in (0.5, 699.0, 701.0, 10_000.0):
+        tally = {"loss": torch.tensor([loss]), "count": torch.tensor([1]), "right": torch.tensor([0.0])}
+        for task in (CausalLm(0.0, None), MaskedLm(0.0)):
+            assert task.metrics(tally)["perplexity"] == math.exp(min(loss, 700))
 
 
 def test_max_targets_cover_all_splits() -> None:
@@ -197,9 +195,3 @@ def test_max_targets_cover_all_splits() -> None:
     for train, validation, test, most in ((few, many, None, 5), (many, few, few, 5), (unknown, many, None, None)):
         splits: Any = SimpleNamespace(train=train, validation=validation, test=test)
         assert _max_targets(splits) == most
-
-
-def test_masked_predictions_use_mask_positions() -> None:
-    """The trivial model of masked words looks at masked ones, that of next words at the next."""
-    assert MaskedLm(0.0).reference.is_masked
-    assert not CausalLm(0.0, None).reference.is_masked
