@@ -39,12 +39,22 @@ DEFAULT = "vit_tiny_patch16_224"  # small enough to probe in seconds
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Options for every source: to find it, to feed it, to choose the output, and the number of fresh models."""
+    """Options for every source: to find it, to feed it, and to choose the output."""
 
     source: dict[str, Any]
     feed: dict[str, Any]
     parts: dict[str, bool]
-    seeds: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The command's result: JSON, tables, and a function that draws it."""
+
+    models: list[dict[str, Any]]  # as JSON
+    tables: list[Any]
+    draw: Callable[[], Any]
+    rows: list[dict[str, Any]]
+    warnings: list[str]
 
 
 input_option = partial(typer.Option, rich_help_panel="Input")
@@ -107,16 +117,17 @@ def condition(
         {"overrides": parse_overrides(override or []), "cls": model_class, "pretrained": pretrained},
         {"data": data, "samples": samples, "batch_size": batch_size, "tokens": tokens, "seed": seed, "device": device},
         {"theory": theory, "per_head": per_head, "weights": weights},
-        seeds,
     )
+    several = "--heads" if heads is not None else "--checkpoints" if checkpoints is not None else None
+    if several is not None and sources is not None and len(sources) > 1:
+        raise SourceError(f"{several} takes one SOURCE; {len(sources)} were given")
     if heads is not None:
-        source = _single(sources, "--heads")
         parts = [part.strip() for part in heads.split(",")]
         if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
             raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {heads[:80]!r} was given")
-        result = _probe_heads(source, list(map(int, parts)), probe_options)
+        result = _probe_heads(sources[0] if sources else DEFAULT, list(map(int, parts)), seeds, probe_options)
     elif checkpoints is not None:
-        result = _probe_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, probe_options)
+        result = _probe_training(sources[0] if sources else str(checkpoints), checkpoints, probe_options)
     else:
         result = _probe_models(sources or [DEFAULT], probe_options)
 
@@ -131,24 +142,6 @@ def condition(
         say(f"leanify: wrote {plot}")
     if kind == "table" and data is None:
         print_next(f"{typed_without()} --data DATA")
-
-
-@dataclass
-class Result:
-    """The command's result: JSON, tables, and a function that draws it."""
-
-    models: list[dict[str, Any]]  # as JSON
-    tables: list[Any]
-    draw: Callable[[], Any]
-    rows: list[dict[str, Any]]
-    warnings: list[str]
-
-
-def _single(sources: list[str] | None, option: str) -> str:
-    names = sources or [DEFAULT]
-    if len(names) != 1:
-        raise SourceError(f"{option} takes one SOURCE; {len(names)} were given")
-    return names[0]
 
 
 def _open_source(source: str, options: ProbeOptions) -> tuple[nn.Module, Feed, bool]:
@@ -177,7 +170,6 @@ def _print(tables: list[Any]) -> None:
 
 
 def _probe_models(sources: Sequence[str], options: ProbeOptions) -> Result:
-    """Probe each source: a table of layers."""
     import torch
 
     from leanify.spectra.measure import condition as probe_model
@@ -214,7 +206,7 @@ def _probe_models(sources: Sequence[str], options: ProbeOptions) -> Result:
     )
 
 
-def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result:
+def _probe_heads(source: str, heads: list[int], seeds: int, options: ProbeOptions) -> Result:
     """The paper's Figure 2 for any model: κ against heads at initialisation."""
     from leanify.spectra import sweep
 
@@ -222,13 +214,13 @@ def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result
     model, feed, _ = _open_source(source, options)
     inputs = list(feed.batches)
     shapes, left_out = sweep.shapes(model, heads)
-    with progress(f"re-initialising {source}", len(shapes) * options.seeds) as tick:
-        points = sweep.over_heads(model, inputs, shapes, seed=options.feed["seed"], seeds=options.seeds, on_model=tick)
+    with progress(f"re-initialising {source}", len(shapes) * seeds) as tick:
+        points = sweep.over_heads(model, inputs, shapes, seed=options.feed["seed"], seeds=seeds, on_model=tick)
     notes = sweep.verdict(points)
     output = {
         "source": source,
         "heads": [report.point_json(point) for point in points],
-        "seeds": options.seeds,
+        "seeds": seeds,
         "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
         "data": feed.description,
         "verdict": notes,
@@ -243,7 +235,6 @@ def _probe_heads(source: str, heads: list[int], options: ProbeOptions) -> Result
 
 
 def _probe_training(source: str, run: Path, options: ProbeOptions) -> Result:
-    """κ at every checkpoint of a run."""
     from leanify.spectra import sweep
 
     checkpoints = sweep.checkpoints(run)

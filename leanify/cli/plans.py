@@ -206,7 +206,6 @@ def _parts(plan: Plan) -> list[tuple[int, str]]:
 
 
 def _shape(design: Design, stage: int) -> dict[str, str]:
-    """The cells of one stage's sizes, by column."""
 
     def size(name: str) -> Any:
         value = getattr(design, name)

@@ -102,7 +102,6 @@ def profile(
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:
-    """Print one column per source and, with several, each number's ratio to the first."""
     from leanify.profiling.profile_result import COUNTERS_AGREE
 
     out = console()

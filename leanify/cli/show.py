@@ -15,6 +15,8 @@ import typer
 from leanify.cli.options import Format, Json, complete_source
 from leanify.cli.output import output_kind, print_next
 from leanify.cli.output import show as show_as
+from leanify.core import recipe as recipes
+from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_run, is_study
 from leanify.core.terminal import console, progress, say
@@ -23,8 +25,6 @@ from leanify.spectra import plots
 from leanify.training.curves import Curves, curves_figure, read_curves
 
 if TYPE_CHECKING:
-    from leanify.core.architecture import Architecture
-    from leanify.core.recipe import Recipe
     from leanify.runs.run_directory import RunDirectory
     from leanify.sources.source import ModelSource
 
@@ -82,9 +82,6 @@ def show(
 
 
 def _check_is_model(what: str) -> None:
-    """Raise LeanifyError for what another command shows."""
-    from leanify.core import recipe as recipes
-
     if is_study(what):
         raise LeanifyError(f"{what} is a study; leanify compare {quote(what)} --report shows it")
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
@@ -121,8 +118,17 @@ def _run(what: str, plot: Path | None) -> Page:
     if rows and plot is None:
         after.append(f"leanify show {quote(what)} --plot curves.png")
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {architecture} · {format_count(params)} parameters"]
+    data, schedule, optim = recipe.data, recipe.schedule, recipe.optim
+    if data is not None:
+        lines.append(f"data   {data.path or data.name} · {data.task}")
+    if schedule is not None and optim is not None:
+        unit = next(unit for unit in recipes.LENGTHS if getattr(schedule, unit))
+        length = getattr(schedule, unit)
+        rate = f"{optim.name}, learning rate {optim.lr:g}, {schedule.kind}"
+        duration = f"{length:,g} {unit if length > 1 else unit[:-1]}"
+        lines.append(f"train  {duration} · batch {schedule.batch_size} · {rate}")
     return Page(
-        [*lines, *_about(recipe), f"steps  {facts.progress} · {quality_text}"],
+        [*lines, f"steps  {facts.progress} · {quality_text}"],
         {
             "kind": "run",
             **facts.to_json(),
@@ -140,31 +146,12 @@ def _run(what: str, plot: Path | None) -> Page:
 
 def _read_shape(run: RunDirectory) -> tuple[Architecture, int] | None:
     """The shape and its parameters from the run's card, without torch; None for a damaged card."""
-    from leanify.core.architecture import Architecture
-
     card = run.card()
     try:
         architecture, params = Architecture.from_json(card["architecture"]), card["params"]
     except (LeanifyError, LookupError, TypeError, ValueError, AttributeError):
         return None
     return (architecture, params) if type(params) is int else None
-
-
-def _about(recipe: Recipe) -> list[str]:
-    """Data and schedule, one line each."""
-    from leanify.core.recipe import LENGTHS
-
-    lines = []
-    data, schedule, optim = recipe.data, recipe.schedule, recipe.optim
-    if data is not None:
-        lines.append(f"data   {data.path or data.name} · {data.task}")
-    if schedule is not None and optim is not None:
-        unit = next(unit for unit in LENGTHS if getattr(schedule, unit))
-        length = getattr(schedule, unit)
-        rate = f"{optim.name}, learning rate {optim.lr:g}, {schedule.kind}"
-        duration = f"{length:,g} {unit if length > 1 else unit[:-1]}"
-        lines.append(f"train  {duration} · batch {schedule.batch_size} · {rate}")
-    return lines
 
 
 def _model(what: str) -> Page:

@@ -150,7 +150,6 @@ def _show_report(folder: Path, kind: Kind) -> None:
 
 
 def _candidate_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per candidate, for the table and for CSV."""
     rows = []
     for one in report["candidates"]:
         row = {key: one.get(key) for key in ("name", "tokens", "depth", "heads", "mlp", "params", "macs")}
@@ -193,7 +192,6 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def _table_lines(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The cells of the original, the candidates and the trivial model, by the heads of their columns."""
     name, original, reference = report.get("metric"), report["original"], report.get("reference")
     unit, macs = macs_column(original["macs"])
 

@@ -147,21 +147,22 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         out.print()
     for conclusion in conclusions:
         out.print(conclusion)
-    if page is not None:
-        out.print(f"\npage  {page}", soft_wrap=True)
-        print_next(*_next_lines(study, page.parent, explain))
+    if page is None:
+        return
+    out.print(f"\npage  {page}", soft_wrap=True)
 
-
-def _next_lines(study: Study, folder: Path, explain: bool) -> Iterator[str]:
-    """The rest of an unfinished study, more seeds, or where models have not learnt more steps; and the details."""
+    # the rest of an unfinished study, more seeds, or where models have not learnt more steps; and the details
+    command = f"leanify compare {quote(str(page.parent))}"
+    lines = []
     if study.missing:
-        yield f"leanify compare {quote(str(folder))}"
+        lines.append(command)
     elif study.learnt:
-        yield f"leanify compare {quote(str(folder))} --seeds {2 * len(study.plan.seeds)}"
+        lines.append(f"{command} --seeds {2 * len(study.plan.seeds)}")
     elif study.suggested_steps is not None:
-        yield join(longer_study(study, folder, study.suggested_steps))
+        lines.append(join(longer_study(study, page.parent, study.suggested_steps)))
     if not explain:
-        yield f"leanify compare {quote(str(folder))} --report --explain"
+        lines.append(f"{command} --report --explain")
+    print_next(*lines)
 
 
 def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
@@ -183,7 +184,6 @@ def longer_study(study: Study, folder: Path, steps: int) -> list[str]:
 
 
 def _print_details(study: Study, out: Console) -> None:
-    """Print trials of rates, costs and differences."""
     # how to read the numbers; the learning rates
     out.print(
         f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"

@@ -95,7 +95,15 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool,
     """Print the models and their counts; on a terminal the counts of all models alone, and how to search them."""
     out = console(width=120)
     if is_search or not out.is_terminal:
-        print(_list_models(models, out.width if out.is_terminal else None, explain), end="\n\n")
+        longest = max(len(_name(model)) for model in models)
+        rows = [(f"{_name(model):{longest}}  {model['status']:9}", _describe(model, explain)) for model in models]
+        if out.is_terminal:  # models with the same reason share it
+            groups: dict[str, list[str]] = {}
+            for name, notes in rows:
+                groups.setdefault(PLACE.sub("", notes), []).append(name.rstrip())
+            print(entries([("\n".join(names), notes) for notes, names in groups.items()], out.width), end="\n\n")
+        else:
+            print("\n".join(f"{name}  {notes}".rstrip() for name, notes in rows), end="\n\n")
 
     # a line of counts for each library
     for library in sorted({model["library"] for model in models}):
@@ -120,19 +128,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool,
         print_next(f"leanify redesign {_name(first)}")
 
 
-def _list_models(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
-    """Name and status of each model; models with the same reason share it. Without ``width``, one line per model."""
-    longest = max(len(_name(model)) for model in models)
-    rows = [(f"{_name(model):{longest}}  {model['status']:9}", describe(model, explain)) for model in models]
-    if width is None:
-        return "\n".join(f"{name}  {notes}".rstrip() for name, notes in rows)
-    groups: dict[str, list[str]] = {}
-    for name, notes in rows:
-        groups.setdefault(PLACE.sub("", notes), []).append(name.rstrip())
-    return entries([("\n".join(names), notes) for notes, names in groups.items()], width)
-
-
-def describe(model: dict[str, Any], explain: bool) -> str:
+def _describe(model: dict[str, Any], explain: bool) -> str:
     """The reason for a refusal, or the options that a model needs; with ``explain`` also the untested laws."""
     reason = model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ")
     notes = [reason.lstrip()]

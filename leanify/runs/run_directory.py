@@ -102,12 +102,11 @@ class RunDirectory:
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RecipeError, listing every difference, unless the run was started with this recipe."""
         if changes := list_differences(self.recipe.to_dict(), recipe.to_dict()):
-            raise RecipeError(
-                f"{self.path} was started with another recipe: {'; '.join(changes)}; resume its own: {self.resume_line}"
-            )
+            text = f"{self.path} was started with another recipe: {'; '.join(changes)}"
+            raise RecipeError(f"{text}; resume its own: {self.resume_line}")
 
     def check_unedited(self) -> None:
-        """Raise RecipeError if recipe.toml differs from its copy in leanify.json (old runs have none)."""
+        """Raise RecipeError if recipe.toml differs from its copy in leanify.json, where there is one."""
         original = self.card().get("recipe")
         if original is not None and (changes := list_differences(original, self.recipe.to_dict())):
             raise RecipeError(
@@ -143,7 +142,6 @@ class RunDirectory:
         self._write_json(DATA_FILE, facts)
 
     def _write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file of the run. Raises TrainingError."""
         with self._write_guarded(self.path / name):
             writing.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
@@ -269,8 +267,8 @@ class RunDirectory:
             if first.get(key) != now.get(key):
                 changes.append(f"{key}: {first.get(key)} → {now.get(key)}")
         if changes:
-            summary = "; ".join(changes)
-            warnings.append(f"results may differ in the last bits, because the environment changed: {summary}")
+            text = "; ".join(changes)
+            warnings.append(f"results may differ in the last bits, because the environment changed: {text}")
         return warnings
 
     # -- checkpoints ----------
@@ -383,7 +381,6 @@ def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def _json(path: Path, kind: type[T]) -> T | None:
-    """Parse a small JSON file; None if it is missing, damaged, or of another kind."""
     try:
         value = read_json(path)
     except SourceError:

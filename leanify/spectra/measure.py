@@ -137,7 +137,6 @@ def _length(batch: ModelInputs) -> int:
 
 
 def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[ModelInputs]:
-    """Batches of at most ``size`` samples."""
     batches = [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs
     for batch in batches:
         length = _length(batch)

@@ -108,11 +108,7 @@ def _solve_threaded(matrices: Tensor, count: int) -> list[tuple[Tensor, Tensor, 
 
 
 _libraries = lru_cache(maxsize=1)(ThreadpoolController)
-
-
-@lru_cache(maxsize=1)
-def _workers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="spectra")
+_workers = lru_cache(maxsize=1)(ThreadPoolExecutor)
 
 
 @torch.inference_mode()

@@ -136,19 +136,17 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     """(step, file) of .safetensors files with a number in their path, sorted. Raises SourceError if none."""
     if not run.is_dir():
         raise SourceError(f"{run} is not a directory; --checkpoints needs the directory of a run")
-    step_paths = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
-    sorted_steps = sorted((step, path) for path, step in step_paths if step is not None)
-    if not sorted_steps:
+
+    # the step is the last number in the file's name, or in a parent folder's, innermost first
+    steps = []
+    for path in run.rglob("*.safetensors"):
+        inner = path.relative_to(run).with_suffix("")
+        numbers = next(filter(None, (re.findall(r"\d+", part) for part in reversed(inner.parts))), None)
+        if numbers is not None:
+            steps.append((int(numbers[-1]), path))
+    if not steps:
         raise SourceError(f"{run} has no checkpoints: looked for .safetensors files with a step in their path")
-    return sorted_steps
-
-
-def _step(path: Path) -> int | None:
-    """The last number in the file's name, or in a parent folder's, innermost first."""
-    for part in (path.stem, *reversed(path.parts[:-1])):
-        if numbers := re.findall(r"\d+", part):
-            return int(numbers[-1])
-    return None
+    return sorted(steps)
 
 
 def over_training(
