@@ -139,11 +139,16 @@ def redesign(
 
 def parse_options(typed_values: Mapping[str, Any]) -> Options:
     """Parse typed values, except the budget on parameters. Raises the errors of `Options`."""
-    from leanify.sources.overrides import parse_overrides
-
     values = dict(typed_values)
     values.pop("target_params")
+    overrides = values.pop("overrides")
     for name in PINS:
         values[name] = pin(flag_name(name), values[name])
-    values["overrides"] = parse_overrides(values["overrides"] or [])
-    return Options(**values)
+    options = Options(**values)
+    if not overrides:
+        return options
+
+    # what imports torch comes after the checks of Options
+    from leanify.sources.overrides import parse_overrides
+
+    return replace(options, overrides=parse_overrides(overrides))
