@@ -68,23 +68,40 @@ for line in sys.argv[1:]:
     sys.argv = ["leanify", *line.split()]
     try:
         main()
+        code = 0
     except SystemExit as end:
-        assert not end.code, line
+        code = end.code or 0
+    print("code", code, file=sys.stderr)
     heavy = {"numpy", "scipy", "timm", "torch", "transformers"} & set(sys.modules)
     assert not heavy, f"{line} imports {heavy}"
 """
+MISTAKES = {
+    "redesign vit_bas": "did you mean vit_base?",
+    "compare deit_smal": "did you mean deit_small",
+    "profile swin_tinny": "nearest: swin",
+    "condition clip_vision_modl": "nearest: clip_vision_model",
+    "train no_such_thing": "is not a timm model, transformers model type, recipe, hub id or path",
+    "shrink vit_b --data .": "is ambiguous: timm has vit_base",
+    "train --set learning_rate=1": "it is optim.lr",
+    "redesign vit_base --max-latency 12": "has no unit",
+    "redesign vit_base --target-params 43MB": "is not a valid budget",
+    "profile vit_base --max-params 0.5": "is a share",
+}
 
 
 def test_light_commands_import_no_torch(trained: Path) -> None:
-    """One process for all of them; completion and the package itself import it neither."""
-    lines = [
-        "--help", "redesign --help", "profile --help", "train --help", "recipes", "recipes digits", "recipes --keys",
-    ]  # fmt: skip
-    lines += ["train --list", "zoo --json", f"runs {trained.parent}", f"show {trained}"]
-    done = subprocess.run([sys.executable, "-c", LIGHT, *lines], capture_output=True, text=True)
+    """One process for all of them; completion, the package itself and a mistake in a name or an amount import none."""
+    lines = ["--help", "redesign --help", "profile --help", "train --help", "recipes", "recipes digits"]
+    lines += ["recipes --keys", "train --list", "zoo --json", f"runs {trained.parent}", f"show {trained}"]
+    done = subprocess.run([sys.executable, "-c", LIGHT, *lines, *MISTAKES], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage: leanify") == 4
     assert "top1" in done.stdout
+    said = [line for line in done.stderr.splitlines() if line.startswith(("code", "leanify: "))]
+    assert said[: len(lines)] == ["code 0"] * len(lines)
+    for message, code, words in zip(said[len(lines) :: 2], said[len(lines) + 1 :: 2], MISTAKES.values(), strict=True):
+        assert words in message
+        assert code == "code 2"
 
 
 @pytest.mark.parametrize(("words", "frozen"), [("recipes digits", True), ("train digits --dry-run -h", False)])

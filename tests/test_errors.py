@@ -30,7 +30,7 @@ def test_options_become_keywords(said: str, meant: str) -> None:
     assert python_spelling(said) == meant
 
 
-def test_shell_and_python_errors_match(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_and_python_errors_match(capsys: Any) -> None:
     with pytest.raises(leanify.BudgetError, match="target_params='lots'") as raised:
         leanify.redesign("vit_tiny", target_params="lots")
     assert "--" not in str(raised.value)
@@ -39,7 +39,7 @@ def test_shell_and_python_errors_match(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.unexpected
-def test_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_traceback_is_shown_on_request(monkeypatch: Any, capsys: Any) -> None:
     def divided() -> None:
         raise ZeroDivisionError("integer modulo by zero")
 

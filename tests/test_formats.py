@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -101,26 +99,6 @@ def test_wrong_setting_names_right_one(setting: str, words: str) -> None:
 def test_suggested_names_are_keys() -> None:
     own = {key for key in ALIASES.values() if not key.startswith("model.override.")}  # the rest are the model's
     assert own <= set(recipes.all_keys())
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train", "--set", "learning_rate=1"],
-        ["redesign", "vit_base", "--max-latency", "12"],
-        ["redesign", "vit_base", "--target-params", "43MB"],
-        ["profile", "vit_base", "--max-params", "0.5"],
-    ],
-)
-def test_options_are_checked_before_torch(arguments: list[str]) -> None:
-    code = (
-        "import atexit, sys\n"
-        "atexit.register(lambda: print('HEAVY', [m for m in ('torch', 'timm', 'transformers') if m in sys.modules]))\n"
-        "from leanify.cli import main\nmain()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "HEAVY []\n")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_only_machines_get_full_precision(capsys: Any) -> None:

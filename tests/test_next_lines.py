@@ -52,8 +52,8 @@ def test_next_line_keeps_the_design(
     data: str,
     proposed: list[str],
     here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Any,
+    capsys: Any,
 ) -> None:
     monkeypatch.chdir(here)
     assert typed(f"redesign {line}") == 0
@@ -66,9 +66,7 @@ def test_next_line_keeps_the_design(
         assert typed(f"{each.replace('DATA', data)} {rehearsal}") == 0, each
 
 
-def test_next_line_writes_shown_design(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_next_line_writes_shown_design(here: Path, monkeypatch: Any, capsys: Any) -> None:
     """A folder that is there already is not proposed, and the line is the last one."""
     monkeypatch.chdir(here)
     for folder in ("lean", "lean-2"):
@@ -83,9 +81,7 @@ def test_next_line_writes_shown_design(
 
 
 @pytest.mark.slow
-def test_proposed_study_trains_written_shape(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_proposed_study_trains_written_shape(here: Path, monkeypatch: Any, capsys: Any) -> None:
     """A directory called lean is that directory's shape, and control and narrow have its depth and size."""
     (here / "apart").mkdir()
     monkeypatch.chdir(here / "apart")
@@ -117,8 +113,8 @@ def test_proposed_study_trains_same_model(
     proposed: str | None,
     here: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Any,
+    capsys: Any,
 ) -> None:
     """After a run of a model typed alone, its run is the recipe; a lean directory is not made leaner once more."""
     monkeypatch.chdir(tmp_path)
@@ -141,7 +137,7 @@ def test_no_line_writes_several_designs(capsys: Any) -> None:
     assert "next " not in capsys.readouterr().out
 
 
-def test_timed_designs_lack_no_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_designs_lack_no_weights(here: Path, monkeypatch: Any) -> None:
     """Designs that are only timed are not said to lack weights."""
     monkeypatch.chdir(here)
     line = "compare old --weights old --set data.path=reviews --designs small=depth:3 --dry-run"

@@ -62,7 +62,7 @@ def test_none_is_every_default() -> None:
     assert Options(**dict.fromkeys(NAMES)).changed_options == {}
 
 
-def test_recipes_and_models_are_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_and_models_are_sources(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("LEANIFY_PRICES", raising=False)
     value = recipe.load("digits-study")

@@ -129,9 +129,7 @@ def contrasts(colour: Any, *papers: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("term", "coloured"), [("xterm", False), ("xterm-256color", True)])
-def test_terminal_colours_are_default(
-    term: str, coloured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_colours_are_default(term: str, coloured: bool, monkeypatch: Any, capsys: Any) -> None:
     """Its yellow and cyan may be unreadable on white; bold stays."""
     for name, value in {"TERM": term, "FORCE_COLOR": "1", "COLORTERM": ""}.items():
         monkeypatch.setenv(name, value)
@@ -175,9 +173,7 @@ def test_interruption_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("depth", "line"), [(2, "leanify compare"), (6, "leanify compare digits")])
-def test_proposed_study_can_be_planned(
-    depth: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_proposed_study_can_be_planned(depth: int, line: str, tmp_path: Path, capsys: Any) -> None:
     settings = ["schedule.steps=1", "schedule.epochs=", "data.samples=64", f"model.depth={depth}"]
     short = recipes.apply_settings(recipes.parse(DIGITS), settings)
     print_end(RunDirectory.open(training.train(short, tmp_path / "run")), "digits")

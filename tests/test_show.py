@@ -118,7 +118,7 @@ def test_predictions_print_in_every_format(texts: Path, capsys: Any) -> None:
     assert (row["answer"], float(row["probability"])) == (same["answer"], same["probability"])
 
 
-def test_empty_text_keeps_its_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_text_keeps_its_cell(capsys: Any) -> None:
     """So does a text in brackets."""
     samples = ("", "[red] and [/red]", "x" * 99)
     _print([Answer(f"line {i}", sample, f"class-{i}", 0.5, {}) for i, sample in enumerate(samples)])
@@ -219,7 +219,7 @@ def _pipe(path: Path) -> None:
     ],
 )
 def test_broken_run_takes_one_line(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, spoil: Callable[[Path], object]
+    done: Path, tmp_path: Path, capsys: Any, name: str, spoil: Callable[[Path], object]
 ) -> None:
     for folder in ("a", "b", "c"):
         shutil.copytree(done, tmp_path / folder)
@@ -232,9 +232,7 @@ def test_broken_run_takes_one_line(
     assert listed[1]["problem"] in problem
 
 
-def test_long_model_name_is_shortened(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_model_name_is_shortened(done: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """It is shortened in its middle before it is folded."""
     shutil.copytree(done, tmp_path / "run")
     text = (tmp_path / "run" / "recipe.toml").read_text()
@@ -247,9 +245,7 @@ def test_long_model_name_is_shortened(
     assert line.split()[1].endswith("x224")
 
 
-def test_resume_command_can_be_typed(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_command_can_be_typed(done: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(done, tmp_path / "my runs" / "one")
     shutil.rmtree(RunDirectory.open("my runs/one").checkpoints()[-1].path)

@@ -45,7 +45,7 @@ def without_clock(value: Any) -> Any:
         pytest.param("own-images", None, marks=pytest.mark.slow),
     ],
 )
-def test_train_is_one_request(here: Path, source: str, teacher: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_is_one_request(here: Path, source: str, teacher: str | None, monkeypatch: Any) -> None:
     """A folder of data, a model with weights, a built-in recipe; with and without a teacher."""
     monkeypatch.chdir(here)
     settings = [*STEPS, "data.path=photos"] if source != "photos" else SMALL
