@@ -28,33 +28,6 @@ from leanify.training.master_weights import to_master_weights, to_stored_weights
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import SMALL, on_disk, place
 
-CARRY = """
-import contextlib, resource, sys
-from dataclasses import replace
-from pathlib import Path
-import torch, leanify
-from leanify.core import machine
-from leanify.carrying.teacher import CalibratedTeacher
-from leanify.carrying.transfer import transfer_weights
-from leanify.sources import find, lean_directory
-from leanify.training.master_weights import to_master_weights
-from leanify.upstream.on_disk import on_disk
-source, out, limit, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
-torch.set_num_threads(1)
-found = find.find(source)
-leanify.read(find.build_on_meta(found))  # the libraries are in memory
-limit += machine.status("VmData")
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-with on_disk(Path(*folder)) if folder else contextlib.nullcontext():
-    model = find.load_with_weights(found, None)
-    to_master_weights(model)
-    torch.manual_seed(0)
-    batches = [{"input_ids": torch.randint(0, 300, (2, 8))} for _ in range(2)]
-    shape = leanify.read(model)
-    shorter = replace(shape, stages=(shape.stages[0].reshape(14),))
-    result = transfer_weights(CalibratedTeacher(model, batches[:1], batches[1:]), shorter, moves=("drop",))
-    lean_directory.save(result.model, out)
-"""
 SHRINK = """
 import resource, sys
 from leanify.cli import main
@@ -133,25 +106,6 @@ def test_disk_changes_no_bit(decoder: Path, tmp_path: Path) -> None:
             assert in_memory(result.model) == [], name
     assert list(tmp_path.iterdir()) == []  # the files have no names
     assert any(in_memory(result.model) for result in expected.values())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit of data")
-def test_limit_that_whole_exceeds(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "intermediate_size": 2048}
-    drawn("LlamaForCausalLM", vocab_size=300, **sizes).bfloat16().save_pretrained(tmp_path / "model")
-    weights = (tmp_path / "model" / "model.safetensors").stat().st_size  # of 16 bits; twice as much in 32
-    limit = weights + weights  # the checkpoint's own mapping counts as data
-
-    def carry(*folder: str) -> subprocess.CompletedProcess[str]:
-        words = (str(tmp_path / "model"), str(tmp_path / "lean"), str(limit), *folder)
-        return subprocess.run([sys.executable, "-c", CARRY, *words], capture_output=True, text=True)
-
-    whole = carry()
-    assert "can't allocate memory" in whole.stderr or "MemoryError" in whole.stderr
-    by_parts = carry(str(tmp_path))
-    assert by_parts.returncode == 0, by_parts.stderr[-2000:]
-    assert leanify.read(leanify.load(tmp_path / "lean")).depth == 14
 
 
 @pytest.mark.slow
