@@ -111,8 +111,6 @@ def test_model_types_take_overrides() -> None:
 @pytest.mark.parametrize(
     ("source", "arguments", "message"),
     [
-        ("vit_bsae", {}, "did you mean vit_base"),
-        ("vit_b", {}, "is ambiguous: timm has vit_base_patch16_224"),
         ("hf/bertt", {}, "nearest: bert"),
         ("nobody/nomodel", {}, "there is no file or directory 'nobody/nomodel', and the Hugging Face hub"),
         ("./nowhere", {}, "does not exist"),
