@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leanify.core.architecture import Architecture
-from leanify.core.errors import DirectoryError, ShapeError
+from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.files import writing
 from leanify.core.files.reading import checksum, read_json
 from leanify.core.path_kinds import CARD, FORMAT, check_format
@@ -34,7 +34,6 @@ from leanify.reshaping import surgery
 from leanify.sources import modelling, side_files, timm_hooks
 from leanify.sources.source import ModelSource, check_rebuilt, describe
 from leanify.upstream import hooks, user_modules
-from leanify.upstream.libraries import reraise_as
 from leanify.upstream.origin import Origin, get_origin, set_origin
 
 WEIGHTS = "model.safetensors"
@@ -100,12 +99,11 @@ def _write(model: Any, source: ModelSource, folder: Path) -> dict[str, str]:
         if source.architecture is not None:
             hooks.check_on(f"this {type(model).__name__}")
         try:
-            with reraise_as(f"transformers does not save this {type(model).__name__}", DirectoryError):
-                model.save_pretrained(folder)
-        except DirectoryError as error:
-            if isinstance(error.__cause__, (OSError, SafetensorError)):  # a full disk, which `new_directory` speaks of
-                raise error.__cause__ from None
+            model.save_pretrained(folder)
+        except (LeanifyError, OSError, SafetensorError):  # such as a full disk, of which `new_directory` speaks
             raise
+        except Exception as error:
+            raise DirectoryError(f"transformers does not save this {type(model).__name__}: {error}") from error
         if source.architecture is not None:
             modelling.write_code(model, folder)
         return {}
@@ -136,27 +134,23 @@ def _readme(
     origin = source.origin
     upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
     # the model card's head, which the hub reads
-    lines = ["---", "tags: [leanify, pruning]", "---"]
-    if upstream:
-        lines.insert(1, f"library_name: {upstream}")
-    lines += [f"# {title}", "", f"Redesigned by leanify from {origin}. {architecture}.", ""]
-    if note:
-        lines += [note, ""]
+    library_name = [f"library_name: {upstream}"] if upstream else []
+    lines = ["---", *library_name, "tags: [leanify, pruning]", "---", f"# {title}", ""]
+    lines += [f"Redesigned by leanify from {origin}. {architecture}.", "", *([note, ""] if note else [])]
     # how to load it, by leanify and by its own library
     lines += ["```python", "import leanify", "", f'model = leanify.load("{name}")']
-    has_code = (folder / modelling.FILE).is_file()
     opens_alone = source.architecture is None and "attn_layer" not in origin.options
-    when = "# or" if opens_alone else "# or, after `import leanify`"
-    loads = {
-        "hf": f'transformers.{type(model).__name__}.from_pretrained("{name}")',
-        "timm": f'timm.create_model("local-dir:{name}", pretrained=True)',
-    }
     if upstream:
+        loads = {
+            "hf": f'transformers.{type(model).__name__}.from_pretrained("{name}")',
+            "timm": f'timm.create_model("local-dir:{name}", pretrained=True)',
+        }
+        when = "# or" if opens_alone else "# or, after `import leanify`"
         lines += ["", when, f"import {upstream}", "", f"model = {loads[origin.library]}"]
     # who can open this shape
     if upstream and opens_alone:
         who = f"{upstream} itself builds this shape."
-    elif has_code:
+    elif (folder / modelling.FILE).is_file():
         auto = next(iter(read_json(folder / "config.json")["auto_map"].keys() - {"AutoConfig"}))
         lines += ["", "# or, without leanify, by the code beside the weights", "import transformers", ""]
         lines += [f'model = transformers.{auto}.from_pretrained("{name}", trust_remote_code=True)']

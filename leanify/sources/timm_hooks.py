@@ -42,27 +42,25 @@ def leanify(
     from leanify.upstream.build import build_model
     from leanify.upstream.origin import Origin
 
-    # the base model as timm builds it, with its settings
+    # the base model as timm builds it, with its settings, in the lean shape
     config = resolve_pretrained_cfg(NAME, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay)
     options.setdefault("num_classes", config.num_classes)
-    model: Any = build_model(Origin("timm", base, options))
-    # the lean shape, drawn afresh
-    model = surgery.write(model, Architecture.from_json(shape), "fresh").train()
+    base_model = build_model(Origin("timm", base, options))
+    model: Any = surgery.write(base_model, Architecture.from_json(shape), "fresh").train()
     model.pretrained_cfg = model.default_cfg = config.to_dict()
     # timm's own loader adapts channels and classes
     if pretrained:
         channels = model.pretrained_cfg["input_size"][0]
         load_pretrained(model, model.pretrained_cfg, model.num_classes, options.get("in_chans", channels))
-    built: nn.Module = model
-    return built
+    return model  # type: ignore[no-any-return]
 
 
 def timm_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
     """timm's ``architecture`` and ``model_args`` for a described model."""
+    base = source.origin.name.partition(".")[0]
     if source.architecture is None:
-        return source.origin.name.partition(".")[0], dict(source.origin.options)
-    shape = source.architecture.to_json()
-    return NAME, {**source.origin.options, "base": source.origin.name.partition(".")[0], "shape": shape}
+        return base, dict(source.origin.options)
+    return NAME, {**source.origin.options, "base": base, "shape": source.architecture.to_json()}
 
 
 def timm_config(model: Any, source: ModelSource) -> dict[str, Any]:
@@ -84,13 +82,11 @@ def timm_config(model: Any, source: ModelSource) -> dict[str, Any]:
     }
 
 
-def register(module: ModuleType) -> None:
-    """Register the entry point; ``module`` is ``timm.models``."""
+def register(module: ModuleType) -> None:  # timm.models
     module.register_model(leanify)
 
 
-def describe_when_saving(module: ModuleType) -> None:
-    """Wrap ``save_config_for_hf``; ``module`` is ``timm.models._hub``."""
+def describe_when_saving(module: ModuleType) -> None:  # timm.models._hub
     save = module.save_config_for_hf
 
     @functools.wraps(save)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether an outer model is being built
 
 
-def convert_configurations(module: ModuleType) -> None:
-    """Hook reading and writing of configurations; ``module`` is ``transformers.configuration_utils``."""
+def convert_configurations(module: ModuleType) -> None:  # transformers.configuration_utils
     cls: Any = module.PreTrainedConfig
     read, save, write = cls._dict_from_json_file.__func__, cls.save_pretrained, cls.to_json_file
 
@@ -63,8 +62,7 @@ def convert_configurations(module: ModuleType) -> None:
     cls.save_pretrained, cls.to_json_file = save_pretrained, to_json_file
 
 
-def build_and_save_lean(module: ModuleType) -> None:
-    """Hook building and saving of models; ``module`` is ``transformers.modeling_utils``."""
+def build_and_save_lean(module: ModuleType) -> None:  # transformers.modeling_utils
     cls: Any = module.PreTrainedModel
     save, subclass = cls.save_pretrained, cls.__init_subclass__.__func__
 

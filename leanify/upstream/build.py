@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -97,7 +97,7 @@ def _construct(origin: Origin) -> nn.Module:
     name, options = origin.name, origin.options
     model: nn.Module
 
-    # timm: options are arguments of the constructor, checked because recipes and config.json may come from anyone
+    # timm: options are arguments of the constructor
     if origin.library == "timm":
         library = import_timm()
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
@@ -124,8 +124,15 @@ def _construct(origin: Origin) -> nn.Module:
             hooks.check_on(f"this {name}")
         with reraise_as(f"transformers does not build {name!r} as {origin.cls}"):
             config = library.AutoConfig.for_model(name, **drop_type(options))
-            with _drop_dtype(config):
-                model = getattr(library, origin.cls)(config)
+            # without the checkpoint's dtype: a head that makes its base by `from_config` (Llama's classifier) would
+            # have it in the base alone
+            parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
+            dtypes = [(part, part.dtype) for part in parts if getattr(part, "dtype", None) is not None]
+            for part, _ in dtypes:
+                part.dtype = None
+            model = getattr(library, origin.cls)(config)
+            for part, dtype in dtypes:
+                part.dtype = dtype
     elif user_modules.is_shipped(origin):  # may be built on meta, unlike a user's own module
         model = user_modules.build(origin, "cpu")
     else:
@@ -158,27 +165,10 @@ def check_sizes(options: Any) -> None:
             raise SourceError(f"{key} of {classes:,} classes; at most {MOST_LABELS:,} are supported")
 
 
-@contextmanager
-def _drop_dtype(config: Any) -> Iterator[None]:
-    """Build a transformers model in one dtype: a head that makes its base by ``from_config`` (Llama's classifier)
-    would have the 16 bits of its checkpoint in the base alone.
-    """
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
-    dtypes = [(part, part.dtype) for part in parts if getattr(part, "dtype", None) is not None]
-    for part, _ in dtypes:
-        part.dtype = None
-    try:
-        yield
-    finally:
-        for part, dtype in dtypes:
-            part.dtype = dtype
-
-
 def _check_arguments(origin: Origin) -> None:
     """Raise SourceError for options that are not parameters of a class in the model's timm module.
 
-    Options may come from untrusted recipes and config.json files, and timm's other keywords can open files or
-    contact hubs.
+    Recipes and config.json may come from anyone, and timm's other keywords can open files or contact hubs.
     """
     from timm.models import is_model, model_entrypoint
 

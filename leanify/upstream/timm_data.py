@@ -14,15 +14,15 @@ from leanify.core.errors import SourceError
 
 MAX_SIDE = 16_384  # pixels
 SIZES = ("input_size", "test_input_size", "min_input_size")
-SHARES = ("crop_pct", "test_crop_pct")
-STATISTICS = ("mean", "std")
-NAMES = ("first_conv", "classifier", "pool_size", "test_pool_size", "label_names", "label_descriptions", "label_offset",
-         "license", "description", "origin_url", "paper_name", "paper_ids", "notes", "tag")  # fmt: skip
 CHOICES = {
     "interpolation": ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"),
     "crop_mode": ("center", "squash", "border"),
 }
-KEYS = (*SIZES, *SHARES, *STATISTICS, *NAMES, *CHOICES, "num_classes", "fixed_input_size")
+KEYS = (
+    *SIZES, *CHOICES, "crop_pct", "test_crop_pct", "mean", "std", "num_classes", "fixed_input_size", "first_conv",
+    "classifier", "pool_size", "test_pool_size", "label_names", "label_descriptions", "label_offset", "license",
+    "description", "origin_url", "paper_name", "paper_ids", "notes", "tag",
+)  # fmt: skip
 
 
 def read_pretrained_cfg(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _is_sound(key: str, value: Any) -> bool:
     numbers = value if isinstance(value, list | tuple) else []
     if key in SIZES:
         return len(numbers) == 3 and all(type(side) is int and 0 < side <= MAX_SIDE for side in numbers)
-    if key in STATISTICS:
+    if key in ("mean", "std"):
         return len(numbers) > 0 and all(isinstance(number, int | float) for number in numbers)
-    if key in SHARES:
+    if key in ("crop_pct", "test_crop_pct"):
         return isinstance(value, int | float) and 0 < value <= 4
     if key in CHOICES:
         return value in CHOICES[key]
