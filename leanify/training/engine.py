@@ -98,11 +98,17 @@ def build_optimizer(
     Returns the state, with the tensors of these ``names``; what a step calls, with DDP, compiled; and timm's
     averaged weights, or None. ``sample_loss`` is the loss of any sample: it shows DDP which parameters have a gradient.
     """
+    from timm.optim import create_optimizer_v2
+    from timm.utils import ModelEmaV3
+
     # the modules: with a teacher, a learner that holds the model and the maps
     learner, maps, teacher = model, None, None
     if isinstance(task, Distilled):
         learner, maps, teacher = task.learner, task.learner.maps, task.teacher
-    ema = None if recipe.optim.ema is None else build_ema(model, recipe.optim.ema)
+    ema = None
+    if recipe.optim.ema is not None:  # ModelEmaV3 cannot copy a model on meta
+        ema = ModelEmaV3(nn.Linear(1, 1), decay=recipe.optim.ema)
+        ema.module = in_mode(copy.deepcopy(model))
 
     # shard each of them; other layouts of memory are for models that are not sharded
     is_sharded = sharding.is_requested(recipe)
@@ -115,7 +121,13 @@ def build_optimizer(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     # the optimiser refers to the parameters as they are now, after sharding
-    optimizer = create_optimizer(recipe, model, engine.device)
+    optim = recipe.optim
+    options: dict[str, Any] = {}
+    if optim.name == "adamw":  # with the fused kernel where the device has one
+        options = {"betas": optim.betas, "eps": optim.eps}
+        if engine.device.type in ("cpu", "cuda"):
+            options["fused"] = True
+    optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **options)
     if maps is not None and (weights := list(maps.parameters())):
         optimizer.add_param_group({"params": weights, "weight_decay": 0.0})
 
@@ -200,23 +212,3 @@ def track_metrics(engine: Accelerator, recipe: Recipe, run: RunDirectory) -> Ite
         yield
     finally:
         engine.end_training()
-
-
-def create_optimizer(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """timm's optimiser of the recipe's name; AdamW uses the fused kernel where the device has one."""
-    from timm.optim import create_optimizer_v2
-
-    optim = recipe.optim
-    fused_kernel = {"fused": True} if device.type in ("cpu", "cuda") else {}
-    options = {"betas": optim.betas, "eps": optim.eps, **fused_kernel} if optim.name == "adamw" else {}
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **options)
-    return optimizer
-
-
-def build_ema(model: nn.Module, decay: float) -> Any:
-    """timm's exponential moving average of a model's weights; also works on ``meta``."""
-    from timm.utils import ModelEmaV3
-
-    ema = ModelEmaV3(nn.Linear(1, 1), decay=decay)
-    ema.module = in_mode(copy.deepcopy(model))
-    return ema

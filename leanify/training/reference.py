@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanify.core.errors import LeanifyError
+from leanify.core.recipe import Recipe
 from leanify.core.recipe_code import is_code
 from leanify.core.units import format_metric, format_metric_value
-
-if TYPE_CHECKING:
-    from leanify.core.recipe import Recipe
-    from leanify.data.samples import Splits
-    from leanify.runs.run_directory import RunDirectory
+from leanify.data.common import choose_indices
+from leanify.data.samples import Reader, Splits
+from leanify.data.sampling import evaluation_batches
+from leanify.data.splits import load_splits
+from leanify.runs.run_directory import RunDirectory
+from leanify.sources import find
+from leanify.tasks import make_task, merge_tallies, outcomes
+from leanify.tasks.references import trivial
+from leanify.training.default_recipe import further_settings, has_trained_weights
+from leanify.training.preparation import data_section, model_on_meta, trainable
+from leanify.training.start import recorded_recipe
 
 MAX_SAMPLES = 10_000  # training samples that a reference is fitted to
 MAX_NUMBERS = 50_000_000  # numbers in their inputs
@@ -72,10 +79,6 @@ PRETRAINED = {  # models of the hub by task, small and common ones
 
 def judge_run(run: RunDirectory) -> Judgement | None:
     """Hold a run on the user's own data against the trivial model; None where no trivial model fits the task."""
-    from leanify.sources import find
-    from leanify.training.default_recipe import further_settings, has_trained_weights
-    from leanify.training.start import recorded_recipe
-
     recipe, best = recorded_recipe(run), run.best()
     data = recipe.data
     if data is None or data.path is None or is_code(data.name) or recipe.distill is not None or best is None:
@@ -106,18 +109,7 @@ def judge_run(run: RunDirectory) -> Judgement | None:
 
 
 def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None) -> ReferenceScore:
-    """Fit the task's trivial models to the training split, and score the best one on the samples that judge.
-
-    ``splits`` are the recipe's splits if they are loaded already.
-    """
-    from leanify.data.common import choose_indices
-    from leanify.data.samples import Reader
-    from leanify.data.sampling import evaluation_batches
-    from leanify.data.splits import load_splits
-    from leanify.tasks import make_task, merge_tallies, outcomes
-    from leanify.tasks.references import trivial
-    from leanify.training.preparation import data_section, model_on_meta, trainable
-
+    """Fit the task's trivial models to the training split, and score the best one on the samples that judge."""
     recipe = trainable(incomplete)
     splits = splits or load_splits(data_section(recipe), model_on_meta(recipe.model))
     task = make_task(recipe, splits)
@@ -147,8 +139,8 @@ def score_reference(incomplete: Recipe, seed: int, splits: Splits | None = None)
     for model in trivial(task.reference):
         model.fit(fitting_batches)
         tallies: list[Mapping[str, Any]] = []
-        for inputs, targets in judging_batches:
-            tally = task.tally_batch(model, inputs, targets)  # type: ignore[arg-type]
+        for batch in judging_batches:
+            tally = task.tally_batch(model, *batch)  # type: ignore[arg-type]
             tallies.append({name: value.double() for name, value in tally.items()})
         total = merge_tallies(tallies)
         values = tuple(float(value) for value in outcomes(task, total))

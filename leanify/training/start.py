@@ -42,14 +42,7 @@ class Request:
 
     recipe: Recipe  # with settings and teacher
     name: str = "run"  # of the run's folder in runs/
-    is_default: bool = False  # whether leanify made the recipe, for a model or for the user's data
-    settings: tuple[str, ...] = ()
-    teacher: str | None = None
-
-    @property
-    def has_open_rate(self) -> bool:
-        """Whether the learning rate is a default, so that a test may choose it."""
-        return self.is_default and not any(setting.strip().startswith("optim.lr=") for setting in self.settings)
+    has_open_rate: bool = False  # whether the learning rate is a default, so that a test may choose it
 
 
 def train(
@@ -82,8 +75,13 @@ def train(
             run.check_unedited()
             value = run.recipe
             if recipe is not None or settings or teacher is not None:
-                request = _resolve_request(value if recipe is None else recipe, settings, teacher)
-                run.check_recipe(_add_recorded_decoding(request.recipe, value))
+                asked = make_request(value if recipe is None else recipe, settings, teacher).recipe
+                # pictures are decoded as the run chose from the data, unless the recipe sets it
+                if asked.data is not None and value.data is not None:
+                    background = asked.data.background or value.data.background
+                    pixel_range = asked.data.pixel_range or value.data.pixel_range
+                    asked = replace(asked, data=replace(asked.data, background=background, pixel_range=pixel_range))
+                run.check_recipe(asked)
             with raised_by_all():
                 trainer = Trainer(recorded_recipe(run), listener)
             return trainer.fit(run, accept_changed_data).path
@@ -91,15 +89,14 @@ def train(
             raise RecipeError(
                 "a recipe is needed: a file, a name (leanify train --list) or a leanify.core.recipe.Recipe"
             )
-        request = _resolve_request(recipe, settings, teacher)
+        request = make_request(recipe, settings, teacher)
         value = request.recipe
 
         # no rate was chosen: a short test finds a good one for weights that heal
-        if request.has_open_rate:
-            test = rates.range_test(value) if value.distill is not None else None
-            if test is not None and value.optim is not None:
-                note(test.summary)
-                value = replace(value, optim=replace(value.optim, lr=test.best))
+        test = rates.range_test(value) if request.has_open_rate else None
+        if test is not None and value.optim is not None:
+            note(test.summary)
+            value = replace(value, optim=replace(value.optim, lr=test.best))
 
         # build everything before the run's folder is created
         folder = Path(output) if output is not None else unused_path(Path("runs") / request.name)
@@ -122,15 +119,6 @@ def _report_look(trainer: Trainer) -> None:
             trainer.callback.on_warning(warning)
 
 
-def _add_recorded_decoding(recipe: Recipe, recorded: Recipe) -> Recipe:
-    """Return the recipe with the image decoding that its run chose from the data, unless the recipe sets it."""
-    if recipe.data is None or recorded.data is None:
-        return recipe
-    background = recipe.data.background or recorded.data.background
-    pixel_range = recipe.data.pixel_range or recorded.data.pixel_range
-    return replace(recipe, data=replace(recipe.data, background=background, pixel_range=pixel_range))
-
-
 def recorded_recipe(run: RunDirectory) -> Recipe:
     """The recipe of a run as it began, with the tokenizer that it keeps."""
     value, data = run.recipe, run.recipe.data
@@ -142,12 +130,17 @@ def recorded_recipe(run: RunDirectory) -> Recipe:
 @raised_by_all()
 @reraise_as("the recipe cannot be found", RecipeError)
 def make_request(
-    recipe: str | Path | Recipe, settings: Sequence[str] = (), teacher: str | None = None, name: str | None = None
+    recipe: str | Path | Recipe | Request,
+    settings: Sequence[str] = (),
+    teacher: str | None = None,
+    name: str | None = None,
 ) -> Request:
     """The recipe of this name, of a run, or the usual one of a model or data, with a teacher and settings applied.
 
     ``name`` is the run's, by default the recipe's. Raises LeanifyError.
     """
+    if isinstance(recipe, Request):
+        return recipe
     # the recipe; the user's data decide which one a model gets
     path = next((setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.path=")), None)
     value = recipe if isinstance(recipe, Recipe) else default_recipe.read_recipe(str(recipe), path)
@@ -157,32 +150,24 @@ def make_request(
         value = default_recipe.make_recipe(str(recipe), path, teacher is not None, columns)
     value = default_recipe.add_teacher(value, teacher)
 
-    # the settings, which may name code of the user's
-    _allow_code(settings)
+    # the settings, which may name code of the user's: it may run, as the code of a SOURCE may
+    for key, text in map(recipes.split_setting, settings):
+        code = recipes.parse_value(text) if key in ("data.name", "model.source") and text else None
+        if isinstance(code, str) and is_code(code):
+            user_modules.parse_module_source(code)
     value = recipes.apply_settings(value, settings) if settings else value
     if value.data is not None and is_code(value.data.name):  # a run finds its data's code from anywhere
         value = replace(value, data=replace(value.data, name=user_modules.origin_of_code(value.data.name).name))
     if not isinstance(recipe, Recipe):
         default_recipe.check_data(recipe, value)
     title = name or ("run" if isinstance(recipe, Recipe) else str(recipe))
-    return Request(value, Path(title).stem, is_default, tuple(settings), teacher)
+    sets_rate = any(setting.strip().startswith("optim.lr=") for setting in settings)
+    return Request(value, Path(title).stem, is_default and not sets_rate)
 
 
 def resolve(recipe: str | Path | Recipe, settings: Sequence[str] = (), teacher: str | None = None) -> Recipe:
     """The recipe of `make_request` alone."""
     return make_request(recipe, settings, teacher).recipe
-
-
-def _resolve_request(recipe: str | Path | Recipe | Request, settings: Sequence[str], teacher: str | None) -> Request:
-    return recipe if isinstance(recipe, Request) else make_request(recipe, settings, teacher)
-
-
-def _allow_code(settings: Sequence[str]) -> None:
-    """Allow the code that settings name to run, as the code of a SOURCE may. Raises SourceError."""
-    for key, text in map(recipes.split_setting, settings):
-        name = recipes.parse_value(text) if key in ("data.name", "model.source") and text else None
-        if isinstance(name, str) and is_code(name):
-            user_modules.parse_module_source(name)
 
 
 def rehearse(
@@ -219,6 +204,7 @@ def rehearse(
         began = time.perf_counter()
         trainer.evaluate(trainer.splits.validation)
         timings |= {"evaluation_seconds": time.perf_counter() - began, "timed_steps": len(times)}
+
     # memory of one pass over a part of the batch
     pass_size = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
     available = machine.available_memory(trainer.accelerator.device)
