@@ -6,7 +6,7 @@ KL follows Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over t
 regression, has no distribution: (student − teacher)² replaces T² · KL. ``hidden`` is the mean
 squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a
 sample and over the pairs. If the widths differ, a linear map from the student's to the teacher's is trained too
-(TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
+(TinyBERT, arXiv 1909.10351, equation 8).
 With layers = "output", ``hidden`` is 1 − cosine of each token's last hidden state to the teacher's, averaged over a
 sample: an encoder that only learns pooled embeddings forgets how tokens of other domains differ.
 Samples may mark the targets that the logits teach (``TAUGHT``): the others are learnt from the task alone.
@@ -143,26 +143,18 @@ def token_distance(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Ten
 
 
 def build_task(
-    recipe: TrainingRecipe, splits: Splits, model: nn.Module, teacher: Teacher | None, place: Accelerator
+    recipe: TrainingRecipe, splits: Splits, student: nn.Module, taught: Teacher | None, place: Accelerator
 ) -> Task:
-    """The recipe's task over its data; a teacher that steps call adds its terms to the loss. Raises LeanifyError."""
+    """The recipe's task over its data; a teacher that steps call adds its terms to the loss.
+
+    Student and teacher are tried on one sample. Raises LeanifyError.
+    """
     task = make_task(recipe, splits)
-    if teacher is None or not teacher.is_called:
+    if taught is None or not taught.is_called:
         return task
-    inputs, _ = first_sample(splits)
-    return distill(teacher.section, task, model, teacher.model, splits.scale_inputs(inputs), recipe.run.seed, place)
+    section, teacher = taught.section, taught.model
+    inputs = splits.scale_inputs(first_sample(splits)[0])
 
-
-def distill(
-    section: DistillSection,
-    task: Task,
-    student: nn.Module,
-    teacher: nn.Module,
-    inputs: Inputs,
-    seed: int,
-    place: Accelerator,
-) -> Distilled:
-    """Check the two models on one sample, and return the task with its teacher. Raises LeanifyError."""
     # the layers that learn, and those that they learn from
     pairs: list[Pair] = []
     learning: list[nn.Module] = []
@@ -183,26 +175,25 @@ def distill(
         with torch.no_grad(), record_outputs(blocks) as outputs:
             output = in_mode(model)(**inputs) if isinstance(inputs, dict) else in_mode(model)(inputs)
         if section.weight:
-            logits.append(get_logits(output).float())
+            logits.append(get_logits(output))
         if by_output:
             states.append(get_hidden(output))
         model.train(training)
         hidden.append(outputs)
 
-    # logits of the same classes, and a linear map for each pair of layers
-    if section.weight and logits[0].shape != logits[1].shape:
-        shapes = " and ".join(" × ".join(map(str, x.shape[1:])) for x in logits)
+    # logits of the same classes, states of the same width, and a linear map for each pair of layers
+    if logits and logits[0].shape != logits[1].shape:
         raise RecipeError(
-            f"student and teacher give {shapes} logits a sample; distilling logits needs the same classes in both. "
-            "To distil from the teacher's layers alone, set distill.weight=0 and a distill.hidden_weight"
+            f"student and teacher give {_size(logits[0])} and {_size(logits[1])} logits a sample; distilling logits "
+            "needs the same classes in both. To distil from the teacher's layers alone, set distill.weight=0 and a "
+            "distill.hidden_weight"
         )
-    if by_output and states[0].shape != states[1].shape:
-        shapes = " and ".join(" × ".join(map(str, x.shape[1:])) for x in states)
+    if states and states[0].shape != states[1].shape:
         raise RecipeError(
-            f"student and teacher give {shapes} states a sample; distill.layers=output compares each token's state, "
-            "which needs the same width in both; distill.layers=even learns maps between widths"
+            f"student and teacher give {_size(states[0])} and {_size(states[1])} states a sample; "
+            "distill.layers=output needs the same width in both; distill.layers=even learns maps between widths"
         )
-    seed_everything(MODEL, seed, 1)
+    seed_everything(MODEL, recipe.run.seed, 1)
     maps = [_map(pair, x, y) for pair, x, y in zip(pairs, *hidden, strict=True)]
     return Distilled(task, section, Learner(student, learning, maps), teacher, teaching, place)
 
@@ -225,9 +216,12 @@ def _map(pair: Pair, student: Tensor, teacher: Tensor) -> nn.Module:
     if student.shape == teacher.shape:
         return nn.Identity()
     if student.shape[:-1] != teacher.shape[:-1]:
-        student_shape, teacher_shape = (" × ".join(map(str, x.shape[1:])) for x in (student, teacher))
         raise ShapeError(
-            f"layer {pair[0]} of the student gives {student_shape} and layer {pair[1]} of the teacher {teacher_shape}: "
-            "only the width, the last number, may differ"
+            f"layer {pair[0]} of the student gives {_size(student)} and layer {pair[1]} of the teacher "
+            f"{_size(teacher)}: only the width, the last number, may differ"
         )
     return nn.Linear(student.shape[-1], teacher.shape[-1], bias=False)
+
+
+def _size(output: Tensor) -> str:
+    return " × ".join(map(str, output.shape[1:]))
