@@ -44,7 +44,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.training import loop, teachers
 from leanify.training import start as training
-from leanify.training.default_recipe import data_settings
+from leanify.training.default_recipe import data_recipe
 from leanify.upstream.libraries import import_transformers
 
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
@@ -194,8 +194,8 @@ def test_pipe_pictures_are_not_opened(tmp_path: Path) -> None:
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (12, 12)).save(tmp_path / "pictures" / name / "1.png")
     (tmp_path / "pictures" / "a" / "0.png").symlink_to("/dev/zero")
-    settings = data_settings(OwnData("images", "2 classes", is_validated=False, classes=2), str(tmp_path / "pictures"))
-    assert "model.override.img_size=12" in settings
+    data = OwnData("images", "2 classes", is_validated=False, classes=2)
+    assert data_recipe(data, str(tmp_path / "pictures")).model.override["img_size"] == 12
 
 
 def test_missing_unknown_token_is_one_message(tmp_path: Path) -> None:

@@ -1,12 +1,4 @@
-"""Which recipe a source gets: its own, or the default one for its kind of model, or for the user's data.
-
-a recipe's file or name, a run       that recipe                                    `read_recipe`
-the user's data                      the built-in recipe for such data, fitted to   `data_recipe`
-                                     its pictures or texts
-any other model                      the usual recipe of its kind of model, on the  `model_recipe`
-                                     data that the user names
-a study on own data                  such a recipe, logged and evaluated evenly     `set_steps`
-"""
+"""Which recipe a source gets: its own, or the default one for its kind of model, or for the user's data."""
 
 from __future__ import annotations
 
@@ -21,7 +13,6 @@ from typing import Any
 from leanify.core import path_kinds as places
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError, SourceError
-from leanify.core.files.reading import read_json
 from leanify.core.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.data.images.decoding import open_picture
 from leanify.data.images.tables import first_pictures
@@ -36,8 +27,7 @@ from leanify.sources import find, heads
 from leanify.sources.overrides import class_name
 from leanify.sources.source import ModelSource
 from leanify.tasks import UsualSettings, usual_settings
-from leanify.training.preparation import find_tokenizer
-from leanify.training.text_classifier import CLASSIFIER
+from leanify.training.preparation import find_tokenizer, has_trained_weights
 from leanify.upstream import user_modules
 from leanify.upstream.inputs import example_inputs, takes_chosen
 from leanify.upstream.libraries import drop_type, import_transformers
@@ -164,38 +154,36 @@ def data_recipe(data: OwnData, path: str) -> Recipe:
     """
     if data.fault is not None and data.kind != "images":  # settings may choose other splits of pictures
         raise DataError(f"{path}: {data.description}; {data.fault}")
-    settings = data_settings(data, path)
-    if data.kind != "text":
-        epochs = count_epochs(data.samples)
-        settings += [f"schedule.epochs={epochs}", f"schedule.warmup={WARMUP * epochs:g}"]
-        if data.kind == "images" and epochs < MIN_AUGMENTED_EPOCHS:
-            settings.append("data.crop=[1.0, 1.0]")
-    return recipes.apply_settings(recipes.load(f"own-{data.kind}"), settings)
+    recipe, settings = recipes.load(f"own-{data.kind}"), [f"data.path={json.dumps(path)}"]
+    if data.kind == "text":
+        return recipes.apply_settings(recipe, settings)
+
+    # the model's input and output
+    if data.classes is not None and data.kind == "images":
+        settings.append(f"model.override.num_classes={data.classes}")
+    if data.kind == "images":
+        settings += _picture_settings(data_folder(Path(path).expanduser()), data)
+    if data.words is not None and data.vocabulary is not None:
+        shortest, longest = TEXT_LENGTHS
+        length = min(longest, max(shortest, 8 * round((TOKENS_PER_WORD * data.words + 4) / 8)))
+        size = next((size for size in VOCABULARIES if size >= data.vocabulary), VOCABULARIES[-1])
+        settings += [f"data.length={length}", f'data.tokenizer="wordpiece-{size}"', f"model.override.vocab_size={size}"]
+
+    # the task, a part that is held out, the columns, and the length of the run
+    if data.task is not None:
+        settings.append(f"data.task={data.task}")
+    if not data.is_validated:
+        settings.append("data.holdout=0.2")
+    epochs = count_epochs(data.samples)
+    settings += [*data.settings, f"schedule.epochs={epochs}", f"schedule.warmup={WARMUP * epochs:g}"]
+    if data.kind == "images" and epochs < MIN_AUGMENTED_EPOCHS:
+        settings.append("data.crop=[1.0, 1.0]")
+    return recipes.apply_settings(recipe, settings)
 
 
 def count_epochs(samples: int | None, samples_seen: int = SAMPLES) -> int:
     """The epochs of a run on own data, by the samples of its training split (None if there are many)."""
     return min(100, max(3, samples_seen // (samples or samples_seen)))
-
-
-def data_settings(data: OwnData, path: str) -> list[str]:
-    """Settings for data at a path: classes, columns, sizes of pictures, lengths of texts, a held-out part."""
-    settings = [f"data.path={json.dumps(path)}"]
-    if data.kind == "text":
-        return settings
-
-    # the model's input and output, and the task
-    if data.kind == "images":
-        if data.classes is not None:
-            settings.append(f"model.override.num_classes={data.classes}")
-        settings += _picture_settings(data_folder(Path(path).expanduser()), data)
-    if data.task is not None:
-        settings.append(f"data.task={data.task}")
-    if data.words is not None and data.vocabulary is not None:
-        settings += _text_settings(data.words, data.vocabulary)
-    if not data.is_validated:
-        settings.append("data.holdout=0.2")
-    return settings + data.settings
 
 
 def _picture_settings(place: Path, data: OwnData) -> list[str]:
@@ -223,14 +211,6 @@ def _picture_settings(place: Path, data: OwnData) -> list[str]:
     if are_grey:
         settings.append("model.override.in_chans=1")
     return settings
-
-
-def _text_settings(words: int, vocabulary: int) -> list[str]:
-    """Length and vocabulary for texts with this number of words and of different words."""
-    shortest, longest = TEXT_LENGTHS
-    length = min(longest, max(shortest, 8 * round((TOKENS_PER_WORD * words + 4) / 8)))
-    size = next((size for size in VOCABULARIES if size >= vocabulary), VOCABULARIES[-1])
-    return [f"data.length={length}", f'data.tokenizer="wordpiece-{size}"', f"model.override.vocab_size={size}"]
 
 
 def set_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -263,7 +243,7 @@ def model_recipe(
 
     # labelled texts; a student of transformers keeps its head, so it must be a classifier's
     takes_labels = not has_teacher or source.origin.library == user_modules.LIBRARY
-    takes_labels = takes_labels or _auto_class(source, CLASSIFIER) == source.origin.cls
+    takes_labels = takes_labels or _auto_class(source, "AutoModelForSequenceClassification") == source.origin.cls
     if path is not None and takes_labels:
         labelled = _labelled_recipe(name, path, source, columns)
         if labelled is not None:
@@ -330,14 +310,6 @@ def _usual_recipe(
         optim=OptimSection(1e-4 if is_trained else 1e-3, weight_decay=0.05, clip=1.0, label_smoothing=label_smoothing),
         schedule=ScheduleSection(batch_size, epochs=epochs, warmup=warmup),
     )
-
-
-def has_trained_weights(source: ModelSource) -> bool:
-    """Whether a model starts from weights that were trained: those that `redesign` writes may be fresh ones."""
-    if source.weights is None:
-        return False
-    card = Path(str(source.weights)) / places.CARD
-    return not (card.is_file() and read_json(card).get("initialised", False))
 
 
 def _embedding_recipe(name: str, source: ModelSource) -> Recipe:

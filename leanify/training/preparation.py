@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.core.errors import RecipeError
+from leanify.core.files.reading import read_json
+from leanify.core.path_kinds import CARD
 from leanify.core.recipe import DataSection, ModelSection, Recipe, TrainingRecipe
 from leanify.core.recipe_code import is_code
 from leanify.data.labels import config_names, match_labels
@@ -59,6 +61,14 @@ def has_weights(recipe: Recipe) -> bool:
     """Whether a recipe's model starts from weights and keeps their shape."""
     model = recipe.model
     return not model.reshapes and find.section_source(model).weights is not None
+
+
+def has_trained_weights(source: ModelSource) -> bool:
+    """Whether a model starts from weights that were trained: those that `redesign` writes may be fresh ones."""
+    if source.weights is None:
+        return False
+    card = Path(str(source.weights)) / CARD
+    return not (card.is_file() and read_json(card).get("initialised", False))
 
 
 def model_on_meta(section: ModelSection) -> nn.Module:

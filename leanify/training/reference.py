@@ -19,8 +19,8 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.tasks import make_task, merge_tallies, outcomes
 from leanify.tasks.references import trivial
-from leanify.training.default_recipe import further_settings, has_trained_weights
-from leanify.training.preparation import data_section, model_on_meta, trainable
+from leanify.training.default_recipe import further_settings
+from leanify.training.preparation import data_section, has_trained_weights, model_on_meta, trainable
 from leanify.training.start import recorded_recipe
 
 MAX_SAMPLES = 10_000  # training samples that a reference is fitted to
