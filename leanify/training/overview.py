@@ -58,7 +58,10 @@ def overview(place: Path) -> RunOverview:
         # steps done and planned
         checkpoints = run.checkpoints()
         step = checkpoints[-1].step if checkpoints else None
-        steps = _steps(run)
+        entries = read_json(run.path / ENVIRONMENT)
+        steps = next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
+        if steps is not None and not isinstance(steps, int):
+            raise DirectoryError(f"{run.path / ENVIRONMENT}: steps must be a whole number, not {steps!r}")
 
         # the metric of the best checkpoint
         best = run.best()
@@ -80,11 +83,3 @@ def data_name(data: DataSection) -> str:
     if data.path is None:
         return Path(data.name).name if is_code(data.name) else data.name
     return Path(data.path).name or data.path
-
-
-def _steps(run: RunDirectory) -> int | None:
-    entries = read_json(run.path / ENVIRONMENT)
-    steps = next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
-    if steps is not None and not isinstance(steps, int):
-        raise DirectoryError(f"{run.path / ENVIRONMENT}: steps must be a whole number, not {steps!r}")
-    return steps

@@ -34,7 +34,6 @@ from leanify.training.start import recorded_recipe
 from leanify.upstream.origin import in_mode
 
 BATCH = 32
-Rows = Iterator[tuple[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,15 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
     with torch.no_grad():
         batches = _images(data, model, inputs) if TASKS[data.task].data == IMAGES else _texts(data, model, inputs)
         for places, samples, batch in batches:
-            for where, sample, row in zip(places, samples, answer(model, batch), strict=True):
-                yield _make_answer(where, sample, row, run_directory.classes, data.task)
-
-
-def _make_answer(where: str, sample: str | None, logits: Tensor, names: Sequence[str], task: str) -> Answer:
-    """The answer in one sample's logits (outputs,). Outputs beyond the known classes are ignored."""
-    if task == "text-regression":
-        return Answer(where, sample, logits[0].item())
-
-    # probabilities of the known classes alone, so that they add up to 1
-    classes = list(names) or [str(number) for number in range(len(logits))]
-    by_name = dict(zip(classes, logits[: len(classes)].softmax(-1).tolist(), strict=True))
-    best = max(classes, key=by_name.__getitem__)
-    return Answer(where, sample, best, by_name[best], by_name)
+            for where, sample, logits in zip(places, samples, answer(model, batch), strict=True):
+                if data.task == "text-regression":
+                    yield Answer(where, sample, logits[0].item())
+                    continue
+                # probabilities of the known classes alone, so that they add up to 1; there may be more outputs
+                classes = list(run_directory.classes) or [str(number) for number in range(len(logits))]
+                by_name = dict(zip(classes, logits[: len(classes)].softmax(-1).tolist(), strict=True))
+                best = max(classes, key=by_name.__getitem__)
+                yield Answer(where, sample, best, by_name[best], by_name)
 
 
 def _images(
@@ -131,7 +125,7 @@ def _texts(
         yield [place for place, _ in part], [" | ".join(texts) for _, texts in part], batch
 
 
-def _rows(text: str, data: DataSection) -> Rows:
+def _rows(text: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (where, texts) for each row of a table or text in folders, each line of a text file, or the text itself."""
     path = Path(text).expanduser()
     is_folder = os.path.isdir(path) and (hub.is_saved(path) or bool(class_texts(path)))  # noqa: PTH112  texts are long

@@ -4,10 +4,9 @@ A block's weights are gathered for its forward and its backward pass and freed a
 block (embeddings, the last norm, the head) are gathered once a step. Each process keeps 1 / world of the rows
 of every tensor, of its gradient and of its moments.
 
-Accelerate launches, places and casts as it does without sharding. Its own FSDP2 path is not taken: it wraps
-blocks by class names and does not run on a CPU. Here `reshaping.sites.locate` finds the blocks of every family, and
-tests run on gloo. The first process builds the model in host memory, the others on ``meta``; rows are handed out
-tensor by tensor, so that no device ever holds the full model.
+Accelerate's own FSDP2 path is not taken: it wraps blocks by class names and does not run on a CPU. Here
+`reshaping.sites.locate` finds the blocks of every family. The first process builds the model in host memory, the
+others on ``meta``; rows are handed out tensor by tensor, so that no device ever holds the full model.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def shard(model: nn.Module, device: torch.device, half: bool, compile_mode: str 
     """Shard the model in place, its rows handed out by the first process. Raises RecipeError.
 
     ``half``: weights are gathered, and the blocks computed, in bfloat16; gradients are added up in float32.
-    ``compile_mode``: torch.compile's mode, for each block by itself, so that the gathering stays outside the
-    graph.
+    ``compile_mode``: torch.compile's mode, for each block by itself: the gathering stays outside the graph.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -83,7 +81,12 @@ def shard(model: nn.Module, device: torch.device, half: bool, compile_mode: str 
     # keep the values of the first process, then shard a model without memory
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
-    _move_to_meta(model)
+    replacements: dict[int, nn.Parameter] = {}
+    for module in model.modules():  # tied parameters stay tied, which `Module.to` would untie
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+                module._parameters[name] = replacements.setdefault(id(parameter), empty)
     for block in blocks:
         if compile_mode:
             block.compile(mode=compile_mode)
@@ -135,16 +138,6 @@ def _count_owners(model: nn.Module) -> Counter[int]:
     for module in model.modules():
         counts.update(id(parameter) for parameter in module.parameters(recurse=False))
     return counts
-
-
-def _move_to_meta(model: nn.Module) -> None:
-    """Replace every parameter by one on meta. Tied parameters stay tied, which `Module.to` would untie."""
-    replacements: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-                module._parameters[name] = replacements.setdefault(id(parameter), empty)
 
 
 # -- its state --------------------------------------------------------------------------------------------------------

@@ -26,24 +26,19 @@ from leanify.sources.tensors import describe_misfits, tensor_shapes
 from leanify.upstream import user_modules
 from leanify.upstream.origin import set_origin
 
-CLASSIFIER = "AutoModelForSequenceClassification"
-
 
 def add_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
     """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that it does not take over.
 
-    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes
-    only.
-
+    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes only.
     Raises SourceError for a model that takes no text or has no known head.
     """
     # the source of the model with a head, in the recipe's shape
     encoder = find(recorded_source(model.source), cls=model.cls)
     classifier = _classifier_source(encoder, model, outputs, names)
     if model.reshapes:
-        classifier = replace(
-            classifier, architecture=model.shape(surgery.read(build_on_meta(classifier))), weights=None
-        )
+        architecture = model.shape(surgery.read(build_on_meta(classifier)))
+        classifier = replace(classifier, architecture=architecture, weights=None)
 
     # transformers loads the encoder's weights by itself
     if on_meta:
@@ -65,7 +60,7 @@ def _classifier_source(encoder: ModelSource, model: ModelSection, outputs: int, 
         overrides = {**model.override, "num_labels": outputs}
         if names:
             overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-        return override_source(encoder, overrides, CLASSIFIER)
+        return override_source(encoder, overrides, "AutoModelForSequenceClassification")
     if user_modules.takes_argument(origin, "classes"):
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(encoder, origin=replace(origin, options=options))
@@ -95,10 +90,7 @@ def _transfer_weights(encoder: ModelSource, classifier: ModelSource, name: str) 
 
     # report the rest
     fresh_keys, unused_keys = sorted(set(tensors) - set(shared_keys)), sorted(set(source_tensors) - set(shared_keys))
-    message = (
-        f"{name}: {len(shared_keys)} tensors carried over, {len(fresh_keys)} re-initialised ({preview(fresh_keys)})"
-    )
-    if unused_keys:
-        message += f", {len(unused_keys)} unused ({preview(unused_keys)})"
-    warnings.warn(message, stacklevel=3)
+    unused = f", {len(unused_keys)} unused ({preview(unused_keys)})" if unused_keys else ""
+    fresh = f"{len(fresh_keys)} re-initialised ({preview(fresh_keys)})"
+    warnings.warn(f"{name}: {len(shared_keys)} tensors carried over, {fresh}{unused}", stacklevel=3)
     return built
