@@ -14,7 +14,7 @@ from leanify.core.errors import DataError
 from leanify.core.recipe import ModelSection
 from leanify.data.texts import tokenizers
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import loop, text_classifier
+from leanify.training import loop, preparation
 from leanify.training import start as training
 
 WORDS = [f"word{number} was {mood}" for number in range(30) for mood in ("good", "bad")]
@@ -34,7 +34,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_encoder_weights_are_carried(bert: Path) -> None:
     old = leanify.load(bert)
     with pytest.warns(UserWarning, match=r" 4 .*bert\.pooler.*cls\."):
-        new = text_classifier.add_head(ModelSection(str(bert)), 3)
+        new = preparation.add_head(ModelSection(str(bert)), 3)
     assert type(new).__name__ == "BertForSequenceClassification"
     assert new.classifier.out_features == 3
     theirs = old.bert.state_dict()
@@ -47,7 +47,7 @@ def test_lean_encoders_keep_shape(bert: Path, tmp_path: Path) -> None:
     grown = leanify.grow(leanify.load(bert), heads=3)  # 3 × 16 in a width of 32
     leanify.save(grown, tmp_path / "lean")
     with pytest.warns(UserWarning, match="carried over"):
-        new = text_classifier.add_head(ModelSection(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
+        new = preparation.add_head(ModelSection(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
     layer = leanify.read(new).stages[0].primary
     assert (layer.heads, layer.head_dim, layer.width) == (3, 16, 32)
     ids = torch.randint(5, 60, (2, 9))
@@ -62,7 +62,7 @@ def test_lean_encoders_keep_shape(bert: Path, tmp_path: Path) -> None:
 def test_models_without_weights_are_named() -> None:
     override = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 16}
     with pytest.warns(UserWarning, match="bert has no weights"):
-        model = text_classifier.add_head(ModelSection("bert", override=override, depth=1, heads=4), 1)
+        model = preparation.add_head(ModelSection("bert", override=override, depth=1, heads=4), 1)
     assert leanify.read(model).depth == 1
     assert model.config.num_labels == 1
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.core.errors import RecipeError
-from leanify.core.files.reading import read_json
+from leanify.core.errors import RecipeError, SourceError
+from leanify.core.files.reading import preview, read_json
 from leanify.core.path_kinds import CARD
 from leanify.core.recipe import DataSection, ModelSection, Recipe, TrainingRecipe
 from leanify.core.recipe_code import is_code
@@ -21,9 +21,11 @@ from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts, tokenizers
 from leanify.reshaping import surgery
 from leanify.sources import find, weights
-from leanify.sources.source import ModelSource
+from leanify.sources.overrides import override_source
+from leanify.sources.source import ModelSource, build_on_meta
+from leanify.sources.tensors import describe_misfits, tensor_shapes
 from leanify.tasks import check_fit
-from leanify.training import text_classifier
+from leanify.upstream import user_modules
 from leanify.upstream.origin import get_origin, in_mode, is_hf, set_origin
 
 
@@ -73,7 +75,7 @@ def has_trained_weights(source: ModelSource) -> bool:
 
 def model_on_meta(section: ModelSection) -> nn.Module:
     """Build the model of a [model] section on torch's meta device, in the section's shape."""
-    model = find.build_on_meta(find.section_source(section))
+    model = build_on_meta(find.section_source(section))
     return surgery.write(model, section.shape(surgery.read(model))) if section.reshapes else model
 
 
@@ -110,12 +112,12 @@ def _load_model(recipe: Recipe, on_meta: bool) -> nn.Module:
     # labelled texts decide the head
     if data is not None and data.task in own_texts.TASKS and not is_code(data.name):
         names = _order_classes(model, own_texts.find_classes(data))
-        return text_classifier.add_head(model, len(names) or 1, names, on_meta=on_meta)
+        return add_head(model, len(names) or 1, names, on_meta=on_meta)
     model_source = find.section_source(model)
     if model.reshapes:
-        architecture = model.shape(surgery.read(find.build_on_meta(model_source)))
+        architecture = model.shape(surgery.read(build_on_meta(model_source)))
         model_source = replace(model_source, architecture=architecture, weights=None)
-    return find.build_on_meta(model_source) if on_meta else weights.load(model_source)
+    return build_on_meta(model_source) if on_meta else weights.load(model_source)
 
 
 def _order_classes(model: ModelSection, names: Sequence[str]) -> Sequence[str]:
@@ -172,3 +174,75 @@ def find_tokenizer(source: str | Path, model_source: ModelSource) -> str | None:
     if isinstance(base, str) and base:
         folders.append(Path(base))
     return next((str(folder) for folder in folders if folder.is_dir() and tokenizers.has_tokenizer(folder)), None)
+
+
+# -- a new head on a text encoder -------------------------------------------------------------------------------------
+
+
+def add_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
+    """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that it does not take over.
+
+    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes only.
+    Raises SourceError for a model that takes no text or has no known head.
+    """
+    # the source of the model with a head, in the recipe's shape
+    encoder = find.find(find.recorded_source(model.source), cls=model.cls)
+    classifier = _classifier_source(encoder, model, outputs, names)
+    if model.reshapes:
+        architecture = model.shape(surgery.read(build_on_meta(classifier)))
+        classifier = replace(classifier, architecture=architecture, weights=None)
+
+    # transformers loads the encoder's weights by itself
+    if on_meta:
+        built = build_on_meta(classifier)
+    elif classifier.weights is not None and classifier.origin.library != "hf":
+        built = _transfer_weights(encoder, classifier, model.source)
+    else:
+        if classifier.weights is None:
+            warnings.warn(f"{model.source} has no weights: encoder and head are randomly initialised", stacklevel=2)
+        built = weights.load(classifier)
+    set_origin(built, classifier.origin)
+    return built
+
+
+def _classifier_source(encoder: ModelSource, model: ModelSection, outputs: int, names: Sequence[str]) -> ModelSource:
+    """The encoder's source with a head; overrides go to its constructor or configuration."""
+    origin = encoder.origin
+    if origin.library == "hf":
+        overrides = {**model.override, "num_labels": outputs}
+        if names:
+            overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        return override_source(encoder, overrides, "AutoModelForSequenceClassification")
+    if user_modules.takes_argument(origin, "classes"):
+        options = {**origin.options, **model.override, "classes": outputs}
+        return replace(encoder, origin=replace(origin, options=options))
+    reason = "takes images" if origin.library == "timm" else "has no head for text classification"
+    raise SourceError(
+        f"{model.source} ({origin}) {reason}; name a text encoder: a BERT, or own code whose make() takes classes"
+    )
+
+
+def _transfer_weights(encoder: ModelSource, classifier: ModelSource, name: str) -> nn.Module:
+    """Build the user's module with a head and load the encoder's weights; warns about new and unused tensors."""
+    source_tensors = weights.load(encoder).state_dict()
+    built = weights.load(replace(classifier, weights=None))
+    tensors = built.state_dict()
+
+    # the tensors that both have, except the head's, in equal shapes
+    shared_keys = [key for key in tensors if key in source_tensors and not key.startswith("classifier.")]
+    loaded_tensors = {key: source_tensors[key] for key in shared_keys}
+    problems = describe_misfits(
+        tensor_shapes({key: tensors[key] for key in shared_keys}), tensor_shapes(loaded_tensors)
+    )
+    if not shared_keys:
+        problems = problems or "no tensor name in common"
+    if problems:
+        raise SourceError(f"{name} does not fit the model with a head: {problems}")
+    built.load_state_dict(loaded_tensors, strict=False)
+
+    # report the rest
+    fresh_keys, unused_keys = sorted(set(tensors) - set(shared_keys)), sorted(set(source_tensors) - set(shared_keys))
+    unused = f", {len(unused_keys)} unused ({preview(unused_keys)})" if unused_keys else ""
+    fresh = f"{len(fresh_keys)} re-initialised ({preview(fresh_keys)})"
+    warnings.warn(f"{name}: {len(shared_keys)} tensors carried over, {fresh}{unused}", stacklevel=3)
+    return built
