@@ -31,25 +31,19 @@ MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimis
 
 def need(
     model: nn.Module,
-    tokens: int | None,
+    tokens: int | None,  # the length of a text
     *,
     optimiser: str = "adamw",
     average: bool = False,
     teacher: nn.Module | None = None,
-    half: bool = False,
-    fused_attention: bool = False,
-    keeps_gradients: bool = False,
-    parts: int = 1,
+    half: bool = False,  # activations and a copy of the weights have 16 bits
+    fused_attention: bool = False,  # attention with dropout is fused too
+    keeps_gradients: bool = False,  # from pass to pass, as with several passes or DDP
+    parts: int = 1,  # processes that share weights, gradients and moments
 ) -> MemoryNeed | None:
     """The memory a process needs to train a model (see `peak`); None for a model that cannot run without values.
 
-    Arguments:
-        tokens: the length of a text.
-        half: activations and a copy of the weights have 16 bits.
-        fused_attention: attention with dropout is fused too.
-        keeps_gradients: gradients stay from pass to pass, as with several passes or DDP.
-        parts: processes that share weights, gradients and moments. Each then gathers the weights and gradients of
-            two blocks, and all weights outside the blocks.
+    A process that shares the model gathers weights and gradients of two blocks, and all weights outside the blocks.
     """
     # sharded weights are gathered in 16 bits, not cast by autocast
     cast = torch.bfloat16 if half and parts > 1 else None
@@ -155,12 +149,10 @@ def fitting_passes(step_need: MemoryNeed, available: int, batch: int, world: int
     largest = step_need.largest(available)
     if largest:
         return math.ceil(batch / (world * largest))
-    several = f"{accumulate * world} pass{'es' * (accumulate * world > 1)}"
-    summary = (
-        f"a step of {batch} samples in {several} of {samples} needs {format_bytes(step_need.of(samples))} and "
-        f"{where} has {format_bytes(available)}"
+    raise TrainingError(
+        f"a step of {batch} samples in passes of {samples} needs {format_bytes(step_need.of(samples))} and {where} has "
+        f"{format_bytes(available)}: not even a pass of one sample fits ({format_bytes(step_need.of(1))})"
     )
-    raise TrainingError(f"{summary}: not even a pass of one sample fits ({format_bytes(step_need.of(1))})")
 
 
 def split_batch(
