@@ -1,15 +1,22 @@
-"""Small runs for the tests of training, in processes of their own that can be killed.
+"""Small runs for the tests of training, in processes of their own that can be killed: forks, which import nothing anew.
 
-    commands.start("runs:main", RUN, MODE, …)    forks processes that train, so that the imports are paid once
+    commands.start("runs:main", RECIPE, RUN, MODE, …)
     MODE   whole      to the end
            event:N    killed by SIGKILL at the N-th time it opens, makes, renames, truncates or removes a file
            time:T     killed by SIGKILL after T seconds
            aim:N      killed at its N-th such event below checkpoints/: writing, renaming and pruning
            write:N    killed inside its N-th write to a checkpoint's files
            int:N      interrupted by SIGINT in its N-th step; term:N and hup:N by SIGTERM and SIGHUP
+           kill:N     killed by SIGKILL in its N-th step
            stop:N     stopped by SIGSTOP in its N-th step, and let go on
 
 Each mode goes on with the run that the one before it left; prints one line a mode: the exit code and the last step.
+
+    commands.start("runs:launch", RECIPE, PHASE, …)    as a launcher would start several processes
+    PHASE   RUN:WORLD           to the end, going on with the run beside the recipe where it is there
+            RUN:WORLD:STEP      every process is killed by SIGKILL in this step, counted from 1
+
+Prints one line a phase: the exit code of each process.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -31,7 +39,9 @@ from typing import Any
 import commands
 from PIL import Image
 
-SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP, "stop": signal.SIGSTOP}
+SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP} | {
+    "stop": signal.SIGSTOP, "kill": signal.SIGKILL
+}  # fmt: skip
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.truncate", "os.rmdir", "os.remove", "shutil.rmtree")
 
 # every kind of randomness that a run has, and checkpoints, rows and evaluations that do not coincide
@@ -172,20 +182,18 @@ def run_modes(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, i
     """(exit code, last checkpoint's step) of each mode; a signal is a negative code."""
     file = run.with_suffix(".toml")
     file.write_text(recipe)
-    result = commands.start("runs:main", str(run), *modes).wait()
+    result = commands.start("runs:main", str(file), str(run), *modes).wait()
     assert result.returncode == 0, result.stderr
     return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
 
 
-def main(path: str, *modes: str) -> None:
-    from leanify.training import start as training
-
+def main(recipe: str, path: str, *modes: str) -> None:
     run = Path(path)
     for mode in modes:
         kind, _, amount = mode.partition(":")
         child = os.fork()
         if child == 0:
-            _train(training, run, kind, int(amount) if kind not in ("whole", "time") else 0)
+            train_and_exit(Path(recipe), run, kind, int(amount) if kind not in ("whole", "time") else 0)
         if kind == "time":
             time.sleep(float(amount))
             os.kill(child, signal.SIGKILL)
@@ -199,8 +207,33 @@ def main(path: str, *modes: str) -> None:
         print(json.dumps([code, max(steps, default=-1)]), flush=True)
 
 
-def _train(training: Any, run: Path, kind: str, amount: int) -> None:
+def launch(recipe: str, *phases: str) -> None:
+    for phase in phases:
+        run, world, *step = phase.split(":")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        children = []
+        for rank in range(int(world)):
+            child = os.fork()
+            if child == 0:
+                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+                os.environ.update({name: str(value) for name, value in numbers.items()} if int(world) > 1 else {})
+                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                place = Path(recipe).with_name(run)
+                train_and_exit(Path(recipe), place, "kill" if step else "whole", int(step[0]) if step else 0)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+
+
+def train_and_exit(recipe: Path, run: Path, kind: str, amount: int) -> None:
+    from leanify.runs.checkpoint_writing import HashedFile
+    from leanify.training import start as training
+    from leanify.training.loop import Trainer
+
     remaining = [amount]
+    write, step = HashedFile.write, Trainer.step
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
         place = f"{run.name}/checkpoints/" if kind == "aim" else run.name
@@ -212,37 +245,40 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
         if remaining[0] <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def write_half(self: Any, data: Any) -> int:
+        if remaining[0] == 1:
+            write(self, memoryview(data).cast("B")[: len(data) // 2])
+            self.flush()
+        count_down()
+        return write(self, data)
+
+    def step_with_signal(self: Any, number: int, batches: Any) -> None:
+        if number + 1 == amount:
+            os.kill(os.getpid(), SIGNALS[kind])
+        step(self, number, batches)
+
     if kind in ("event", "aim"):
         sys.addaudithook(count)
     if kind == "write":
-        from leanify.runs.checkpoint_writing import HashedFile
-
-        write = HashedFile.write
-
-        def write_half(self: Any, data: Any) -> int:
-            if remaining[0] == 1:
-                write(self, memoryview(data).cast("B")[: len(data) // 2])
-                self.flush()
-            count_down()
-            return write(self, data)
-
         HashedFile.write = write_half
     if kind in SIGNALS:
-        from leanify.training.loop import Trainer
-
-        step = Trainer.step
-        Trainer.step = lambda self, n, batches: (
-            os.kill(os.getpid(), SIGNALS[kind]) if n + 1 == amount else None,
-            step(self, n, batches),
-        )
+        Trainer.step = step_with_signal
     try:
         if run.exists():
             training.train(resume=run)
         else:
-            training.train(run.with_suffix(".toml"), run)
+            training.train(recipe, run)
     except KeyboardInterrupt as error:
         os._exit(getattr(error, "code", 130))
     except BaseException as error:
         print(repr(error), file=sys.stderr)
         os._exit(1)
     os._exit(0)
+
+
+def launched(*arguments: str, processes: int = 2) -> subprocess.Popen[str]:
+    """The command line in processes that torch's launcher starts."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [*launcher, "--no-python", sys.executable, "-c", commands.CODE, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cases import CASES, batch, outputs
-from commands import CODE
-from runs import DIGITS, final_state
+from runs import DIGITS, final_state, launched
 
 import leanify
 from leanify.core import machine
@@ -98,15 +94,12 @@ def test_processes_match_gpu_count(tmp_path: Path, shard: str) -> None:
     (tmp_path / "recipe.toml").write_text(tiny(f"parallel.shard={shard}").to_toml())
     gpus = torch.cuda.device_count()
     for processes, code in ((gpus + 1, 2), (gpus, 0)):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         words = ["train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / f"run{processes}")]
         size = ["--set", f"schedule.batch_size={16 * processes}"]
-        done = subprocess.run(
-            [*launcher, "--no-python", sys.executable, "-c", CODE, *words, *size],
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert (done.returncode == 0) == (code == 0), done.stderr
-        assert code == 0 or f"and it has {gpus} GPUs" in done.stderr
+        done = launched(*words, *size, processes=processes)
+        _, said = done.communicate()
+        assert (done.returncode == 0) == (code == 0), said
+        assert code == 0 or f"and it has {gpus} GPUs" in said
 
 
 def test_device_is_named_in_report() -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import CODE
 from kills import KINDS, kill_often
-from runs import DIGITS, final_state, make_pictures, nothing_left, run_modes
+from runs import DIGITS, final_state, launched, make_pictures, nothing_left, run_modes
 from test_training_processes import RECIPE as TWO
 
 import leanify
@@ -69,19 +66,12 @@ def test_kills_with_teacher_or_workers(tmp_path: Path, kind: Callable[[Path], st
     assert final_state(tmp_path / "run") == final_state(tmp_path / "whole")
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*launcher, sys.executable, "-c", CODE, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
-
-
 @pytest.mark.long
 def test_kills_of_one_process(tmp_path: Path) -> None:
     """Either of them is killed once the run has begun; the launcher ends the other."""
     recipe = tmp_path / "two.toml"
     recipe.write_text(TWO.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 1"))
-    done = launch("train", str(recipe), "-o", str(tmp_path / "whole"))
+    done = launched("train", str(recipe), "-o", str(tmp_path / "whole"))
     _, said = done.communicate()
     assert done.returncode == 0, said
     draw = random.Random(0)
@@ -89,7 +79,7 @@ def test_kills_of_one_process(tmp_path: Path) -> None:
     for _ in range(max(2, KILLS // 4)):
         known = {*run.glob("checkpoints/*")}
         begun = ("--resume", str(run)) if run.exists() else (str(recipe), "-o", str(run))
-        process = launch("train", *begun)
+        process = launched("train", *begun)
         while process.poll() is None:
             if {*run.glob("checkpoints/*")} - known:  # a checkpoint more, or one that is being written
                 time.sleep(draw.random() * 0.05)
@@ -99,7 +89,7 @@ def test_kills_of_one_process(tmp_path: Path) -> None:
                 break
             time.sleep(0.01)
         process.communicate()
-    done = launch("train", "--resume", str(run))
+    done = launched("train", "--resume", str(run))
     _, said = done.communicate()
     assert done.returncode == 0, said
     nothing_left(run)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import commands
 import pytest
+from runs import launched
 from safetensors.torch import load_file
-from test_training_processes import RECIPE, launched, same_losses
+from test_training_processes import RECIPE, same_losses
 
 import leanify
 from leanify.core import recipe as recipes
@@ -30,9 +31,9 @@ GPT = recipes.apply_settings(
 
 
 def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
-    """The exit codes of phases (see launches.py), which all begin from one recipe."""
+    """The exit codes of phases (see runs.py), which all begin from one recipe."""
     (folder / "recipe.toml").write_text(recipe)
-    done = commands.start("launches:main", str(folder / "recipe.toml"), *phases).wait()
+    done = commands.start("runs:launch", str(folder / "recipe.toml"), *phases).wait()
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -41,7 +42,7 @@ def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
 def test_sharded_losses_survive_a_kill(tmp_path: Path) -> None:
     """Two processes are killed, and one goes on: weights, moments and averages are whole again."""
     short = SHARDED.replace("epochs = 2", "steps = 4")
-    assert runs(tmp_path, short, "one:1", "many:2:3", "many:1") == [[0], [-signal.SIGKILL] * 2, [0]]
+    assert runs(tmp_path, short, "one:1", "many:2:4", "many:1") == [[0], [-signal.SIGKILL] * 2, [0]]
     same_losses(tmp_path / "one", tmp_path / "many")
     found = {point.step: point for point in RunDirectory.open(tmp_path / "many").checkpoints()}
     assert {step: point.is_sharded for step, point in found.items()} == {0: True, 2: True, 4: False}
@@ -51,7 +52,7 @@ def test_sharded_losses_survive_a_kill(tmp_path: Path) -> None:
 def test_resume_with_other_process_counts(tmp_path: Path) -> None:
     """Killed in between; with mixed images, averaged weights, clipped gradients and two passes a step."""
     killed = -signal.SIGKILL
-    codes = runs(tmp_path, SHARDED, "one:1", "many:2:4", "many:4:7", "many:1")
+    codes = runs(tmp_path, SHARDED, "one:1", "many:2:5", "many:4:8", "many:1")
     assert codes == [[0], [killed] * 2, [killed] * 4, [0]]
     same_losses(tmp_path / "one", tmp_path / "many")
     found = {point.step: point for point in RunDirectory.open(tmp_path / "many").checkpoints()}
@@ -64,7 +65,7 @@ def test_resume_with_other_process_counts(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_full_run_resumes_sharded(tmp_path: Path) -> None:
-    codes = runs(tmp_path, SHARDED, "one:1", "four:4", "grown:1:5", "grown:2")
+    codes = runs(tmp_path, SHARDED, "one:1", "four:4", "grown:1:6", "grown:2")
     assert codes[-1] == [0, 0]
     same_losses(tmp_path / "one", tmp_path / "four")
     same_losses(tmp_path / "one", tmp_path / "grown")
@@ -82,7 +83,7 @@ def test_full_run_resumes_sharded(tmp_path: Path) -> None:
 )
 def test_tied_embeddings_can_be_sharded(tmp_path: Path, settings: tuple[str, ...], apart: float) -> None:
     value = recipes.apply_settings(GPT, settings)
-    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:2")[-1] == [0, 0]
+    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:4", "two:2")[-1] == [0, 0]
     same_losses(tmp_path / "one", tmp_path / "two", apart)
 
 
@@ -92,7 +93,7 @@ def test_teacher_and_maps_can_be_sharded(tmp_path: Path) -> None:
     assert runs(tmp_path, teacher.to_toml(), "teacher:1") == [[0]]
     words = [f'distill.teacher="{tmp_path / "teacher"}"', "distill.hidden_weight=0.5"]
     value = recipes.apply_settings(GPT, words)
-    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:4:3", "two:1") == [[0], [-9] * 2, [-9] * 4, [0]]
+    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:4", "two:4:4", "two:1") == [[0], [-9] * 2, [-9] * 4, [0]]
     same_losses(tmp_path / "one", tmp_path / "two")
 
 
@@ -147,8 +148,9 @@ def test_bad_launches_exit_with_2(tmp_path: Path) -> None:
     }.items():
         given = [part for each in settings for part in ("--set", each)]
         done = launched("train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / "run"), *given)
-        said = [line for line in done.stderr.splitlines() if line.startswith("leanify:") and "warning" not in line]
-        assert len(said) == 1, done.stderr
-        assert words in said[0]
-        assert "exitcode  : 2" in done.stderr
+        _, said = done.communicate()
+        lines = [line for line in said.splitlines() if line.startswith("leanify:") and "warning" not in line]
+        assert len(lines) == 1, said
+        assert words in lines[0]
+        assert "exitcode  : 2" in said
         assert not (tmp_path / "run").exists()

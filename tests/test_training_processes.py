@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +11,7 @@ import commands
 import numpy as np
 import pytest
 import torch
-from runs import final_state
+from runs import final_state, launched
 from torch import Tensor, nn
 
 from leanify.core import recipe as recipes
@@ -47,12 +44,6 @@ log_every = 1
 """
 
 
-def launched(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [*launcher, "--no-python", sys.executable, "-c", commands.CODE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
 def same_losses(one: Path, two: Path, apart: float = 1e-4) -> None:
     """Up to the order in which gradients are added."""
     pairs = list(zip(*(RunDirectory.open(run).rows() for run in (one, two)), strict=True))
@@ -66,7 +57,7 @@ def same_losses(one: Path, two: Path, apart: float = 1e-4) -> None:
 def test_two_processes_match_one(tmp_path: Path) -> None:
     recipe = tmp_path / "two.toml"
     recipe.write_text(RECIPE.replace("epochs = 2", "epochs = 1"))
-    done = commands.start("launches:main", str(recipe), "one:1", "two:2").wait()
+    done = commands.start("runs:launch", str(recipe), "one:1", "two:2").wait()
     assert done.stdout.splitlines() == ["[0]", "[0, 0]"], done.stderr
     same_losses(tmp_path / "one", tmp_path / "two")
 
@@ -76,15 +67,17 @@ def test_launched_processes_match_and_resume(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(RECIPE)
     training.train(tmp_path / "two.toml", tmp_path / "one")
     done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
-    assert "find_unused_parameters" not in done.stderr  # every parameter has a gradient: DDP is not told to look
+    _, said = done.communicate()
+    assert done.returncode == 0, said
+    assert "find_unused_parameters" not in said  # every parameter has a gradient: DDP is not told to look
     same_losses(tmp_path / "one", tmp_path / "two")
 
     shutil.copytree(tmp_path / "two", tmp_path / "again")
     shutil.rmtree(RunDirectory.open(tmp_path / "again").checkpoints()[-1].path)
     done = launched("train", "--resume", str(tmp_path / "again"))
-    assert done.returncode == 0, done.stderr
-    assert "from step 5" in done.stderr
+    _, said = done.communicate()
+    assert done.returncode == 0, said
+    assert "from step 5" in said
     assert final_state(tmp_path / "again") == final_state(tmp_path / "two")
 
 

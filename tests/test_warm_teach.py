@@ -16,10 +16,9 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
-from runs import add_pooling, final_state
+from runs import add_pooling, final_state, launched
 from test_hostile_runs import Warnings
 from test_shrink_heads import drawn
-from test_training_processes import launched
 
 import leanify
 from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceError
@@ -165,8 +164,9 @@ def test_unused_pooler_blocks_no_process(home: Path, tmp_path: Path) -> None:
     one = train(home, tmp_path / "one")
     (tmp_path / "two.toml").write_text(one.recipe.to_toml())
     done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
-    assert "find_unused_parameters" not in done.stderr
+    _, said = done.communicate()
+    assert done.returncode == 0, said
+    assert "find_unused_parameters" not in said
     rows = list(zip(one.rows(), RunDirectory.open(tmp_path / "two").rows(), strict=True))
     assert [mine["loss"] for mine, _ in rows] == pytest.approx([theirs["loss"] for _, theirs in rows], abs=1e-4)
 
