@@ -39,6 +39,8 @@ from typing import Any
 import commands
 from PIL import Image
 
+from leanify.training.callbacks import Callback
+
 SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP} | {
     "stop": signal.SIGSTOP, "kill": signal.SIGKILL
 }  # fmt: skip
@@ -80,6 +82,16 @@ eval_every = 5
 checkpoint_every = 2
 keep = 2
 """
+
+
+class Warnings(Callback):
+    """What the user of a run is told."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def on_warning(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def final_state(run: Path) -> dict[str, Any]:

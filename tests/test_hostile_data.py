@@ -19,8 +19,8 @@ import tokenizers as rust
 import torch
 from commands import CODE
 from PIL import Image
-from runs import DIGITS, change_json, make_pictures, refused
-from test_hostile_runs import TEXT, Warnings
+from runs import DIGITS, Warnings, change_json, make_pictures, refused
+from test_hostile_runs import TEXT
 
 from leanify.core import machine
 from leanify.core import recipe as recipes

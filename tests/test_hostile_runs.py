@@ -8,13 +8,14 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS, final_state, nothing_left, refused, run_modes
+from runs import DIGITS, Warnings, final_state, nothing_left, refused, run_modes
 from safetensors.torch import save_file
 
 import leanify
@@ -25,7 +26,6 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import lean_directory
 from leanify.training import loop
 from leanify.training import start as training
-from leanify.training.callbacks import Callback
 from leanify.training.interrupts import Interrupted
 
 TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
@@ -45,14 +45,6 @@ batch_size = 4
 [run]
 checkpoint_every = 2
 """
-
-
-class Warnings(Callback):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def on_warning(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +101,83 @@ def test_short_log_is_never_extended(copied: Path, whole: Path) -> None:
     assert final_state(copied) == final_state(whole)
 
 
-@pytest.mark.parametrize("damage", [None, b"1\n" * 2000])
-def test_lost_log_is_one_message(copied: Path, damage: bytes | None) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "checkpoint.json"])
+def test_damaged_checkpoint_falls_back(copied: Path, whole: Path, name: str) -> None:
+    """It is named, and the one before serves."""
+    file = RunDirectory.open(copied).checkpoints()[-1].path / name
+    file.write_bytes(file.read_bytes()[:-7])
+    warning = resumed(copied)[0]
+    assert "the checkpoint of step 6 is damaged" in warning
+    assert "continuing from step 4" in warning
+    assert final_state(copied) == final_state(whole)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "metrics.jsonl").unlink(), r"metrics\.jsonl"),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"1\n" * 2000), r"metrics\.jsonl"),
+        (lambda run: [file.unlink() for file in run.glob("checkpoints/*/state.pt")], "step 6.*; .*step 4"),
+    ],
+    ids=["no log", "another log", "no state"],
+)
+def test_unusable_run_is_one_message(copied: Path, damage: Callable[[Path], Any], words: str) -> None:
     """Nothing is written."""
-    log = copied / "metrics.jsonl"
-    log.unlink() if damage is None else log.write_bytes(damage)
-    with refused(DirectoryError, r"no checkpoint to resume from: .*metrics\.jsonl"):
+    damage(copied)
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    with refused(DirectoryError, f"no checkpoint to resume from: .*{words}"):
         training.train(resume=copied)
-    assert not log.exists() if damage is None else log.read_bytes() == damage
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+
+
+def test_finished_run_stays_unchanged(copied: Path, whole: Path) -> None:
+    training.train(resume=copied)
+    assert (copied / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_run_has_one_writer(copied: Path) -> None:
+    with RunDirectory.open(copied).lock(), pytest.raises(DirectoryError, match="another process"):
+        training.train(resume=copied)
+
+
+def test_last_and_best_checkpoints_stay(whole: Path) -> None:
+    found = RunDirectory.open(whole).checkpoints()
+    scored = [row for row in RunDirectory.open(whole).rows() if row["split"] == "validation"]
+    best = max(scored, key=lambda row: row["top1"])
+    assert [entry.step for entry in found] == sorted({best["step"], 4, 6})
+    assert RunDirectory.open(whole).best() == next(entry for entry in found if entry.step == best["step"])
+
+
+def test_run_records_its_environment(whole: Path) -> None:
+    """It holds what was asked and where it ran."""
+    assert recipes.load(whole / "recipe.toml") == TINY
+    entry = json.loads((whole / "environment.json").read_text())[0]
+    assert entry["versions"]["torch"] == version("torch")
+    assert {"git", "command", "threads", "processes", "device"} <= entry.keys()
+    assert {tuple(row)[:3] for row in RunDirectory.open(whole).rows()} == {("step", "epoch", "split")}
+
+
+def test_row_has_its_steps_rate(whole: Path) -> None:
+    trainer = loop.Trainer(TINY)
+    rows = [row for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
+    assert [row["lr"] for row in rows] == [trainer.schedule.lr(row["step"] - 1) for row in rows]
+    assert len({row["lr"] for row in rows}) == len(rows)
+
+
+def test_run_is_a_source(whole: Path) -> None:
+    model = leanify.load(whole)
+    best = RunDirectory.open(whole).best()
+    weights = best.weights()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert leanify.read(model).stages[0].depth == 2
+
+
+def test_resume_names_recipe_differences(copied: Path) -> None:
+    words = r"data.cutmix: 1.0 → unset; optim.lr: 0.002 → 0.01"
+    with pytest.raises(RecipeError, match=words):
+        training.train(recipes.apply_settings(TINY, ["optim.lr=0.01", "data.cutmix="]), resume=copied)
+    with pytest.raises(RecipeError, match=r"run.seed: unset → 3"):
+        training.train(resume=copied, settings=["run.seed=3"])
 
 
 def test_edited_recipe_names_its_changes(copied: Path) -> None:
@@ -226,16 +287,19 @@ def test_full_disk_at_checkpoint_is_named(room: int, tmp_path: Path) -> None:
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def test_kill_during_pruning_leaves_nothing(whole: Path, tmp_path: Path) -> None:
-    codes = run_modes(tmp_path / "run", "aim:9", "aim:17", "write:60", "whole", recipe=TINY.to_toml())
-    assert [code for code, _ in codes] == [-9, -9, -9, 0], codes
+def test_kills_leave_nothing_and_change_nothing(whole: Path, tmp_path: Path) -> None:
+    """Inside a row of the log, inside the writing and the pruning of checkpoints, and wherever the clock says."""
+    modes = ("event:21", "aim:9", "aim:17", "write:60", "time:0.8", "whole")
+    codes = run_modes(tmp_path / "run", *modes, recipe=TINY.to_toml())
+    assert [code for code, _ in codes[:4]] == [-9] * 4, codes
+    assert codes[-1] == (0, 6)
     nothing_left(tmp_path / "run")
     assert final_state(tmp_path / "run") == final_state(whole)
 
 
-def test_time_limit_and_hangup_save(whole: Path, tmp_path: Path) -> None:
-    codes = run_modes(tmp_path / "run", "term:2", "hup:5", "whole", recipe=TINY.to_toml())
-    assert codes == [(143, 2), (129, 5), (0, 6)]
+def test_signals_save_the_run(whole: Path, tmp_path: Path) -> None:
+    codes = run_modes(tmp_path / "run", "int:2", "term:3", "hup:5", "whole", recipe=TINY.to_toml())
+    assert codes == [(130, 2), (143, 3), (129, 5), (0, 6)]
     assert final_state(tmp_path / "run") == final_state(whole)
 
 

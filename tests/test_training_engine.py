@@ -11,8 +11,7 @@ from pathlib import Path
 import allocated
 import pytest
 import torch
-from runs import DIGITS, final_state
-from test_hostile_runs import Warnings
+from runs import DIGITS, Warnings, final_state
 
 from leanify.core import machine
 from leanify.core import recipe as recipes

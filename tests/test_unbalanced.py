@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from runs import Warnings
 from sklearn.metrics import f1_score
-from test_hostile_runs import Warnings
 from torch import nn
 
 import leanify

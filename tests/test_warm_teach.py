@@ -16,8 +16,7 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
-from runs import add_pooling, final_state, launched
-from test_hostile_runs import Warnings
+from runs import Warnings, add_pooling, final_state, launched
 from test_shrink_heads import drawn
 
 import leanify
