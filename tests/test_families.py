@@ -10,8 +10,8 @@ import leanify
 from leanify.core.architecture import Layer
 from leanify.profiling.counting import body_parameters
 from leanify.reshaping.sites import locate
-from leanify.search.families import families, families_like
 from leanify.search.narrow_shape import keeps_proportions, narrow_layer
+from leanify.search.published import families, families_like
 
 QWEN, SMOLLM = Layer(896, 14, 2, 64, 4864), Layer(576, 9, 3, 64, 1536)
 DEEPSEEK, OWN = Layer(7168, 128, 128, 128, 2048), Layer(64, 2, 2, 32, 256)

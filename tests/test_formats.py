@@ -15,7 +15,7 @@ from leanify.cli import output as formats
 from leanify.core import recipe as recipes
 from leanify.core.recipe_aliases import ALIASES
 from leanify.core.units import format_count
-from leanify.search.amounts import amount, check_budget
+from leanify.search.options import amount, check_budget
 
 ROWS: list[dict[str, Any]] = [
     {"name": "a|b", "heads": [4, 8], "memory": {"peak": None}},

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import leanify
 from leanify.profiling.price_list import PriceList
 from leanify.search.grid import Grid, make_grids
-from leanify.search.limits import (
+from leanify.search.options import Options
+from leanify.search.request import Request
+from leanify.search.search import (
     UNSPENT,
     Limit,
     _proportional_shares,
@@ -24,8 +26,6 @@ from leanify.search.limits import (
     trades_layers,
     unspent,
 )
-from leanify.search.options import Options
-from leanify.search.request import Request
 
 
 @pytest.fixture(scope="module")

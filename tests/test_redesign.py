@@ -21,7 +21,7 @@ from leanify.profiling.counting import count
 from leanify.profiling.price_list import PriceList
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
-from leanify.search import amounts, search
+from leanify.search import options, search
 from leanify.search.grid import make_grids
 from leanify.search.options import Options
 from leanify.search.ranking import grid_scores, preference
@@ -134,13 +134,13 @@ def test_remarks_are_no_warnings(request_: dict[str, Any], word: str) -> None:
     ],
 )  # fmt: skip
 def test_budget_forms_parse(budget: Any, limit: float) -> None:
-    assert amounts.parse_budget("--x", budget, 100, amounts.COUNTS) == limit
+    assert options.parse_budget("--x", budget, 100, options.COUNTS) == limit
 
 
 @pytest.mark.parametrize("budget", [0, -1, "0", 1.5, 50, "50", "abc", "", "M", "nan", "inf", "150%", "0.5x"])
 def test_invalid_budgets_are_refused(budget: Any) -> None:
     with pytest.raises(leanify.BudgetError, match=r"--x .*share"):
-        amounts.parse_budget("--x", budget, 100, amounts.COUNTS)
+        options.parse_budget("--x", budget, 100, options.COUNTS)
 
 
 def test_default_budget_is_half() -> None:

@@ -107,7 +107,6 @@ READERS = {  # modules besides core/files/reading.py that open files by name, an
     "core/machine.py": "the kernel's own files",
     "runs/shards.py": "what was written a moment ago",
     "search/published.py": PACKAGED,
-    "search/families.py": PACKAGED,
     "sources/names.py": "an installed library's own files",
     "shrinking/folder.py": "the lock of a folder, which is not read",
 }

@@ -57,7 +57,7 @@ def profile(
       leanify profile vit_base lean
       leanify profile lean --no-measure --max-params 43M
     """
-    from leanify.search.amounts import amount
+    from leanify.search.options import amount
 
     # the limits, refused before torch is imported
     kind = output_kind(format, json)

@@ -24,9 +24,8 @@ from leanify.profiling.cost import Shape
 from leanify.search.control import control
 from leanify.search.design import Design, make_design
 from leanify.search.grid import make_grids
-from leanify.search.limits import is_within, share_out
 from leanify.search.plan import Plan
-from leanify.search.search import search
+from leanify.search.search import is_within, search, share_out
 
 KEPT_SIZES = {"depth-only": ("heads", "mlp"), "mlp-only": ("heads", "depth")}  # sizes that keep the baseline's values
 NARROWEST_CUT = 0.1  # minimum MLP of these designs, as a multiple of the width

@@ -21,9 +21,8 @@ from leanify.profiling import profile as profiling
 from leanify.profiling.price_list import PriceList
 from leanify.profiling.timing import Clock, Pair
 from leanify.reshaping import surgery
-from leanify.search.amounts import BYTES, TIMES, parse_budget
 from leanify.search.design import Design
-from leanify.search.options import Options
+from leanify.search.options import BYTES, TIMES, Options, parse_budget
 from leanify.search.request import Request
 from leanify.search.search import SearchResult
 from leanify.search.shortfall import refusal

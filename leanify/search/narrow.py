@@ -1,7 +1,7 @@
 """The narrow and the balanced design: models of a smaller residual width, in the shapes that makers choose.
 
 Narrow keeps the baseline's depth and answers the obvious question: why not simply use a narrower model? Balanced has
-fewer layers as well, divided between depth and width as in published families (`families`). Both have heads × head_dim
+fewer layers as well, divided between depth and width as in published families (`published`). Both have heads × head_dim
 in the baseline's share of the width, widths in multiples of 64 or of the head_dim, and MLPs that take up the rest of
 the budget. Candidates are compared by arithmetic; the best guesses are counted on meta.
 """
@@ -17,11 +17,11 @@ from leanify.core.errors import LeanifyError, ShapeError
 from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
 from leanify.search.design import Design, design_of_architecture
-from leanify.search.limits import UNSPENT
 from leanify.search.narrow_search import CLOSE, WIDE, NarrowSearch
 from leanify.search.narrow_shape import primary_widths
 from leanify.search.options import Width, spell_pin
 from leanify.search.request import Request
+from leanify.search.search import UNSPENT
 from leanify.search.towers import pins_per_stage, towers
 
 

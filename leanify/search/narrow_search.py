@@ -12,8 +12,8 @@ from leanify.core.architecture import Architecture, primary_layer
 from leanify.core.errors import ShapeError
 from leanify.profiling.cost import Shape, apply_shape
 from leanify.profiling.price_list import PriceList
-from leanify.search.families import families_like
 from leanify.search.narrow_shape import WidthScale, keeps_proportions, narrow_layer
+from leanify.search.published import families_like
 from leanify.search.request import Request
 from leanify.search.rules import (
     EVEN_HEADS,

@@ -1,23 +1,36 @@
-"""The published lean models (`published.toml`), and the row nearest to one tower of a model."""
+"""What was published: lean models, and the families in which makers divide a smaller budget between layers and width.
+
+`published.toml` has a row for each lean model; a tower of a model follows the nearest one. In a family
+(`families.toml`) width grows with the parameters of the blocks as width ∝ params^a. With heads and MLP in proportion to
+the width, a block has width² parameters, so depth grows with params^(1 − 2a).
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from statistics import linear_regression
+from typing import Any, NamedTuple
 
 from leanify.core.architecture import Layer, primary_layer
 from leanify.profiling.cost import ModelFacts
 from leanify.profiling.price_list import PriceList
-from leanify.search.towers import Tower, tower_stages
+from leanify.search.towers import Tower, tower_stages, towers
 
-FILE = Path(__file__).with_suffix(".toml")
 READERS = ("vision", "encoder", "decoder")  # kinds by input type; other kinds are parts of a model name
 SAME_WIDTH, SAME_DEPTH = 1.5, 2.0  # a row applies to models within these factors of its size
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+# -- lean models -------------------------------------------------------------------------------------------------------
 
 
 class Sizes(NamedTuple):
@@ -57,7 +70,7 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """Return all published rows."""
-    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))["row"]
+    tables = _read("published.toml")["row"]
     return tuple(Row(**{**row, "baseline": Sizes(*row["baseline"]), "lean": Sizes(*row["lean"])}) for row in tables)
 
 
@@ -99,3 +112,56 @@ def tower_kind(facts: ModelFacts, tower: Tower) -> str | None:
     if reads_text and "image" not in facts.inputs and has_one_tower:
         return "decoder" if facts.causal[tower.lead] else "encoder"
     return None
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """The published members of one series, each with depth, width, heads, key/value heads, head_dim and MLP."""
+
+    name: str
+    kind: str
+    source: str
+    gated: bool
+    members: tuple[tuple[int, int, int, int, int, int], ...]
+
+    @property
+    def body_params(self) -> list[int]:
+        """The parameters of each member's blocks, without biases and norms."""
+        params = []
+        for depth, width, heads, kv_heads, head_dim, mlp in self.members:
+            attention = 2 * width * head_dim * (heads + kv_heads)
+            params.append(depth * (attention + (3 if self.gated else 2) * width * mlp))
+        return params
+
+    @property
+    def exponent(self) -> float:
+        """The slope of ln width in ln parameters of the blocks, by least squares."""
+        widths = [math.log(member[1]) for member in self.members]
+        return linear_regression([math.log(params) for params in self.body_params], widths).slope
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Return all published families."""
+    rows = _read("families.toml")["family"]
+    return tuple(Family(**{**row, "members": tuple(map(tuple, row["members"]))}) for row in rows)
+
+
+def families_like(prices: PriceList) -> Sequence[Family]:
+    """Return the families of a model's kind: by its inputs, and whether it is causal."""
+    inputs = prices.facts.inputs
+    causal = {prices.facts.causal[tower.lead] for tower in towers(prices.architecture, prices.stage_indices)}
+    if causal == {True}:
+        kind = "decoder"
+    elif "sound" in inputs or "features" in inputs:
+        kind = "audio"
+    elif "token ids" not in inputs and ("image" in inputs or "patches" in inputs):
+        kind = "vision"
+    elif causal == {True, False} and "image" not in inputs:
+        kind = "encoder-decoder"
+    else:
+        kind = "encoder"
+    return [family for family in families() if family.kind == kind]

@@ -25,10 +25,10 @@ from leanify.search import request as requests
 from leanify.search import search
 from leanify.search.control import control as control_of
 from leanify.search.design import Design, make_design
-from leanify.search.families import families_like
 from leanify.search.narrow import Narrow, find_narrower, narrow_remarks, narrowed_architecture, target_params
 from leanify.search.options import BUDGETS, PINS, Options, check_names, parameters
 from leanify.search.plan import Plan
+from leanify.search.published import families_like
 from leanify.search.ranking import Ranking, is_causal, lean_rule
 from leanify.search.request import Request
 from leanify.search.shortfall import lean_needs, refusal

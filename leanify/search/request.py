@@ -9,8 +9,7 @@ from leanify.core.errors import BudgetError, ShapeError
 from leanify.core.units import format_count, format_operations, format_share
 from leanify.profiling.cost import Cost
 from leanify.profiling.price_list import PriceList
-from leanify.search.amounts import BYTES, COUNTS, parse_budget
-from leanify.search.options import Options
+from leanify.search.options import BYTES, COUNTS, Options, parse_budget
 from leanify.search.rules import Rules
 from leanify.search.towers import towers
 

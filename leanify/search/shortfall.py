@@ -10,12 +10,11 @@ import numpy as np
 from leanify.core.errors import BudgetError
 from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
-from leanify.search.amounts import COUNTS, parse_budget
 from leanify.search.grid import Grid, make_grids
-from leanify.search.limits import is_within, share_out, trades_layers
-from leanify.search.options import AXES, USUAL_AXES, spell_pin
+from leanify.search.options import AXES, COUNTS, USUAL_AXES, parse_budget, spell_pin
 from leanify.search.request import Request
 from leanify.search.rules import DEEPEST_CUT, MAX_MACS, max_width
+from leanify.search.search import is_within, share_out, trades_layers
 from leanify.search.towers import tower_stages
 
 OPTIONS = {

@@ -10,11 +10,10 @@ from leanify.profiling.cost import StageShape
 from leanify.profiling.price_list import PriceList
 from leanify.search.control import CLOSE
 from leanify.search.design import Design, changes
-from leanify.search.limits import UNSPENT
 from leanify.search.ranking import MORE_HEADS
 from leanify.search.request import Request
 from leanify.search.rules import MIN_GATED_MLP, MIN_MLP, max_width, tower_floor
-from leanify.search.search import SearchResult
+from leanify.search.search import UNSPENT, SearchResult
 from leanify.search.towers import tower_stages, towers
 
 UNEQUAL = 0.05  # report lean's MACs if they exceed its control's or plain's by this share
