@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from leanify.core.architecture import primary_layer
-from leanify.profiling.cost import Cost, Shape
+from leanify.profiling.cost import Shape
 from leanify.profiling.price_list import PriceList
 from leanify.search.rules import SMALL_MULTIPLE, Rules
 from leanify.search.towers import Tower, towers
 
-NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 CLOSE = 0.001  # maximum difference, as a share of lean's parameters
 
 
-def control(prices: PriceList, lean: Shape, rules: Rules, limits: Mapping[str, float] = NO_LIMITS) -> Shape | None:
+def control(prices: PriceList, lean: Shape, rules: Rules, limits: Mapping[str, float] | None = None) -> Shape | None:
     """Return the shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
 
     Hidden units are multiples of 64, 32, 16 or 8: the largest multiple that comes within 0.1% of lean's parameters, or
@@ -29,7 +27,7 @@ def control(prices: PriceList, lean: Shape, rules: Rules, limits: Mapping[str, f
     params = int(prices.total(lean).params)
     for tower in towers(prices.architecture, prices.stage_indices):
         if any(shape[i] != lean[i] for i in tower.stages):
-            shape = _widen_mlps(prices, tower, shape, lean, params, rules, limits)
+            shape = _widen_mlps(prices, tower, shape, lean, params, rules, limits or {})
     return shape
 
 
@@ -38,13 +36,12 @@ def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int,
     old = _restore_heads(prices, lean)
     if not any(stage and stage.mlp for stage in old):
         return True
-    shape = _widen_mlps(prices, tower, old, lean, params, rules)
+    shape = _widen_mlps(prices, tower, old, lean, params, rules, {})
     off = _params(prices, tower, shape) - _params(prices, tower, lean)
     return abs(off) <= CLOSE * params
 
 
 def _restore_heads(prices: PriceList, shape: Shape) -> Shape:
-    """Return the shape with the baseline's heads."""
     stages = []
     for stage, stage_shape in zip(prices.architecture.stages, shape, strict=True):
         if stage_shape is not None:
@@ -61,11 +58,11 @@ def _widen_mlps(
     lean: Shape,
     params: int,
     rules: Rules,
-    limits: Mapping[str, float] = NO_LIMITS,
+    limits: Mapping[str, float],
 ) -> Shape:
     """Widen the tower's MLPs until the shape has lean's parameters; ``params`` are those of the whole model."""
-    # the widths of the tower's MLPs
     stages = prices.architecture.stages
+    max_params = {cost: limit for cost, limit in limits.items() if cost.startswith("params")}
     mlps = {i: stage.mlp for i, stage in enumerate(shape) if i in tower.stages and stage and stage.mlp}
     # parameters are linear in the widths: one factor reaches lean's
     target_params, current_params = _params(prices, tower, lean), _params(prices, tower, shape)
@@ -86,19 +83,15 @@ def _widen_mlps(
                 widths[i] = step * max(1, steps)
             widened_shape = _replace_mlps(shape, widths)
             off = abs(_params(prices, tower, widened_shape) - target_params)
-            if off < nearest_off and _is_within(prices.total(widened_shape), limits):
+            cost = prices.total(widened_shape)
+            if off < nearest_off and all(getattr(cost, name) <= limit for name, limit in max_params.items()):
                 nearest, nearest_off = widened_shape, off
         if nearest_off <= CLOSE * params / 2:
             break
     return nearest
 
 
-def _is_within(cost: Cost, limits: Mapping[str, float]) -> bool:
-    return all(getattr(cost, name) <= limit for name, limit in limits.items() if name.startswith("params"))
-
-
 def _replace_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:
-    """Return the shape with these hidden units, given by stage index."""
     return tuple(stage._replace(mlp=mlps[i]) if stage and i in mlps else stage for i, stage in enumerate(shape))
 
 

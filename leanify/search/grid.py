@@ -80,8 +80,15 @@ def make_grids(prices: PriceList, request: Request) -> list[Grid]:
 
 def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     """Price every design of a tower that the request allows. Raises ShapeError if there is none."""
+    # the pinned experts in every mixture
+    architecture, experts = prices.architecture, request.options.experts
+    if experts and not any(stage.mixture for stage in architecture.stages):
+        raise ShapeError(f"{architecture.source} has no routed experts whose number could change")
+    mixtures = [experts if stage.mixture else {} for stage in architecture.stages]
+    if experts:
+        mixed = [stage.mixing(**experts) if stage.mixture else stage for stage in architecture.stages]
+        architecture = replace(architecture, stages=tuple(mixed))
     # the cost of everything outside this tower
-    architecture, mixtures = apply_mixture(prices.architecture, request)
     fixed_stages = [None if i in tower.stages else stage for i, stage in enumerate(prices.baseline)]
     others = prices.total(tuple(fixed_stages))
     shapes: list[Shape] = []
@@ -105,22 +112,15 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
         for name, value in values.items():
             columns[name].append(np.broadcast_to(value, size))
         shapes.append(shape)
+    if not shapes:
+        mode = request.options.heads_mode
+        raise ShapeError(f"no way to {mode} heads was found that every stage can follow; name one head count a stage")
     # concatenate over all shapes
     arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in columns.items()}
     costs = Cost(*(arrays.pop(name) for name in Cost.__dataclass_fields__))
     old = architecture.stages[tower.lead]
     causal = prices.facts.causal[tower.lead]
     return Grid(tower, primary_layer(old), old.depth, old.shortest, causal, shapes, cost=costs, **arrays)
-
-
-def apply_mixture(architecture: Architecture, request: Request) -> tuple[Architecture, list[dict[str, int]]]:
-    """Return the architecture with the pinned experts in every mixture, and the pins of stages. Raises ShapeError."""
-    experts, stages = request.options.experts, architecture.stages
-    if experts and not any(stage.mixture for stage in stages):
-        raise ShapeError(f"{architecture.source} has no routed experts whose number could change")
-    fields = [experts if stage.mixture else {} for stage in stages]
-    new_stages = [stage.mixing(**pinned) if pinned else stage for stage, pinned in zip(stages, fields, strict=True)]
-    return replace(architecture, stages=tuple(new_stages)), fields
 
 
 def _shapes(prices: PriceList, architecture: Architecture, request: Request, tower: Tower) -> Iterator[Shape]:
@@ -139,7 +139,6 @@ def _shapes(prices: PriceList, architecture: Architecture, request: Request, tow
     head_sizes = _heads(lead, pins["heads"][tower.lead], pins["head_dim"][tower.lead], request)
     if row is not None and row.is_split and request.wants_heads and request.options.heads_mode != "grow":
         head_sizes = list(dict.fromkeys([*head_sizes, (row.lean.heads, row.lean.head_dim)]))
-    is_empty = True
     # every combination, in which the other stages follow the leading one
     for heads, head_dim in head_sizes:
         for depth in depths:
@@ -149,11 +148,7 @@ def _shapes(prices: PriceList, architecture: Architecture, request: Request, tow
                 stage_pins = {what: values[i] for what, values in pins.items()}
                 shape[i] = _follow(architecture.stages[i], lead, first, stage_pins, request.rules, mlp_ranges[i][0])
             if all(shape[i] is not None for i in tower.stages):
-                is_empty = False
                 yield tuple(shape)
-    if is_empty:
-        mode = request.options.heads_mode
-        raise ShapeError(f"no way to {mode} heads was found that every stage can follow; name one head count a stage")
 
 
 def thin(values: Sequence[int], max_values: int) -> list[int]:

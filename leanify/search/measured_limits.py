@@ -23,9 +23,9 @@ from leanify.profiling.timing import Clock, Pair
 from leanify.reshaping import surgery
 from leanify.search.design import Design
 from leanify.search.options import BYTES, TIMES, Options, parse_budget
+from leanify.search.remarks import refusal
 from leanify.search.request import Request
 from leanify.search.search import SearchResult
-from leanify.search.shortfall import refusal
 
 Search = Callable[[Request, int], SearchResult]  # (request, top) → the best designs within it
 MAX_TIMED = 20  # designs to time per search
@@ -43,7 +43,6 @@ class Timing:
     pairs: dict[str, Pair] = field(default_factory=dict, repr=False)
 
     def time_design(self, design: Design) -> Design:
-        """Return the design with its latency."""
         key = str(design.architecture)
         if key not in self.pairs:
             self.pairs[key] = self.clock.pair(design.architecture)
@@ -52,6 +51,16 @@ class Timing:
     def noise(self, design: Design) -> float:
         """Return the relative difference between the two halves of a design's timings."""
         return self.pairs[str(design.architecture)].noise
+
+    def warnings(self, chosen: Design) -> list[str]:
+        """Return a warning if the timings scatter too much."""
+        noise = self.noise(chosen)
+        if noise <= NOISY:
+            return []
+        return [
+            f"the machine is busy: timings scatter by {format_share(noise)}, and latencies are as uncertain; a quiet "
+            "machine or one thread (OMP_NUM_THREADS=1) helps"
+        ]
 
     def to_json(self, design: Design) -> dict[str, Any]:
         return {
@@ -129,17 +138,6 @@ def _plain_within(plain: Design | None, request: Request, find: Search, timing: 
         smaller = replace(request, limits={**request.limits, "macs": int(0.97 * plain.macs / share)})
         plain = find(smaller, 1).plain
     return None
-
-
-def latency_warnings(timing: Timing, chosen: Design) -> list[str]:
-    """Yield a warning if the timings scatter too much."""
-    noise = timing.noise(chosen)
-    if noise <= NOISY:
-        return []
-    return [
-        f"the machine is busy: timings scatter by {format_share(noise)}, and latencies are as uncertain; a quiet "
-        "machine or one thread (OMP_NUM_THREADS=1) helps"
-    ]
 
 
 class MemoryLimit:

@@ -9,7 +9,7 @@ the budget. Candidates are compared by arithmetic; the best guesses are counted 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from leanify.core.architecture import Architecture
@@ -46,22 +46,15 @@ def find_narrower(name: str, prices: PriceList, lean: Design | None, request: Re
     if request.options.width is not None or target is None:
         return Narrow(None)
     find = search.nearest if name == "narrow" else search.balanced
+    limit = None if lean is not None else request.limits.get("macs")
     try:
-        return Narrow(_within_macs(prices, request, find, target, lean))
+        design = design_of_architecture(prices, find(target))
+        while limit is not None and design.macs > limit:  # fewer parameters, until its MACs are within the limit
+            target = int(target * min(0.98, limit / design.macs))
+            design = design_of_architecture(prices, find(target))
     except LeanifyError as error:  # the model has no such width, or does not run with it
         return Narrow(None, f"no {name}: {error}")
-
-
-def _within_macs(
-    prices: PriceList, request: Request, find: Callable[[int], Architecture], target: int, lean: Design | None
-) -> Design:
-    """Return what ``find`` returns for ``target`` parameters; without lean for fewer, if MACs are limited."""
-    limit = request.limits.get("macs")
-    while True:
-        design = design_of_architecture(prices, find(target))
-        if limit is None or lean is not None or design.macs <= limit:
-            return design
-        target = int(target * min(0.98, limit / design.macs))
+    return Narrow(design)
 
 
 def target_params(prices: PriceList, lean: Design | None, request: Request) -> int | None:

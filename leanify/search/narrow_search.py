@@ -61,15 +61,14 @@ class NarrowSearch:
     def _usual_units(self) -> list[int]:
         """Return the units whose width is a multiple of 64 or of the head_dim, with the baseline's share of heads."""
         primaries = {layer for stage in self.architecture.stages for layer in stage.primaries}
+        devices = self.request.options.tensor_parallel or 1
+        step = math.lcm(devices, EVEN_HEADS if self.lead.heads >= MANY_HEADS else 1)
         usual, near_units, exact = [], [], []
         for unit in self.scale.smaller_units():
             widths = self.scale.widths(unit)
             narrow = {layer: narrow_layer(layer, widths[layer.width]) for layer in primaries}
             # an even number of heads if there are many, divisible by the devices
             lead = narrow[self.lead]
-            step = math.lcm(
-                self.request.options.tensor_parallel or 1, EVEN_HEADS if self.lead.heads >= MANY_HEADS else 1
-            )
             is_small = self.lead.width < SMALL_WIDTH and lead.width % SMALL_MULTIPLE == 0
             is_usual = is_small or lead.width % MULTIPLE == 0 or lead.width % lead.head_dim == 0
             is_even = lead.heads % step == 0
@@ -255,7 +254,6 @@ class NarrowSearch:
         return self.params(self.scale.reshape(self.scale.unit, 2.0, 1)) - self.params(self.architecture)
 
     def _changed_mlp_params(self, shape: Shape) -> int:
-        """Return the parameters of the MLPs in the stages whose depth may change."""
         wider = tuple(stage and stage._replace(mlp=2 * stage.mlp) for stage in shape)
         return int(self.prices.total(wider).params_body) - int(self.prices.total(shape).params_body)
 

@@ -143,31 +143,28 @@ class Options:
 
 def _parse_width(value: Any) -> Width:
     """Return a width as typed or given: one number, one per stage, or one per tower by name. Raises ShapeError."""
+    # its names, and the number of each
+    names: list[str] = []
+    parts: Sequence[Any] = value if isinstance(value, Sequence) else [value]
     if isinstance(value, Mapping):
-        return {name: _parse_number(value, part) for name, part in value.items()}
-    if isinstance(value, str) and "=" in value:
-        pairs = (part.partition("=") for part in value.split(","))
-        return {name.strip(): _parse_number(value, part) for name, _, part in pairs}
-    if isinstance(value, str):
-        parts: Sequence[Any] = value.split(",")
-    else:
-        parts = value if isinstance(value, Sequence) else [value]
-    widths = [_parse_number(value, part) for part in parts]
-    return widths[0] if len(widths) == 1 else widths
-
-
-def _parse_number(value: Any, part: Any) -> float:
-    """Return one number of a width. Raises ShapeError."""
+        names, parts = list(value), list(value.values())
+    elif isinstance(value, str):
+        parts = value.split(",")
+        if "=" in value:
+            names = [part.partition("=")[0].strip() for part in parts]
+            parts = [part.partition("=")[2] for part in parts]
     try:
-        number = float(part)
+        widths = [float(part) for part in parts]
     except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number < float("inf"):
+        widths = [0.0]
+    if not all(0 < width < float("inf") for width in widths):
         raise ShapeError(
             f"--width {value}: it must be a number of channels (512) or a share of them (0.75), one per stage "
             "(96,192,384,768), or one per tower by name (text_model=384)"
         )
-    return number
+    if names:
+        return dict(zip(names, widths, strict=True))
+    return widths[0] if len(widths) == 1 else widths
 
 
 def spell_pin(pin: object) -> str:

@@ -209,16 +209,6 @@ class Plan(Tabular):
         # trained weights: those that fit
         return surgery.write(find.load_with_weights(self.model_source, weights, pretrained), shape)
 
-    def provenance(self, design: Design, has_weights: bool) -> str:
-        """Describe the origin of a design for its README: both sizes, the budget, and the origin of its weights."""
-        if has_weights:
-            weights = "Weights of the original in new shapes; it has not been trained since."
-        else:
-            weights = "New weights: it has not been trained."
-        params = f"{format_count(design.params)} of {format_count(self.baseline.params)} parameters"
-        macs = f"{format_gigas(design.macs)} of {format_gigas(self.baseline.macs)} GMACs"
-        return f"{params}, {macs}; {self.budget}. {weights}"
-
     def pick_design(self, name: str | None = None) -> Design:
         """Return the design named lean, plain, narrow, balanced or control, N for the Nth candidate, or by default the
         one that is listed first. Raises ShapeError; also without a name if lean is missing.
@@ -259,11 +249,15 @@ class Plan(Tabular):
         if control and choose not in (None, "lean"):
             raise LeanifyError(f"--control writes lean and its control, and --choose {choose} another design")
 
+        origin, is_fresh = "New weights: it has not been trained.", isinstance(self.source_value, str | Path)
+        if pretrained or weights is not None:
+            origin, is_fresh = "Weights of the original in new shapes; it has not been trained since.", False
+
         def write(one: Design, folder: str | Path, force: bool, title: str) -> None:
             built = self.build(weights, seed, pretrained, one)
-            has_weights = pretrained or weights is not None
-            note = self.provenance(one, has_weights)
-            is_fresh = not has_weights and isinstance(self.source_value, str | Path)
+            params = f"{format_count(one.params)} of {format_count(self.baseline.params)} parameters"
+            macs = f"{format_gigas(one.macs)} of {format_gigas(self.baseline.macs)} GMACs"
+            note = f"{params}, {macs}; {self.budget}. {origin}"
             lean_directory.save(built, folder, force, title, note=note, is_initialised=is_fresh)
 
         # one design, or lean and control side by side in a folder that appears whole

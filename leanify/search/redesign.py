@@ -8,8 +8,7 @@ If the prices are known (`prices.costs`), this module does not import torch; `Pl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +29,9 @@ from leanify.search.options import BUDGETS, PINS, Options, check_names, paramete
 from leanify.search.plan import Plan
 from leanify.search.published import families_like
 from leanify.search.ranking import Ranking, is_causal, lean_rule
+from leanify.search.remarks import lean_needs, refusal, remarks, warnings
 from leanify.search.request import Request
-from leanify.search.shortfall import lean_needs, refusal
 from leanify.search.towers import stages_to_change, towers
-from leanify.search.warnings import remarks, warnings
 
 if TYPE_CHECKING:
     from leanify.profiling.cost_model import Source
@@ -96,48 +94,61 @@ def redesign(
 
     # the best designs, lean's rivals, and the row that is listed first
     result, seconds, request, timing = _find(prices, request, ranking)
-    rivals = _find_rivals(full_prices, prices, request, result, narrow)
-    follows = "a ranking of the caller's own" if ranking is not None else _followed_rule(prices, options)
-    first = _first(full_prices, request, result, rivals, follows, ranking is not None)
+    lean, plain = result.lean, result.plain
+    control_shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
+    control = None if control_shape is None else make_design(prices, control_shape)
+    narrower = _find_narrower(full_prices, request, result, narrow)
+    follows = "a ranking of the caller's own"
+    if ranking is None:
+        follows = lean_rule(prices)
+        if "width" in options.axis_names:
+            follows += f"; its width is {'pinned' if options.width is not None else 'as in published families'}"
+    first = _first(full_prices, request, result, narrower, follows, ranking is not None)
     if first is None:
-        raise refusal(prices, request, [rival.reason for rival in rivals.narrower.values() if rival.reason])
-    needs = None if result.lean is not None else lean_needs(prices, request)
+        raise refusal(prices, request, [rival.reason for rival in narrower.values() if rival.reason])
+    first_name, chosen, reason = first
+    needs = None if lean is not None else lean_needs(prices, request)
 
     # bounds that are crossed, what lean costs, and why a rival is missing
-    warning_list = [*warnings(prices, request, start, result.lean), *prices.facts.notes]
-    remark_list = [first.reason] if first.reason else []
+    warning_list = [*warnings(prices, request, start, lean), *prices.facts.notes]
+    remark_list = [reason] if reason else []
     if needs is not None:
         remark_list.append(f"no lean: {needs}")
-    remark_list += remarks(prices, request, start, result, rivals.control)
-    for remark in rivals.remarks(request, baseline, result.lean):
-        remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # named without its path
+    remark_list += remarks(prices, request, start, result, control)
+    target = target_params(full_prices, lean, request)
+    for name, rival in narrower.items():
+        if name == "balanced" and narrower["narrow"].design is None:
+            continue  # it is missing for the same reason
+        for remark in narrow_remarks(name, rival, baseline.architecture, target, lean is not None, request):
+            remark_list.append(remark.replace(prices.architecture.source, _name(source)))  # named without its path
 
     # measured latencies
-    control = rivals.control
     if timing is not None:
-        from leanify.search.measured_limits import latency_warnings
-
         if not (options.target_params or options.max_macs):
             limit, full = timing.limit_s, timing.clock.baseline
             budget = f"budget {duration(limit)} a pass, {format_share(limit / full)} of {duration(full)}"
         baseline, control = timing.time_design(baseline), control and timing.time_design(control)
-        warning_list += latency_warnings(timing, first.design)
+        warning_list += timing.warnings(chosen)
 
+    # the designs after the first; without lean the best of each depth
+    others = [design for design in result.front if design.architecture != chosen.architecture]
+    if lean is None and not request.is_measured:
+        others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
     changed_towers = towers(prices.architecture, prices.stage_indices)
     plan = Plan(
         source=_name(source),
         options=options,
         baseline=baseline,
-        first=first.name,
-        reason=first.reason,
-        chosen=first.design,
-        lean=result.lean,
+        first=first_name,
+        reason=reason,
+        chosen=chosen,
+        lean=lean,
         control=control,
-        narrow=rivals.narrower["narrow"].design,
-        balanced=rivals.narrower["balanced"].design,
-        plain=result.plain,
-        plain_name=None if result.plain is None else search.plain_name(start, result.plain),
-        candidates=[first.design, *_others(result, first, request)][: options.top],
+        narrow=narrower["narrow"].design,
+        balanced=narrower["balanced"].design,
+        plain=plain,
+        plain_name=None if plain is None else search.plain_name(start, plain),
+        candidates=[chosen, *others][: options.top],
         warnings=warning_list,
         remarks=remark_list,
         searched=result.searched,
@@ -211,7 +222,6 @@ def _attach_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> 
 
 
 def _name(source: Source) -> str:
-    """Return the name of a source in a plan."""
     if isinstance(source, (str, Path)):
         return str(source)
     if isinstance(source, Recipe):
@@ -266,45 +276,7 @@ def _narrowed_prices(source: Source, prices: PriceList, request: Request) -> Pri
     return narrowed_prices
 
 
-def _followed_rule(prices: PriceList, options: Options) -> str:
-    """Describe the rules of lean's width and of its other sizes."""
-    rule = lean_rule(prices)
-    if "width" not in options.axis_names:
-        return rule
-    width = "pinned" if options.width is not None else "as in published families"
-    return f"{rule}; its width is {width}"
-
-
 # -- the designs ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FirstRow:
-    """The design that a plan lists first: its name, and the reason as a sentence, empty if the user's pins chose it."""
-
-    name: str
-    design: Design
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """The designs that lean is compared with, and the parameters that the narrower ones should have.
-
-    control   lean's depth and parameters, the old heads; None if there is none
-    narrower  narrow and balanced, by name
-    """
-
-    control: Design | None
-    narrower: dict[str, Narrow]
-    target: int | None
-
-    def remarks(self, request: Request, baseline: Design, lean: Design | None) -> Iterator[str]:
-        """Yield why a narrower design is missing, or how it differs; balanced is missing for the same reason."""
-        has_narrow = self.narrower["narrow"].design is not None
-        for name, one in self.narrower.items():
-            if name == "narrow" or has_narrow:
-                yield from narrow_remarks(name, one, baseline.architecture, self.target, lean is not None, request)
 
 
 def _find(
@@ -339,45 +311,47 @@ def _find(
     return result, seconds, request, timing
 
 
-def _find_rivals(
-    full_prices: PriceList, prices: PriceList, request: Request, result: search.SearchResult, narrow: Narrow | None
-) -> Rivals:
-    """Return lean's rivals. With pinned sizes only what has them is a design, so nothing is balanced."""
-    lean = result.lean
-    shape = None if lean is None else control_of(prices, lean.shape, request.rules, request.limits)
-    control = None if shape is None else make_design(prices, shape)
-    target = target_params(full_prices, lean, request)
-    balanced_rival = Narrow(None)
+def _find_narrower(
+    prices: PriceList, request: Request, result: search.SearchResult, narrow: Narrow | None
+) -> dict[str, Narrow]:
+    """Return narrow and balanced. With pinned sizes only what has them is a design, so nothing is balanced."""
+    balanced = Narrow(None)
     if narrow is None and (result.front or request.wants_heads):
-        narrow = find_narrower("narrow", full_prices, lean, request)
+        narrow = find_narrower("narrow", prices, result.lean, request)
     if request.wants_heads and not request.is_pinned:
-        balanced_rival = find_narrower("balanced", full_prices, lean, request)
-    return Rivals(control, {"narrow": narrow or Narrow(None), "balanced": balanced_rival}, target)
+        balanced = find_narrower("balanced", prices, result.lean, request)
+    return {"narrow": narrow or Narrow(None), "balanced": balanced}
 
 
 def _first(
-    prices: PriceList, request: Request, result: search.SearchResult, rivals: Rivals, follows: str, is_own_order: bool
-) -> FirstRow | None:
-    """Return the row that is listed first, never one above the budget; None if no design at all is within the limits.
+    prices: PriceList,
+    request: Request,
+    result: search.SearchResult,
+    narrower: dict[str, Narrow],
+    follows: str,
+    is_own_order: bool,
+) -> tuple[str, Design, str] | None:
+    """Return the row that is listed first, never one above the budget: its name, its design, and why it is first.
 
-    With ``is_own_order`` a ranking of the caller's own decides, so lean comes first.
+    With ``is_own_order`` a ranking of the caller's own decides, so lean comes first. No reason is given if the user's
+    pins chose the row. None if no design at all is within the limits.
     """
     designs = {"lean": result.lean, "plain": result.plain}
     # the others keep no budget of a single tower and no pin, and neither their latency nor their memory is known
     if not (request.is_measured or request.is_pinned or request.tower_params):
-        designs |= {name: one.design for name, one in rivals.narrower.items()}
+        designs |= {name: one.design for name, one in narrower.items()}
     present: dict[str, Design] = {}
     for name, design in designs.items():
         if design is not None and all(getattr(design.cost, cost) <= limit for cost, limit in request.limits.items()):
             present[name] = design
     if not request.wants_heads and "lean" in present:
-        return FirstRow("lean", present["lean"])
+        return "lean", present["lean"], ""
     # the first of the usual order that there is, and why
     causal = is_causal(prices) and not is_own_order
     order = CAUSAL_ORDER if causal else USUAL_ORDER
     first = next((name for name in order if name in present), None)
     if first is None or not request.wants_heads:
-        return FirstRow("also", result.front[0]) if result.front else None
+        return ("also", result.front[0], "") if result.front else None
     families = ", ".join(dict.fromkeys(family.name for family in families_like(prices)))
     old_heads = "it keeps the baseline's heads, which lost least on causal tasks" if causal else "it has the old heads"
     reasons = {
@@ -386,12 +360,4 @@ def _first(
         "narrow": "it keeps every layer, and none can be left out at this budget",
         "plain": old_heads,
     }
-    return FirstRow(first, present[first], f"{first} is first: {reasons[first]}")
-
-
-def _others(result: search.SearchResult, first: FirstRow, request: Request) -> list[Design]:
-    """Return the designs after the first; without lean the best of each depth."""
-    others = [design for design in result.front if design.architecture != first.design.architecture]
-    if result.lean is None and not request.is_measured:
-        others = list({str(design.depth): design for design in reversed(others)}.values())[::-1]
-    return others
+    return first, present[first], f"{first} is first: {reasons[first]}"

@@ -137,7 +137,6 @@ def _best(
 
 
 def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
-    """Return the first mask that contains a design."""
     return next((mask for mask in masks if mask.any()), None)
 
 
@@ -157,7 +156,6 @@ def _prefer_controlled(
 
 
 def _join_towers(prices: PriceList, picks: Sequence[tuple[Grid, int]]) -> Design:
-    """Combine one design of every tower into a design of the model."""
     shape: Shape = (None,) * len(prices.architecture.stages)
     for grid, i in picks:
         tower_shape = grid.get_shape(i)
