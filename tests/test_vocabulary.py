@@ -23,12 +23,10 @@ from leanify.core.files.reading import read_json
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import on_disk
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_model import cut_model
+from leanify.vocabulary.cut_model import cut_model, named_ids, vocabulary_rows
 from leanify.vocabulary.cut_tokenizer import cut_state
-from leanify.vocabulary.damage import rank_by_damage, split_into_pieces
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
-from leanify.vocabulary.ranking import prior_probabilities, rank_tokens
-from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
+from leanify.vocabulary.ranking import prior_probabilities, rank_by_damage, rank_tokens, split_into_pieces
 from recipes.research.vocabulary_law import save_cut
 
 FAMILIES = {

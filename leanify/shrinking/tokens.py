@@ -48,11 +48,10 @@ from leanify.sources import side_files
 from leanify.training.preparation import data_section
 from leanify.upstream.origin import in_mode
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_model import check_cuttable, checkpoint_vocabulary, cut_model
+from leanify.vocabulary.cut_model import check_cuttable, checkpoint_vocabulary, cut_model, named_ids, vocabulary_rows
 from leanify.vocabulary.cut_tokenizer import cut_tokenizer
-from leanify.vocabulary.damage import rank_by_damage
 from leanify.vocabulary.kinds import Vocabulary
-from leanify.vocabulary.token_ids import named_ids, vocabulary_rows
+from leanify.vocabulary.ranking import rank_by_damage
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what all tokens that may go would save, or of the budget's saving
 MIN_BLOCKS = 0.2  # share of the blocks that must stay

@@ -7,7 +7,7 @@ tokenizer.json holds all of it, and transformers and tokenizers read that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ def cut_tokenizer(folder: Path, vocabulary: Vocabulary, tokens: KeptTokens) -> N
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
             path.unlink()
-        elif path.name in CUTTERS:
-            CUTTERS[path.name](path, state, tokens)
+        else:
+            _cut_file(path, state, tokens)
 
 
 def cut_state(vocabulary: Vocabulary, tokens: KeptTokens) -> dict[str, Any]:
@@ -105,47 +105,33 @@ def _check_ids(text: str, vocabulary: Vocabulary, tokens: KeptTokens) -> None:
             )
 
 
-# -- the other files of a tokenizer ------------------------------------------------------------------------------------
-
-
-def _write_json(path: Path, value: Any) -> None:
-    writing.write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _cut_config(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
-    config = read_object(path, DataError)
-    config.pop("fast_tokenizer_files", None)  # names of other versions of tokenizer.json, read in its place
-    decoder = config.get("added_tokens_decoder")
-    if isinstance(decoder, dict):
-        new_ids = tokens.new_ids
-        remaining = {int(number): token for number, token in decoder.items() if int(number) in new_ids}
-        config["added_tokens_decoder"] = {str(new_ids[number]): token for number, token in remaining.items()}
-    _write_json(path, config)
-
-
-def _cut_added(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
-    numbers = read_object(path, DataError)
-    _write_json(path, {word: tokens.new_ids[old] for word, old in numbers.items() if old in tokens.new_ids})
-
-
-def _cut_words(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
-    """A line a token, and added tokens at their places."""
-    words = {number: word for word, number in state["model"]["vocab"].items()}
-    words |= {entry["id"]: entry["content"] for entry in state["added_tokens"]}
-    writing.write(path, "".join(f"{words[number]}\n" for number in sorted(words)))
-
-
-def _cut_merges(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
-    head = next(iter(read_lines(path, DataError)), "")
-    lines = [head.rstrip("\n")] if head.startswith("#version") else []
-    lines += [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
-    writing.write(path, "\n".join(lines) + "\n")
-
-
-CUTTERS: Mapping[str, Callable[[Path, Mapping[str, Any], KeptTokens], None]] = {
-    "tokenizer_config.json": _cut_config,
-    "added_tokens.json": _cut_added,
-    "vocab.txt": _cut_words,
-    "vocab.json": lambda path, state, tokens: _write_json(path, state["model"]["vocab"]),
-    "merges.txt": _cut_merges,
-}
+def _cut_file(path: Path, state: Mapping[str, Any], tokens: KeptTokens) -> None:
+    """Rewrite one of the other files of a tokenizer that list tokens or ids; others stay as they are."""
+    new_ids, vocabulary = tokens.new_ids, state["model"]["vocab"]
+    content: Any
+    if path.name == "vocab.txt":  # a line a token, and added tokens at their places
+        words = {number: word for word, number in vocabulary.items()}
+        words |= {entry["id"]: entry["content"] for entry in state["added_tokens"]}
+        writing.write(path, "".join(f"{words[number]}\n" for number in sorted(words)))
+        return
+    if path.name == "merges.txt":
+        head = next(iter(read_lines(path, DataError)), "")
+        lines = [head.rstrip("\n")] if head.startswith("#version") else []
+        lines += [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
+        writing.write(path, "\n".join(lines) + "\n")
+        return
+    if path.name == "vocab.json":
+        content = vocabulary
+    elif path.name == "added_tokens.json":
+        numbers = read_object(path, DataError)
+        content = {word: new_ids[old] for word, old in numbers.items() if old in new_ids}
+    elif path.name == "tokenizer_config.json":
+        content = read_object(path, DataError)
+        content.pop("fast_tokenizer_files", None)  # names of other versions of tokenizer.json, read in its place
+        decoder = content.get("added_tokens_decoder")
+        if isinstance(decoder, dict):
+            remaining = {int(number): token for number, token in decoder.items() if int(number) in new_ids}
+            content["added_tokens_decoder"] = {str(new_ids[number]): token for number, token in remaining.items()}
+    else:
+        return
+    writing.write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -123,8 +123,15 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
 
     # tokenizer.json, or what transformers makes of other files: vocab.txt, merges, a SentencePiece model
-    has_file = (folder / FILE).is_file() and not settings.get("fast_tokenizer_files")
-    text = read_text(folder / FILE, DataError) if has_file else _make_text(folder)
+    if (folder / FILE).is_file() and not settings.get("fast_tokenizer_files"):
+        text = read_text(folder / FILE, DataError)
+    else:
+        tokenizer = tokenizers.load(folder)
+        if not tokenizer.is_fast:
+            raise UnsupportedModel(
+                f"{folder} has no {FILE}, from which the vocabulary is read, and {type(tokenizer).__name__} makes none"
+            )
+        text = tokenizer.backend_tokenizer.to_str()
 
     # the tokenizers library knows the kind, also of a file from before kinds were written, and refuses damaged ones
     kind = bounds.call(lambda: type(Tokenizer.from_str(text).model).__name__, f"the tokenizer {folder / FILE}")
@@ -136,17 +143,6 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     state = json.loads(text)
     state["model"]["type"] = kind
     return Vocabulary(state, frozenset(_special_names(settings)))
-
-
-def _make_text(folder: Path) -> str:
-    """Return the content of a tokenizer.json for a folder that lacks it. Raises DataError, UnsupportedModel."""
-    tokenizer = tokenizers.load(folder)
-    if not tokenizer.is_fast:
-        raise UnsupportedModel(
-            f"{folder} has no {FILE}, from which the vocabulary is read, and {type(tokenizer).__name__} makes none"
-        )
-    text: str = tokenizer.backend_tokenizer.to_str()
-    return text
 
 
 def spell(vocabulary: Vocabulary, word: str) -> list[str]:

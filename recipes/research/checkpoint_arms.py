@@ -29,9 +29,8 @@ from leanify.lens.resize import weighted_part
 from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.reshaping.sites import locate
 from leanify.vocabulary.closure import RankedTokens
-from leanify.vocabulary.cut_model import checkpoint_vocabulary
+from leanify.vocabulary.cut_model import checkpoint_vocabulary, named_ids
 from leanify.vocabulary.ranking import rank_tokens
-from leanify.vocabulary.token_ids import named_ids
 from recipes.research.checkpoint_subject import Sample, Small, Subject
 from recipes.research.vocabulary_law import save_cut
 

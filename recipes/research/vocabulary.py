@@ -18,10 +18,8 @@ from pathlib import Path
 import leanify
 from leanify.data.texts import tokenizers
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_model import checkpoint_vocabulary
-from leanify.vocabulary.damage import rank_by_damage
-from leanify.vocabulary.ranking import rank_tokens
-from leanify.vocabulary.token_ids import named_ids
+from leanify.vocabulary.cut_model import checkpoint_vocabulary, named_ids
+from leanify.vocabulary.ranking import rank_by_damage, rank_tokens
 from recipes.research.checkpoint_subject import LENGTH, Sample, Small, Subject
 from recipes.research.vocabulary_law import save_cut
 

@@ -24,11 +24,10 @@ import leanify
 from leanify.core.files.reading import read_lines
 from leanify.sources.side_files import copy_side_files
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
-from leanify.vocabulary.cut_model import cut_model
+from leanify.vocabulary.cut_model import cut_model, named_ids
 from leanify.vocabulary.cut_tokenizer import cut_state, cut_tokenizer
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.ranking import rank_tokens
-from leanify.vocabulary.token_ids import named_ids
 
 COUNTED, LENGTH = 8_000, 256  # texts; tokens of a text that are compared
 
