@@ -27,7 +27,8 @@ from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.live_model import LiveModel
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
-from leanify.shrinking.candidates import Budget, Prices, candidates
+from leanify.search.options import Options
+from leanify.shrinking.candidates import Prices, candidates
 from leanify.shrinking.original import Original
 from leanify.sources import find
 
@@ -135,7 +136,7 @@ def test_forgotten_axis_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         rotate(teacher, rotated_architecture(teacher.architecture, 40))
 
 
-def priced(place: Path, budget: Budget) -> Prices:
+def priced(place: Path, options: Options) -> Prices:
     """The prices of a checkpoint, without data."""
     source = find.find(place)
     shell = find.build_on_meta(source)
@@ -143,13 +144,13 @@ def priced(place: Path, budget: Budget) -> Prices:
     original = Original(
         str(place), source, locate(shell), costs, nothing, nothing, {}, nothing, partial(surgery.write, shell)
     )
-    return Prices(original, budget)
+    return Prices(original, options)
 
 
 def test_width_fits_the_budget(tmp_path: Path) -> None:
     """The widest that fits, its head counted once more where it was the embeddings."""
     drawn("LlamaForCausalLM", **GROUPED, tie_word_embeddings=True).save_pretrained(tmp_path)
-    prices = priced(tmp_path, Budget(0.8))
+    prices = priced(tmp_path, Options(target_params=0.8))
     [candidate] = candidates(prices, ["rotated"])
     model = leanify.load(tmp_path)
     rotation.untie_head(model)
@@ -166,7 +167,7 @@ def test_impossible_widths_are_passed_over(tmp_path: Path) -> None:
     """Nine heads on three groups divide few widths: the widest that upstream builds within the budget is taken."""
     sizes = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
     drawn("LlamaForCausalLM", **{**GROUPED, **sizes}).save_pretrained(tmp_path)
-    prices = priced(tmp_path, Budget(0.8, "body"))
+    prices = priced(tmp_path, Options(target_params=0.8, count="body"))
     assert "rotated" not in [candidate.name for candidate in candidates(prices)], "by name only"
     [candidate] = candidates(prices, ["rotated"])
     assert candidate.design is not None

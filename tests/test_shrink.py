@@ -24,8 +24,9 @@ import leanify
 from leanify.core.errors import DataError, LeanifyError
 from leanify.core.units import format_metric, format_metric_value, format_share
 from leanify.runs.run_directory import RunDirectory
-from leanify.shrinking.calibration_batches import calibration_batches
-from leanify.shrinking.candidates import Budget, Prices, candidates
+from leanify.search.options import Options
+from leanify.shrinking.candidates import Prices, candidates
+from leanify.shrinking.carry import calibration_samples
 from leanify.shrinking.original import resolve
 from leanify.shrinking.time_plan import SAMPLE_LIMITS, limit_samples
 from leanify.training import start
@@ -239,7 +240,7 @@ def test_dry_run_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.Captu
 def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     share, source = 0.2, str(here / "old")
     assert leanify.redesign(source, target_params=share).lean is None
-    prices = Prices(resolve(source, here / "reviews", []), Budget(share))
+    prices = Prices(resolve(source, here / "reviews", []), Options(target_params=share))
     several = candidates(prices, ("heads", "control", "narrow"))
     assert "heads" not in [one.name for one in several]
     assert all(one.design is not None and one.design.params <= share * prices.baseline.params for one in several)
@@ -366,5 +367,4 @@ def test_picture_counts_its_patches(patch: int, patches: int, here: Path, tmp_pa
     size = {"img_size": 16, "patch_size": patch, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 2}
     leanify.save(leanify.load("vit_tiny_patch16_224", overrides=size), tmp_path / "patched")
     original = resolve(tmp_path / "patched", here / "pets", [])
-    batches = calibration_batches(original, original.splits, 60 * patches)
-    assert sum(len(batch["x"]) for batch in batches) == min(60, len(original.splits.train))
+    assert calibration_samples(original, 60 * patches) == min(60, len(original.splits.train))

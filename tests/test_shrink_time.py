@@ -16,19 +16,17 @@ import torch
 from runs import make_documents
 
 import leanify
-from leanify.carrying.calibration import collect_outputs, divergence, model_divergence
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import transfer_weights
 from leanify.cli.options import spare_busy_cores
 from leanify.core import terminal
 from leanify.core.errors import DirectoryError, LeanifyError
-from leanify.shrinking.calibration_batches import MAX_TOKENS, MIN_TOKENS
-from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
-from leanify.shrinking.carry import Carried
+from leanify.search.options import Options
+from leanify.shrinking.candidates import Candidate, Prices, candidates
+from leanify.shrinking.carry import MAX_TOKENS, MIN_TOKENS, Carried
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.healing import heal, healing_copy
-from leanify.shrinking.judging import judge
-from leanify.shrinking.neighbours import compare_embeddings
+from leanify.shrinking.judging import compare_embeddings, judge
 from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.shrink import is_late
 from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
@@ -54,7 +52,7 @@ def prepared(here: Path, *settings: str) -> Original:
 def test_candidates_are_left_out_by_rule(here: Path) -> None:
     """The fewer minutes, the fewer tokens, and then candidates: the last of the order go first; those named stay."""
     original = prepared(here)
-    several = candidates(Prices(original, Budget(0.7)), kind="free")
+    several = candidates(Prices(original, Options(target_params=0.7)), kind="free")
     counts = []
     for minutes in (1000.0, 1.0, 0.1):
         time_plan = plan_time(original, several, ["free"], Clock(minutes), sample_macs(original) / 2e8, None)
@@ -134,7 +132,7 @@ def test_healing_changes_a_copy(here: Path, tmp_path: Path) -> None:
 def test_minutes_too_few_are_refused(here: Path) -> None:
     """In one sentence, which names minutes that are enough, also for the data that more minutes allow."""
     original = prepared(here)
-    several = candidates(Prices(original, Budget(0.7)))
+    several = candidates(Prices(original, Options(target_params=0.7)))
     forward = sample_macs(original) / 3e6
 
     def check_minutes(minutes: float) -> None:
@@ -159,19 +157,6 @@ def test_late_candidates_are_left_out(tmp_path: Path) -> None:
     ):
         folder = ShrinkFolder(tmp_path / "out", request, findings=findings, clock=clock)
         assert is_late(folder, "paired") is result
-
-
-def test_divergence_is_summed_by_batch(here: Path) -> None:
-    """Batch by batch the same as over all outputs at once."""
-    teacher, model = leanify.load(here / "old"), leanify.load(here / "old")
-    for parameter in model.parameters():
-        parameter.data.mul_(1.05)
-    batches = [{"input_ids": torch.randint(5, 30, (3, length))} for length in (4, 9, 6)]
-    reference = collect_outputs(teacher, batches)
-    whole = divergence(collect_outputs(model, batches), reference)
-    assert whole > 0
-    assert model_divergence(model, batches, reference, False) == pytest.approx(whole, rel=1e-4)
-    assert model_divergence(teacher, batches, reference, False) == 0
 
 
 def test_calibration_pairs_what_may_pair(here: Path) -> None:
@@ -271,7 +256,7 @@ def test_neighbours_equal_brute_force() -> None:
 def test_plain_shapes_open_anywhere(here: Path) -> None:
     """Every plain candidate is one that transformers builds by itself; others are announced before the work."""
     source, original = str(here / "old"), prepared(here)
-    several = candidates(Prices(original, Budget(0.7)), kind="plain")
+    several = candidates(Prices(original, Options(target_params=0.7)), kind="plain")
     assert several
     for one in several:
         assert one.shape is not None

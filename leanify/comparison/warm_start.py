@@ -18,7 +18,7 @@ from leanify.core.terminal import note, progress
 from leanify.core.units import format_damage
 from leanify.data.splits import load_splits
 from leanify.reshaping import surgery
-from leanify.shrinking.calibration_batches import BATCH_SIZE, sample_batches
+from leanify.shrinking.carry import BATCH_SIZE, sample_batches
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.preparation import data_section, trainable

@@ -13,7 +13,7 @@ from leanify.carrying.rotation import rotated_architecture, untie_head
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
-from leanify.core.units import format_count, format_share
+from leanify.core.units import format_count
 from leanify.profiling.counting import body_parameters, parameters
 from leanify.profiling.price_list import PriceList
 from leanify.reshaping import surgery
@@ -73,23 +73,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The budget of a shrunk model: a share of the parameters or a number of them, of all or of the blocks ("body")."""
-
-    target_params: float | int | str
-    count: str = "all"
-
-
-@dataclass(frozen=True)
 class Prices:
-    """The original's price list, and the best designs of a budget by it."""
+    """The original's price list, and the best designs of a budget of all parameters, or of the blocks, by it."""
 
     original: Original
-    budget: Budget
-
-    @cached_property
-    def options(self) -> Options:
-        return Options(target_params=self.budget.target_params, count=self.budget.count)
+    options: Options
 
     @cached_property
     def list(self) -> PriceList:
@@ -112,7 +100,7 @@ class Prices:
     @property
     def max_params(self) -> int:
         """The largest number of all parameters."""
-        baseline_params = self.baseline.params if self.budget.count == "all" else self.baseline.params_body
+        baseline_params = self.baseline.params if self.options.count == "all" else self.baseline.params_body
         return self.limit + self.baseline.params - baseline_params
 
     @cached_property
@@ -154,7 +142,7 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
     outside_params = prices.baseline.params - prices.baseline.params_body
     if prices.max_params <= outside_params:
         raise BudgetError(
-            f"target_params={prices.budget.target_params} is a budget of {prices.max_params:,} parameters, and "
+            f"target_params={prices.options.target_params} is a budget of {prices.max_params:,} parameters, and "
             f"{outside_params:,} are outside the blocks, in embeddings and heads; only a larger budget helps"
         )
     moves = {"dropped": ("drop",), "paired": ("pair",), "rotated": ("rotate",)}
@@ -173,11 +161,6 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
         if design is not None and design.architecture not in shapes:
             shapes.add(design.architecture)
             several.append(Candidate(name, design, moves.get(name, BOTH)))
-    if not designs and "free" not in candidate_names:
-        raise BudgetError(
-            f"no shape of {', '.join(candidate_names)} has at most {format_count(prices.max_params)} parameters. "
-            "A larger budget helps, and so does --designs free"
-        )
 
     # shapes that the model's own library cannot build; free shapes are always such
     needs_more = {one.name for one in several if one.shape and not _opens_alone(original, one.shape)}
@@ -186,13 +169,17 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
     elif "free" in candidate_names:
         several.append(Candidate("free", None, (), prices.max_params))
         needs_more.add("free")
-    if prices.budget.count == "all" and original.fewer is None:
-        _note_fixed_part(prices)
-    if needs_more and kind != "plain":
-        _note_openers(original, [one.name for one in several if one.name in needs_more])
     original.costs.keep()
     if not several:
-        raise BudgetError(f"no candidate of {', '.join(names or MEANING)} has a separate shape at this budget")
+        raise BudgetError(
+            f"no shape of {', '.join(candidate_names)} is separate and has at most {format_count(prices.max_params)} "
+            "parameters. A larger budget helps, and so does --designs free"
+        )
+    how = OPENERS.get(original.source.origin.library)
+    openers = [one.name for one in several if one.name in needs_more]
+    if openers and how is not None:
+        plural = "s" * (len(openers) == 1)
+        note(f"{', '.join(openers)} open{plural} {how}; --shape plain gives a model that opens anywhere")
     return several
 
 
@@ -226,26 +213,6 @@ def _opens_alone(original: Original, shape: Architecture) -> bool:
     """Whether the model's own library builds the shape, without leanify and without code stored with the weights."""
     description = describe(original.reshape(shape), shape)
     return description.architecture is None and "attn_layer" not in description.origin.options
-
-
-def _note_openers(original: Original, names: Sequence[str]) -> None:
-    """Note how to open shapes that the model's own library cannot build."""
-    how = OPENERS.get(original.source.origin.library)
-    if how is not None:
-        plural = "s" * (len(names) == 1)
-        note(f"{', '.join(names)} open{plural} {how}; --shape plain gives a model that opens anywhere")
-
-
-def _note_fixed_part(prices: Prices) -> None:
-    """Note that a small encoder is mostly embeddings, so that a share of the whole leaves little for its blocks."""
-    all_params, blocks = prices.baseline.params, prices.baseline.params_body
-    block_params = prices.limit - (all_params - blocks)
-    if 2 * block_params * all_params < blocks * (block_params + all_params - blocks):
-        note(
-            f"{format_count(all_params - blocks)} of the {format_count(all_params)} parameters are embeddings and "
-            f"heads and stay, so the blocks keep {format_share(block_params / blocks)} of theirs; --count body applies "
-            f"the budget to the blocks alone"
-        )
 
 
 def _rotated(prices: Prices) -> Design:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,9 @@ FINDING_KEYS: Mapping[str, Mapping[str, Any]] = {  # keys of a finding, by the f
     "original": {**QUALITY, "params": int, "macs": NUMBER},
     "reference": {"name": str, "value": (*NUMBER, type(None))},
     "carried": {**QUALITY, "params": int, "macs": NUMBER, "damage": NUMBER, "unit": str, "steps": list, "files": list},
+    "speed": {"macs_per_second": NUMBER},
+    "tokens": {"count": int},
+    "chosen": {"names": list, "tokens": int},
     "plan": {"steps": int, "rate": NUMBER},
     "third": HEALED_KEYS,
     "healed": HEALED_KEYS,
@@ -150,7 +153,13 @@ class ShrinkFolder:
         """
         # the card comes last: it marks the folder as a complete lean directory
         names = sorted((file.name for file in model.iterdir()), key=lambda name: (name == CARD, name))
-        self.once(MOVING, lambda: self._check_free(names))
+        if MOVING not in self.findings:
+            for target in (self.path / name for name in names):
+                if os.path.lexists(target):
+                    raise DirectoryError(
+                        f"{target} was not written by leanify; move it away, and the same command ends"
+                    )
+            self.record(MOVING, {})
         try:
             for name in names:
                 (model / name).rename(self.path / name)
@@ -159,12 +168,6 @@ class ShrinkFolder:
             self.clear()
         except OSError as error:
             raise DirectoryError(f"{self.path} could not be written: {error.strerror or error}") from error
-
-    def _check_free(self, names: Sequence[str]) -> dict[str, Any]:
-        for target in (self.path / name for name in names):
-            if os.path.lexists(target):
-                raise DirectoryError(f"{target} was not written by leanify; move it away, and the same command ends")
-        return {}
 
     def clear(self) -> None:
         """Remove leanify's files in work/, and work/ itself if nothing remains in it."""
@@ -206,8 +209,13 @@ def _is_sound(name: str, finding: Any) -> bool:
         return True
     if not isinstance(finding, dict):
         return False
-    if kind == "latency":
-        return all(map(_is_timing, finding.values()))
+    if kind == "latency":  # medians, each with the lowest and highest time
+        for timing in finding.values():
+            ends = timing.get("latency_range") if isinstance(timing, dict) else None
+            numbers = [timing.get("latency_s"), *ends] if isinstance(ends, list) else []
+            if len(numbers) != 3 or not all(isinstance(number, NUMBER) for number in numbers):
+                return False
+        return True
     if kind == "carried" and "refused" in finding:
         return isinstance(finding["refused"], str)
     for key, types in FINDING_KEYS.get(kind, {}).items():
@@ -215,11 +223,3 @@ def _is_sound(name: str, finding: Any) -> bool:
             return False
     names = [*finding["files"], *finding["steps"]] if kind == "carried" else []
     return all(isinstance(name, str) for name in names) and isinstance(finding.get("shape", {}), dict)
-
-
-def _is_timing(value: Any) -> bool:
-    """Whether this is a median with the lowest and highest time."""
-    if not isinstance(value, dict) or not isinstance(value.get("latency_s"), NUMBER):
-        return False
-    ends = value.get("latency_range")
-    return isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, NUMBER) for end in ends)

@@ -98,9 +98,8 @@ class Healed:
         round_weights(model, original.dtype)
         return model
 
-    def to_finding(self, plan: HealingPlan) -> dict[str, Any]:
-        facts = {"run": str(self.run), "steps": self.steps, "of": plan.steps, "rate": self.rate}
-        return self.quality.to_finding() | facts
+    def to_finding(self) -> dict[str, Any]:
+        return self.quality.to_finding() | {"run": str(self.run), "steps": self.steps, "rate": self.rate}
 
     @staticmethod
     def from_finding(carried: Carried, finding: Mapping[str, Any]) -> Healed:
@@ -141,7 +140,7 @@ def heal(
 
     def train(carried: Carried, key: str, stop: int | None = None, seed: int = 0) -> Healed:
         train_one = partial(_train, folder, original, carried, plan, stop, seed)
-        return Healed.from_finding(carried, folder.once(key, lambda: train_one().to_finding(plan)))
+        return Healed.from_finding(carried, folder.once(key, lambda: train_one().to_finding()))
 
     # with two candidates, first a third of the schedule
     healing = list(finalists[: plan.candidates])
@@ -211,7 +210,12 @@ def _plan_healing(
     test_seconds = len(options) * test_steps * seconds + (1 + len(options)) * half + building
     fits = test_seconds <= RATE_TEST_SHARE * (clock.left if schedule.steps is None else steps * seconds)
     if len(options) > 1 and fits:
-        rate = _test_rates(original, first, HealingPlan(steps, rate, candidates), options, parts)
+        with progress(f"testing rates on {first.name}", None):
+            test_recipe = HealingPlan(steps, rate, candidates).recipe(original, first)
+            test = range_tests.range_test(test_recipe, options, model=healing_copy(original, first), **parts)
+        if test is not None:
+            note(f"{first.name}: {test.summary}")
+            rate = test.best
     elif len(options) > 1:
         which = "the first one" if rates else "the usual one"
         note(f"{first.name}: {steps} steps are too few to test rates: {rate:.2g}, {which}, is taken")
@@ -224,19 +228,6 @@ def _plan_healing(
         steps -= steps % per_run
     note(f"healing {steps:,} steps of {schedule.batch_size} at {rate:.2g}, {steps * seconds / 60:.1f} minutes")
     return HealingPlan(steps, rate, candidates, per_run)
-
-
-def _test_rates(
-    original: Original, first: Carried, plan: HealingPlan, options: Sequence[float], parts: Mapping[str, Any]
-) -> float:
-    """Return the rate that heals a candidate best in a test of several; the plan's if the test chooses none."""
-    with progress(f"testing rates on {first.name}", None):
-        recipe = plan.recipe(original, first)
-        test = range_tests.range_test(recipe, options, model=healing_copy(original, first), **parts)
-    if test is None:
-        return plan.rate
-    note(f"{first.name}: {test.summary}")
-    return test.best
 
 
 class Report(Callback):

@@ -1,4 +1,10 @@
-"""How good a model is on the user's data: on the samples that choose, and on those that judge."""
+"""How good a model is on the user's data: on the samples that choose, and on those that judge.
+
+Of a sentence encoder also the share of a sentence's nearest neighbours that stay: the cosine to the original flatters
+if all sentences are similar, and an encoder at a cosine of 0.987 may keep only 60% of its neighbours, which search and
+clustering depend on. The share depends on the crowd among which neighbours are counted, which is therefore fixed: the
+original's embeddings of `CROWD` sentences.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +13,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from leanify.core.errors import DataError, LeanifyError
 from leanify.core.units import format_metric, format_share
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection
-from leanify.shrinking.neighbours import compare_embeddings, take_crowd
 from leanify.shrinking.original import Original, remedy
+from leanify.sources.heads import Pooling
 from leanify.sources.weights import is_headless
-from leanify.training.reference import score_reference
+from leanify.tasks.sentence_embedding import embed
 from leanify.upstream.libraries import reraise_as
 
+NEAREST, CROWD = 10, 1000
+MIN_SENTENCES = 5 * NEAREST  # with fewer, chance keeps more than a fifth of the neighbours
+BATCH = 64
 LABEL_SAMPLES = 128  # that show whether the original's outputs mean the data's labels
 
 
@@ -69,7 +81,9 @@ def judge(original: Original, model: nn.Module) -> Quality:
             halves = splits.validation, splits.test
             values = [evaluator.metrics(model, half)[evaluator.task.metric] for half in halves]
             return Quality(*(value * original.length_ratio for value in values))
-        crowd = take_crowd(splits.train)
+        train: Any = splits.train
+        _, targets = train.batch(np.arange(min(CROWD, len(train))))
+        crowd = F.normalize(targets.float(), dim=-1)
         chosen_on, neighbours_chosen = compare_embeddings(model, splits.validation, splits.pooling, crowd)
         quality, neighbours = compare_embeddings(model, splits.test, splits.pooling, crowd)
         return Quality(chosen_on, quality, neighbours_chosen, neighbours)
@@ -109,6 +123,45 @@ def judged_on(original: Original) -> str:
     return f"{len(splits.validation):,} validation samples choose, {len(splits.test):,} others judge"
 
 
-def reference(original: Original) -> dict[str, Any] | None:
-    """Return a trivial model's metric on the samples that judge; None if the task has none."""
-    return score_reference(original.recipe, original.recipe.run.seed, original.evaluator.splits).to_json()
+# -- sentence encoders ----------
+
+
+@torch.no_grad()
+def compare_embeddings(
+    model: nn.Module, samples: Any, pooling: Pooling, crowd: Tensor | None = None
+) -> tuple[float, float | None]:
+    """Return the mean cosine to the teacher's embeddings, and the share of the nearest neighbours in them that stay.
+
+    ``samples`` contain the teacher's embeddings as targets; ``crowd`` (sentences, width) are others of its embeddings,
+    of length 1, among which neighbours are counted. Fewer than `MIN_SENTENCES` of these have no share.
+    """
+    device = next(model.parameters()).device
+    model.eval()
+
+    # embeddings of both, (sentences, width); batches of similar lengths need little padding
+    order = np.arange(len(samples))
+    lengths = getattr(samples, "lengths", None)
+    if lengths is not None:
+        order = np.asarray(lengths).argsort(kind="stable")
+    students: list[Tensor] = []
+    teachers: list[Tensor] = []
+    for start in range(0, len(samples), BATCH):
+        inputs, targets = samples.batch(order[start : start + BATCH])
+        on_device = {name: value.to(device) for name, value in inputs.items()}
+        students.append(F.normalize(embed(model, on_device, pooling), dim=-1))
+        teachers.append(F.normalize(targets.to(device).float(), dim=-1))
+    student, teacher = torch.cat(students), torch.cat(teachers)
+    cosine = float((student * teacher).sum(-1).double().mean())
+
+    # neighbours in the crowd that are near in both
+    if crowd is None or len(crowd) < MIN_SENTENCES:
+        return cosine, None
+    common = _nearest(student, crowd.to(device)) & _nearest(teacher, crowd.to(device))
+    return cosine, float(common.sum()) / (len(samples) * NEAREST)
+
+
+def _nearest(embeddings: Tensor, crowd: Tensor) -> Tensor:
+    """Return a mask of the nearest neighbours of each sentence, (sentences, crowd)."""
+    similarity = embeddings @ crowd.T
+    places = similarity.topk(NEAREST, dim=1).indices
+    return torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, places, True)

@@ -25,6 +25,7 @@ from leanify.data.splits import load_splits
 from leanify.data.texts import own_texts
 from leanify.lens.located import LocatedModel
 from leanify.profiling.cost_model import ModelCosts, price_file
+from leanify.profiling.counting import token_counts
 from leanify.profiling.live_model import LiveModel
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
@@ -106,11 +107,28 @@ class Original:
         if self.fewer is None:
             return add_targets(self.splits, build_teacher(self.recipe, self.module, self.teacher), accelerator)
         parts: dict[str, Any] = {}
-        targets = whole_samples(self)._add_targets(accelerator)
+        targets = self.whole._add_targets(accelerator)
         for name in SPLITS:
             samples = getattr(self.splits, name)
             parts[name] = samples and TeacherTargets(samples, getattr(targets, name).embeddings)
         return replace(self.splits, pooling=targets.pooling, **parts)
+
+    @property
+    def whole(self) -> Original:
+        """The original before its vocabulary was cut, with the same samples; of a text, the windows that it had."""
+        if self.fewer is None:
+            return self
+        before, parts = self.fewer.before, {}
+        for name in SPLITS:
+            samples, old = getattr(self.splits, name), getattr(before.splits, name)
+            if samples is None:
+                continue
+            base = base_samples(samples)
+            if len(base) == len(old):  # of a split that was read by the new tokenizer sample by sample
+                parts[name] = rebase(samples, old)
+            elif len(base) == len(base_samples(old)):
+                parts[name] = rebase(samples, base_samples(old))
+        return replace(before, splits=replace(before.splits, **parts))
 
     @property
     def healing_splits(self) -> Splits:
@@ -145,6 +163,17 @@ class Original:
         return self.module if distill is not None and distill.teacher == own else None
 
     @property
+    def mean_length(self) -> int | None:
+        """Mean tokens of the data's texts, or the recipe's length; None for pictures."""
+        lengths = getattr(self.splits.train, "lengths", None)
+        return self.length if lengths is None else max(2, int(lengths.mean()))
+
+    @cached_property
+    def sample_tokens(self) -> int:
+        """Mean tokens of a sample, or the patches of a picture in the stage that has the fewest."""
+        return self.mean_length or min(token_counts(self.located))
+
+    @property
     def length(self) -> int | None:
         """Tokens of a sample, by which multiplications are counted; None for pictures and texts of any length."""
         return self.recipe.data.length
@@ -155,22 +184,6 @@ def base_samples(samples: Any) -> Any:
     while isinstance(samples, Selection):
         samples = samples.whole
     return samples
-
-
-def whole_samples(original: Original) -> Original:
-    """The original before its vocabulary was cut, with the same samples; windows of a text are those that it had."""
-    assert original.fewer is not None
-    before, parts = original.fewer.before, {}
-    for name in SPLITS:
-        samples, old = getattr(original.splits, name), getattr(before.splits, name)
-        if samples is None:
-            continue
-        base = base_samples(samples)
-        if len(base) == len(old):  # of a split that was read by the new tokenizer sample by sample
-            parts[name] = rebase(samples, old)
-        elif len(base) == len(base_samples(old)):
-            parts[name] = rebase(samples, base_samples(old))
-    return replace(before, splits=replace(before.splits, **parts))
 
 
 def base_places(samples: Any) -> np.ndarray:
@@ -240,8 +253,14 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
     _check_outputs(name, recipe, shell, splits)
     file = price_file(name, {**override, "class": section.cls}, recipe.data.length)
     costs = ModelCosts(lambda: (LiveModel(shell, recipe.data.length), not isinstance(source.weights, str)), file)
-    load, reshape = cache(partial(_load, name, source)), cache(partial(surgery.write, shell))
-    return Original(name, source, locate(shell), costs, recipe, splits, no_dropout, load, reshape)
+
+    def load() -> tuple[nn.Module, torch.dtype]:
+        """Moments and least squares need more precision than 16-bit activations."""
+        model = require_all_layers(lambda: weights.load(source), name)
+        return in_mode(model), to_master_weights(model)
+
+    reshape = cache(partial(surgery.write, shell))
+    return Original(name, source, locate(shell), costs, recipe, splits, no_dropout, cache(load), reshape)
 
 
 def _refuse_head(name: str, what: str, auto: str) -> NoReturn:
@@ -250,13 +269,6 @@ def _refuse_head(name: str, what: str, auto: str) -> NoReturn:
         f"redesign {name} --weights {name} --target-params 0.6 --choose narrow -o DIR, and healed by transformers' "
         f"Trainer, as AutoModel{auto}"
     )
-
-
-def _load(name: str, source: ModelSource) -> tuple[nn.Module, torch.dtype]:
-    """Load the model; moments and least squares need more precision than 16-bit activations."""
-    model = require_all_layers(lambda: weights.load(source), name)
-    dtype = to_master_weights(model)
-    return in_mode(model), dtype
 
 
 def _usual_recipe(name: str, data: str | Path | None, settings: Sequence[str]) -> TrainingRecipe:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,17 @@ from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_bytes, format_damage, format_metric
 from leanify.data.samples import Splits
-from leanify.lens.located import LocatedModel
 from leanify.profiling import counting
 from leanify.profiling.timing import time_latencies
 from leanify.search.design import Design
-from leanify.shrinking.calibration_batches import MIN_TOKENS, max_calibration_tokens, token_bytes
-from leanify.shrinking.candidates import Budget, Candidate, Prices, candidates
-from leanify.shrinking.carry import Carried, calibrate, carry
+from leanify.search.options import Options
+from leanify.shrinking.candidates import Candidate, Prices, candidates
+from leanify.shrinking.carry import Carried, calibrate, carry, max_calibration_tokens, token_bytes
 from leanify.shrinking.carry import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.healing import Healed, heal
-from leanify.shrinking.judging import Quality, check_original, judge, judged_on, reference
-from leanify.shrinking.neighbours import CROWD
-from leanify.shrinking.original import Original, resolve, whole_samples
+from leanify.shrinking.judging import CROWD, Quality, check_original, judge, judged_on
+from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.time_plan import (
     HEALING_SHARE,
     PRIORITY,
@@ -54,6 +52,7 @@ from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, voca
 from leanify.sources import find
 from leanify.training import memory, start
 from leanify.training.engine import build_accelerator
+from leanify.training.reference import score_reference
 from leanify.upstream.libraries import first_line
 from leanify.upstream.on_disk import is_on_disk, on_disk
 from leanify.vocabulary.facts import describe_vocabulary
@@ -116,93 +115,80 @@ def shrink(
         raise LeanifyError(f"--shape {shape!r} is not free or plain; --designs narrow makes blocks of one size")
     if seeds < 1:
         raise LeanifyError(f"--seeds {seeds} is below 1; each seed heals the best candidate once")
-    tokens = check_vocabulary_option(str(vocabulary), count)
-    clock = Clock(minutes)
-    with progress(f"reading {source} and its data", None):
-        original = resolve(checkpoint, data, settings)
-    names = list(designs)
-    whole_prices = Prices(original, Budget(target_params, count))
-    if dry_run:
-        findings: dict[str, Any] = {}
-        with _explain_memory(original):
-            prices, several = _candidates(whole_prices, tokens, multiple, designs, shape, minutes, findings)
-            preparation, time_plan = _prepare(prices.original, several, names, clock, findings)
-            return Shrunk(_rehearse(preparation, whole_prices.baseline, time_plan, minutes), None)
-
     request = {
         "source": source,
         "data": None if data is None else str(data),
         "target_params": str(target_params),
         "minutes": minutes,
         "count": count,
-        "vocabulary": tokens,
+        "vocabulary": check_vocabulary_option(str(vocabulary), count),
         "multiple": multiple,
         "shape": shape,
-        "designs": names,
+        "designs": list(designs),
         "rates": list(rates),
         "seeds": seeds,
         "settings": list(settings),
     }
-    folder = ShrinkFolder.open(place, request, clock)
-    if folder.report is not None:
+    clock = Clock(minutes)
+    with progress(f"reading {source} and its data", None):
+        original = resolve(checkpoint, data, settings)
+    prices = Prices(original, Options(target_params=target_params, count=count))
+    folder = ShrinkFolder(place, request, clock=clock) if dry_run else ShrinkFolder.open(place, request, clock)
+    if not dry_run and folder.report is not None:
         with folder.lock():  # a kill between the report and this leaves work/
             folder.clear()
         note(f"{place} is done; remove it to start again")
         return Shrunk(folder.report, place)
-    with _explain_memory(original), folder.lock(), _weights_on_disk(original, place):
+    with _explain_memory(original), ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(folder.lock())
+            stack.enter_context(_weights_on_disk(original, place))
         # refuse models that cannot be trained before anything is written
-        prices, several = _candidates(whole_prices, tokens, multiple, designs, shape, minutes, folder.findings)
-        preparation, time_plan = _prepare(prices.original, several, names, folder.clock, folder.findings)
+        prepared, time_plan = _prepare(folder, *_candidates(folder, prices))
+        if dry_run:
+            return Shrunk(_rehearse(prepared, prices.baseline, time_plan, minutes), None)
         folder.keep()
-        return _shrink_into(folder, preparation, whole_prices.baseline, time_plan.candidates, rates, seeds, explain)
+        return _shrink_into(folder, prepared, prices.baseline, time_plan, explain)
 
 
-def _candidates(
-    prices: Prices,
-    tokens: str,
-    multiple: int,
-    designs: Sequence[str],
-    shape: str,
-    minutes: float,
-    findings: dict[str, Any],
-) -> tuple[Prices, list[Candidate]]:
-    """Return the candidates, and the prices of the original with the tokens that the budget leaves it."""
-    original, budget = prices.original, prices.budget
-    is_alone = list(designs) == ["vocabulary"]
+def _candidates(folder: ShrinkFolder, prices: Prices) -> tuple[Original, list[Candidate]]:
+    """Return the original with the tokens that the budget leaves it, and its candidates."""
+    request, original, options = folder.request, prices.original, prices.options
+    tokens, is_alone = request["vocabulary"], request["designs"] == ["vocabulary"]
     if tokens != "keep":
         # all samples are counted, and as many as the minutes allow are split again
-        sample = replace(original, splits=_limit_samples(original, minutes, findings)[0])
-        cut = fewer_tokens(sample, original.splits.train, prices.max_params, tokens, multiple, findings, is_alone)
+        sample = replace(original, splits=_limit_samples(folder, original)[0])
+        counted, limit, findings = original.splits.train, prices.max_params, folder.findings
+        cut = fewer_tokens(sample, counted, limit, tokens, request["multiple"], findings, is_alone)
         if cut.fewer is not None:
             note(describe_vocabulary(cut.fewer.facts))
             if is_alone and tokens != "auto":  # its budget is what these tokens leave
-                budget = Budget(counting.parameters(cut.shell), "all")
-            elif budget.count == "all":
-                budget = Budget(prices.max_params, "all")
-            prices = Prices(cut, budget)
+                options = Options(target_params=counting.parameters(cut.shell))
+            elif options.count == "all":
+                options = Options(target_params=limit)
+            prices = Prices(cut, options)
     with progress("pricing candidates", None):
-        return prices, candidates(prices, designs, shape)
+        return prices.original, candidates(prices, request["designs"], request["shape"])
 
 
-def _limit_samples(original: Original, minutes: float, findings: dict[str, Any]) -> tuple[Splits, float]:
+def _limit_samples(folder: ShrinkFolder, original: Original) -> tuple[Splits, float]:
     """Return the samples that the minutes allow on this machine, and the seconds of a forward pass of one."""
-    if "speed" not in findings:
+    if "speed" not in folder.findings:
         with progress(f"timing {original.name}", None):
-            findings["speed"] = {"macs_per_second": measure_speed(original)}
-    forward = sample_macs(original) / findings["speed"]["macs_per_second"]
-    return limit_samples(original, minutes, forward), forward
+            folder.findings["speed"] = {"macs_per_second": measure_speed(original)}
+    forward = sample_macs(original) / folder.findings["speed"]["macs_per_second"]
+    return limit_samples(original, folder.clock.minutes, forward), forward
 
 
-def _prepare(
-    original: Original, several: Sequence[Candidate], chosen: Sequence[str], clock: Clock, findings: dict[str, Any]
-) -> tuple[Original, TimePlan]:
+def _prepare(folder: ShrinkFolder, original: Original, several: Sequence[Candidate]) -> tuple[Original, TimePlan]:
     """Time this machine, limit the samples, split the batch if memory is short, and plan the minutes.
 
-    Results that depend on the machine's speed are stored in ``findings``, so that another start makes the same choices.
-    Raises LeanifyError for a model that cannot be trained.
+    Results that depend on the machine's speed are findings, so that another start makes the same choices. Raises
+    LeanifyError for a model that cannot be trained.
     """
     # limit the data to the sizes that the minutes allow
-    splits, forward = _limit_samples(original, clock.minutes, findings)
+    clock, findings = folder.clock, folder.findings
+    splits, forward = _limit_samples(folder, original)
     original = replace(original, splits=splits)
 
     # predict the memory of a step; a batch that is too large goes in several passes
@@ -219,7 +205,7 @@ def _prepare(
         note(f"a batch of {batch} goes in {passes} passes of {-(-batch // passes)}, as memory allows")
 
     # plan the minutes, and leave out candidates if there are too few
-    time_plan = plan_time(original, several, chosen, clock, forward, memory_bytes)
+    time_plan = plan_time(original, several, folder.request["designs"], clock, forward, memory_bytes)
     if "chosen shapes" in findings:
         names = findings["chosen shapes"]["names"]
         time_plan = replace(time_plan, candidates=[one for one in several if one.name in names])
@@ -238,7 +224,12 @@ def _prepare(
 @contextmanager
 def _weights_on_disk(original: Original, place: Path) -> Iterator[None]:
     """Keep the weights in files on the disk of the result if they are too large to be transferred in memory."""
-    need, free = carrying_memory(original.located), machine.free_memory()
+    # original, narrowed copy and trial, calls of blocks, moments (two halves and their solution, float64), outputs
+    located = original.located
+    calls = max_calibration_tokens(located) * token_bytes(located)
+    moments = 3 * (max(layer.read().mlp for layer in located.layers) + 1) ** 2 * 8
+    need = 3 * 4 * counting.parameters(located.model) + calls + moments + 4 * MAX_NUMBERS
+    free = machine.free_memory()
     if free is None or need <= free:
         yield
         return
@@ -249,14 +240,6 @@ def _weights_on_disk(original: Original, place: Path) -> Iterator[None]:
     )
     with on_disk(folder):
         yield
-
-
-def carrying_memory(located_model: LocatedModel) -> float:
-    """Return the bytes used during transfer: original, narrowed copy and trial, calls of blocks, moments, outputs."""
-    calls = max_calibration_tokens(located_model) * token_bytes(located_model)
-    mlp = max(layer.read().mlp for layer in located_model.layers)
-    moments = 3 * (mlp + 1) ** 2 * 8  # two halves and their solution, float64
-    return 3 * 4 * counting.parameters(located_model.model) + calls + moments + 4 * MAX_NUMBERS
 
 
 @contextmanager
@@ -283,11 +266,10 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
         splits, teacher = original.healing_splits, original.teacher
         facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
     healing_seconds = time_plan.seconds["rates and healing"]
-    whole_original = original if original.fewer is None else original.fewer.before
     return {
         "source": original.name,
         "task": original.recipe.data.task,
-        "original": baseline.to_json() | vocabulary_costs(whole_original.shell),
+        "original": baseline.to_json() | vocabulary_costs(original.whole.shell),
         "candidates": [candidate.to_json() | vocabulary_costs(original.shell) for candidate in time_plan.candidates],
         "vocabulary": None if original.fewer is None else original.fewer.facts,
         "steps_predicted": original.recipe.schedule.steps or int(healing_seconds / max(facts["seconds_a_step"], 1e-6)),
@@ -299,21 +281,16 @@ def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes
 
 
 def _shrink_into(
-    folder: ShrinkFolder,
-    original: Original,
-    baseline: Design,
-    several: Sequence[Candidate],
-    rates: Sequence[float],
-    seeds: int,
-    explain: bool,
+    folder: ShrinkFolder, original: Original, baseline: Design, time_plan: TimePlan, explain: bool
 ) -> Shrunk:
     task = original.evaluator.task
     # the original and a trivial model, on the samples that judge
-    whole_original = original if original.fewer is None else whole_samples(original)
+    whole_original = original.whole
     costs = {"params": baseline.params, "macs": baseline.macs}
     with progress(f"judging {original.name}", None):
         finding = folder.once("original", lambda: judge(whole_original, whole_original.module).to_finding() | costs)
-        trivial = folder.once("reference", lambda: reference(original))
+        recipe, splits = original.recipe, original.evaluator.splits
+        trivial = folder.once("reference", lambda: score_reference(recipe, recipe.run.seed, splits).to_json())
     words = "" if trivial is None else f"; {trivial['name']}: {format_metric(task.metric, trivial['value'])}"
     note(f"original: {Quality.from_finding(finding).describe(task.metric)}{words}; {judged_on(original)}")
     if original.no_dropout and folder.clock.minutes:
@@ -322,7 +299,7 @@ def _shrink_into(
         note(f"healing without noise, {changes}; the result keeps its own")
 
     # the candidates with the original's weights, their latencies, and the healing of those that keep most
-    carried, refusals = _carry_all(folder, original, several, explain)
+    carried, refusals = _carry_all(folder, original, time_plan, explain)
     if not carried:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         raise ShapeError(f"no candidate can carry the weights of {original.name}: {reasons}")
@@ -330,13 +307,13 @@ def _shrink_into(
     candidates = sorted(carried, key=lambda one: -one.quality.score(task.sign))
     for one in candidates:
         note(f"{one.name}: carried, {one.quality.describe(task.metric)}")
-    healed = heal(folder, original, candidates[:HEALED_CANDIDATES], rates, seeds)
+    healed = heal(folder, original, candidates[:HEALED_CANDIDATES], folder.request["rates"], folder.request["seeds"])
 
     # the best of all, carried or healed, on the samples that choose
     results: list[Carried | Healed] = [*carried, *healed]
     best = max(results, key=lambda one: one.quality.score(task.sign))
     rows = []
-    for candidate in several:
+    for candidate in time_plan.candidates:
         row = _row(candidate, refusals, carried, healed)
         rows.append(row | vocabulary_costs(original.shell) | latency.get(candidate.name, {}))
     report = {
@@ -390,15 +367,14 @@ def _public(quality: Quality) -> dict[str, Any]:
 
 
 def _carry_all(
-    folder: ShrinkFolder, original: Original, several: Sequence[Candidate], explain: bool
+    folder: ShrinkFolder, original: Original, time_plan: TimePlan, explain: bool
 ) -> tuple[list[Carried], dict[str, str]]:
     """Return the candidates with the original's weights, and why others could not carry them, by name.
 
     Those that an earlier start carried are read; of the others the best ones stay in memory to be healed.
     """
-    carried, refusals = list[Carried](), dict[str, str]()
-    todo = []
-    for candidate in several:
+    carried, refusals, todo = list[Carried](), dict[str, str](), list[Candidate]()
+    for candidate in time_plan.candidates:
         finding = folder.findings.get(f"carried {candidate.name}")
         if finding is None:
             todo.append(candidate)
@@ -406,18 +382,27 @@ def _carry_all(
             refusals[candidate.name] = finding["refused"]
         else:
             carried.append(Carried.from_finding(candidate, folder.place(candidate.name), finding))
-    candidates = [one for one in todo if one.name != "vocabulary"]
-    tokens = folder.findings["chosen shapes"].get("tokens", MIN_TOKENS)
-    teacher = calibrate(original, candidates, tokens) if candidates else None
+
+    # the statistics that all new shapes share
+    shapes, teacher = [one for one in todo if one.name != "vocabulary"], None
+    if shapes:
+        seconds = time_plan.seconds["moments"] + sum(time_plan.carrying.get(one.name, 0.0) for one in shapes)
+        teacher = calibrate(original, shapes, folder.findings["chosen shapes"]["tokens"], seconds)
+
+    # the candidates most likely to be best come first; two of them stay in memory
+    sign = original.evaluator.task.sign
     for candidate in sorted(todo, key=lambda one: PRIORITY.index(one.name)):
         one = _carry_one(folder, original, teacher, candidate, carried, explain)
-        if isinstance(one, Carried):
-            folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
-            carried = _keep_best(folder, original, [*carried, one])
-        else:
+        if isinstance(one, str):
             folder.record(f"carried {candidate.name}", {"refused": one})
             refusals[candidate.name] = one
-    return sorted(carried, key=lambda one: several.index(one.candidate)), refusals
+            continue
+        folder.record(f"carried {one.name}", one.to_finding() | {"files": folder.files(one.name)})
+        carried.append(one)
+        best = sorted(carried, key=lambda one: -one.quality.score(sign))[:HEALED_CANDIDATES]
+        is_healed = folder.clock.minutes > 0
+        carried = [one if is_healed and one in best else replace(one, model=None) for one in carried]
+    return sorted(carried, key=lambda one: time_plan.candidates.index(one.candidate)), refusals
 
 
 def _carry_one(
@@ -447,20 +432,12 @@ def _carry_one(
             note(f"{name}: {step.description}, {unit} {format_damage(step.damage)}")
 
     try:
-        return carry(original, teacher, candidate, folder.fresh(name), _title(original), folder.path.name, on_step)
+        return carry(original, teacher, candidate, folder.fresh(name), folder.path.name, on_step)
     except DirectoryError:  # a full disk says nothing about the candidate
         raise
     except LeanifyError as error:
         note(f"{name}: {error}")
         return str(error)
-
-
-def _keep_best(folder: ShrinkFolder, original: Original, carried: Sequence[Carried]) -> list[Carried]:
-    """Return the candidates, of which only those that may be healed stay in memory."""
-    sign = original.evaluator.task.sign
-    candidates = sorted(carried, key=lambda one: -one.quality.score(sign))
-    best = candidates[:HEALED_CANDIDATES] if folder.clock.minutes else []
-    return [one if one in best else replace(one, model=None) for one in carried]
 
 
 def is_late(folder: ShrinkFolder, name: str) -> bool:
@@ -488,11 +465,6 @@ def save(folder: ShrinkFolder, original: Original, best: Carried | Healed, repor
         place = folder.place(f"{best.name}-best")
         if MOVING not in folder.findings:  # else an earlier start already moved some of its files
             place = folder.fresh(f"{best.name}-best")
-            save_model(best.load(original), original, place, _title(original), folder.path.name)
+            save_model(best.load(original), original, place, folder.path.name)
     folder.finish(place, report)
     return Shrunk(report, folder.path)
-
-
-def _title(original: Original) -> str:
-    """Return the title of a shrunk model's README: the checkpoint's name, without its directory."""
-    return f"A smaller {Path(original.name).name}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from leanify.carrying.free import PATCHES, TOKENS
 from leanify.core.architecture import Architecture
 from leanify.core.errors import DataError, LeanifyError
 from leanify.core.recipe import TrainingRecipe
@@ -23,9 +24,9 @@ from leanify.core.units import format_bytes
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection, Splits
 from leanify.profiling import counting
-from leanify.shrinking.calibration_batches import MAX_SAMPLES, MIN_TOKENS, max_calibration_tokens
 from leanify.shrinking.candidates import Candidate
-from leanify.shrinking.neighbours import CROWD
+from leanify.shrinking.carry import MIN_TOKENS, calibration_samples, max_calibration_tokens
+from leanify.shrinking.judging import CROWD
 from leanify.shrinking.original import Original
 from leanify.training.evaluation import first_sample
 from leanify.upstream.inputs import example_inputs
@@ -41,10 +42,9 @@ ENOUGH_SAMPLES, CHEAP_SECONDS = 500, 10.0  # as many are taken if a pass over th
 EVALUATED_SHARE = 0.01  # share of the time for the metric of one half of the validation samples
 EMBEDDED_SHARE = 0.15  # share of the time for a teacher's embeddings
 TIMED_SECONDS, TIMED_PASSES, TIMED_BATCH = 1.0, 20, 8  # limits of the forward passes that time this machine
-CALIBRATION_PASSES = 4.0  # cost of moments and fits in passes of the calibration samples (`teacher.PASSES`)
-TRIAL_PASSES = 5.0  # cost of removing one block in passes of the held-out quarter (`teacher.TRIALS`)
+CALIBRATION_PASSES = 4.0  # cost of moments and fits in passes of the calibration samples (encoders of 6, 12 layers)
+TRIAL_PASSES = 5.0  # cost of removing one block, with the pairs made for it, in passes of the held-out quarter
 VARIANTS = 3.0  # cost per block of free shapes: half of its variants, from the block on, twice
-FREE_TOKENS, PATCHES = 1_024, 50  # tokens that score variants; tokens of an image
 TOLERATED_MINUTES = 1.0  # of transfer are never refused: small models in examples have less than that
 
 
@@ -78,6 +78,7 @@ class TimePlan:
     left_out: list[str]
     tokens: int  # that select and correct weights
     seconds: Mapping[str, float]  # by part: teacher, evaluations, carrying, healing
+    carrying: Mapping[str, float]  # seconds by candidate, without the moments that all share
     memory_bytes: int | None
 
     @property
@@ -108,15 +109,9 @@ def describe_seconds(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items() if value >= 1)
 
 
-def mean_tokens(original: Original) -> int | None:
-    """Return the mean length of the data's texts, or the recipe's length for images and samples of one length."""
-    lengths = getattr(original.splits.validation, "lengths", None)
-    return original.length if lengths is None else max(2, round(float(lengths.mean())))
-
-
 def sample_macs(original: Original) -> float:
     """Return the multiplications of one forward pass of a sample of the data."""
-    return float(counting.count_located(original.located, mean_tokens(original)).macs)
+    return float(counting.count_located(original.located, original.mean_length).macs)
 
 
 def measure_speed(original: Original) -> float:
@@ -130,7 +125,7 @@ def measure_speed(original: Original) -> float:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device)
-    inputs = example_inputs(model, TIMED_BATCH, mean_tokens(original), device=device)
+    inputs = example_inputs(model, TIMED_BATCH, original.mean_length, device=device)
 
     # the first pass warms up; the mean of the others has the share of the machine that other processes leave
     count = 0
@@ -199,11 +194,14 @@ def plan_time(
     chosen = sorted(candidates, key=lambda candidate: PRIORITY.index(candidate.name))
     left_out: list[str] = []
     while True:
-        samples, length = calibration_samples(original, tokens), mean_tokens(original)
+        samples = calibration_samples(original, tokens)
+        carrying = {}
+        for one in chosen:
+            carrying[one.name] = carrying_passes(one, baseline, samples, original.mean_length) * forward
         seconds = {
             **fixed_seconds,
             "moments": CALIBRATION_PASSES * samples * forward,
-            "carrying": sum(carrying_passes(one, baseline, samples, length) for one in chosen) * forward,
+            "carrying": sum(carrying.values()),
             "evaluations": (1 + len(chosen)) * held_out * forward,
         }
         total = sum(seconds.values())
@@ -217,13 +215,7 @@ def plan_time(
         left_out.append(droppable[-1].name)
         chosen.remove(droppable[-1])
     seconds["rates and healing"] = max(0.0, 60 * clock.minutes - total)
-    return TimePlan([one for one in candidates if one in chosen], left_out, tokens, seconds, memory_bytes)
-
-
-def calibration_samples(original: Original, tokens: int) -> int:
-    """Estimate the number of samples that have this many tokens, which select and measure during transfer."""
-    count = min(MAX_SAMPLES, -(-tokens // (mean_tokens(original) or PATCHES)))
-    return min(max(32, count), len(original.splits.train))
+    return TimePlan([one for one in candidates if one in chosen], left_out, tokens, seconds, carrying, memory_bytes)
 
 
 def carrying_passes(candidate: Candidate, baseline: Architecture, samples: float, tokens: int | None) -> float:
@@ -231,7 +223,7 @@ def carrying_passes(candidate: Candidate, baseline: Architecture, samples: float
     held_out = samples / 4
     if candidate.shape is None:  # every variant of every block runs on some of the held-out samples
         blocks = sum(stage.depth for stage in baseline.stages)
-        score_samples = min(held_out, max(8.0, FREE_TOKENS / (tokens or PATCHES)))
+        score_samples = min(held_out, max(8.0, TOKENS / (tokens or PATCHES)))
         return 2 * (CALIBRATION_PASSES * samples + blocks * VARIANTS * score_samples)
     if "rotate" in candidate.moves:  # the states of all blocks
         return samples + held_out

@@ -41,7 +41,7 @@ from leanify.profiling.counting import embedding_parameters, parameters
 from leanify.profiling.live_model import LiveModel
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
-from leanify.shrinking.neighbours import compare_embeddings
+from leanify.shrinking.judging import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
 from leanify.shrinking.taught import taught_tokens
 from leanify.sources import side_files
@@ -131,8 +131,19 @@ def _choose_count(original: Original, ranking: RankedTokens, limit: int, multipl
     maximum = min(ranking.total - len(ranking.required_ids), int(-(-saving // a_token)) + multiple)
     if saving <= 0 or is_alone:
         return ranking.total - maximum
-    # the score on a few samples: of blocks, and of each size
-    few_samples, vocabulary = _few_samples(original), checkpoint_vocabulary(original.module)
+    # a few samples that choose; windows of a text are left as they are
+    splits, few_samples = original.splits, original
+    if isinstance(base_samples(splits.train), Sentences):
+        parts: dict[str, Any] = {}
+        for name in SPLITS:
+            samples = getattr(splits, name)
+            count = _sample_count(samples, original) if name == "validation" else 2
+            places = base_places(samples)[choose_indices(samples, count, "random")]
+            parts[name] = base_samples(samples).retokenise(splits.tokenizer, places.tolist())
+        few_samples = replace(original, splits=replace(splits, **parts))
+
+    # the score on these samples: of blocks, and of each size
+    vocabulary = checkpoint_vocabulary(original.module)
     with progress("measuring what blocks are worth", None):
         block_params, block_damage = price_blocks(few_samples)
         before = _score(few_samples)
@@ -160,20 +171,6 @@ def vocabulary_costs(model: nn.Module) -> dict[str, int]:
     except UnsupportedModel:
         return {}
     return {"tokens": vocabulary_rows(model), "params_embeddings": embedding_parameters(model) or 0}
-
-
-def _few_samples(original: Original) -> Original:
-    """Return the original with a few samples that choose; windows of a text are left as they are."""
-    base = base_samples(original.splits.train)
-    if not isinstance(base, Sentences):
-        return original
-    parts: dict[str, Any] = {}
-    for name in SPLITS:
-        samples = getattr(original.splits, name)
-        count = _sample_count(samples, original) if name == "validation" else 2
-        places = base_places(samples)[choose_indices(samples, count, "random")]
-        parts[name] = base_samples(samples).retokenise(original.splits.tokenizer, places.tolist())
-    return replace(original, splits=replace(original.splits, **parts))
 
 
 def _sample_count(samples: Any, original: Original) -> int:
