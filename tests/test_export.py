@@ -19,8 +19,8 @@ import leanify
 from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import LeanifyError, UnsupportedModel
 from leanify.exporting import load_alone
-from leanify.exporting.export import _compare, _rounding, flatten_outputs
-from leanify.exporting.load_alone import _tensors
+from leanify.exporting.export import _compare, _rounding
+from leanify.exporting.load_alone import output_tensors
 from leanify.profiling.forward import call
 from leanify.sources import modelling
 from leanify.upstream.inputs import example_inputs
@@ -149,7 +149,7 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
 def test_every_output_tensor_is_compared() -> None:
     a, b = torch.ones(2), torch.zeros(3)
     outputs = {"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())}
-    assert [len(x) for x in _tensors(outputs)] == [2, 3, 2]
+    assert [len(x) for x in output_tensors(outputs)] == [2, 3, 2]
 
 
 def test_rounding_is_no_export_difference() -> None:
@@ -160,7 +160,7 @@ def test_rounding_is_no_export_difference() -> None:
     roundings = []
     for _ in range(2):
         with torch.no_grad(), disable_cache(model):
-            given = flatten_outputs(call(model, inputs))
+            given = output_tensors(call(model, inputs))
             roundings.append(_rounding(model, inputs, given))
             for name, parameter in model.named_parameters():
                 parameter.mul_(100 if name.endswith(".q.weight") else 1)
@@ -211,7 +211,7 @@ def test_free_shape_opens_alone(name: str, tmp_path: Path) -> None:
     assert not hasattr(again.config, "auto_map")
     inputs = example_inputs(model, 2, 8)
     with torch.no_grad(), disable_cache(model):
-        reference = flatten_outputs(call(model.eval(), inputs))
+        reference = output_tensors(call(model.eval(), inputs))
     autos = json.loads((tmp_path / "free" / "config.json").read_text())["auto_map"]
     auto = next(name for name in autos if name != "AutoConfig")
     outputs = open_alone(tmp_path, auto, inputs)

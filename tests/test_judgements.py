@@ -11,12 +11,11 @@ import pytest
 import torch
 import transformers
 from cases import TEXT, price_list
-from leanify.carrying.correction import least_squares
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import leanify
-from leanify.carrying.choose import RIDGE, survivors
+from leanify.carrying.choose import RIDGE, least_squares, survivors
 from leanify.search import ranking
 from leanify.search.towers import towers
 from leanify.spectra.results import gaussian_kappa

@@ -215,8 +215,8 @@ def test_prior_is_a_distribution(saved: tuple[Any, Path]) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "is characters"),
-        ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "is bytes"),
+        ({"tokenizer_config.json": {"tokenizer_class": "CanineTokenizer"}}, "CanineTokenizer makes none"),
+        ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, "ByT5Tokenizer makes none"),
         ({"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}}, "is a WordLevel"),
     ],
 )

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from leanify.carrying.correction import OUTPUTS, RIDGES, correct_output, least_squares, set_matrix
 from test_warm_shrink import built
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from leanify.carrying.calibration import Moments
-from leanify.carrying.choose import RIDGE, output_projection, weight_matrix
+from leanify.carrying.choose import (
+    OUTPUTS,
+    RIDGE,
+    RIDGES,
+    correct_output,
+    least_squares,
+    output_projection,
+    set_matrix,
+    weight_matrix,
+)
 from leanify.lens.located import Site
 from leanify.reshaping.sites import locate
 

@@ -14,7 +14,7 @@ from zoo.running import difference, outputs, randomise
 
 import leanify
 from leanify.carrying.blocks import replace_blocks, stage_blocks
-from leanify.carrying.calibration import collect_outputs, divergence, moments, run
+from leanify.carrying.calibration import collect_outputs, model_divergence, moments, run
 from leanify.carrying.choose import output_projection, survivors
 from leanify.carrying.narrow import narrow_model, projections
 from leanify.carrying.residual import Residual, residuals
@@ -104,7 +104,7 @@ def test_narrowed_model_runs_corrected(name: str) -> None:
     for teacher in (CalibratedTeacher, Uncorrected):
         new = narrow(model, shape, teacher)
         assert leanify.read(new) == shape
-        errors.append(divergence(collect_outputs(new, batches), collect_outputs(model, batches)))
+        errors.append(model_divergence(new, batches, collect_outputs(model, batches), False))
     corrected, plain = errors
     assert corrected <= plain * 1.2
     assert corrected != plain

@@ -6,13 +6,10 @@
         pair         two consecutive layers as one with twice the heads
         fit          two post-norm layers as one, fitted by least squares on their activations
         join         two blocks as one of a given shape, by a pair or a fit
-        choose       selection of the heads and hidden units to keep
-        correction   least-squares output projection for the kept heads and units
-        narrow       fewer heads and hidden units
-        experts      fewer experts of a mixture
+        choose       selection of the heads and hidden units to keep, and their least-squares output projection
+        narrow       fewer heads, hidden units and experts
         rotation     a narrower residual stream, in its principal components
-        call_traces  the recorded calls of blocks, so that equal blocks need not run again
-        calibration  statistics of a model on calibration data
+        calibration  statistics of a model on calibration data, and the recorded calls of its blocks
         teacher      the original with its outputs on calibration data, which measures the damage
         transfer     all of these together: from a trained model to a given shape
         free         a separate shape for every block

@@ -1,8 +1,15 @@
-"""Statistics on calibration data: second moments, inputs and outputs of blocks, and the damage of a step."""
+"""Statistics on calibration data: second moments, calls of blocks, outputs, and the damage of a step.
+
+A `CallTrace` has one call per batch and block of a stage, so that blocks before a changed block need not run again. A
+block runs alone when it is called with the recorded arguments and another input (`replay`). A model whose first blocks
+are the recorded ones runs from the first other block on (`replay_recorded`): the blocks before it return their recorded
+outputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,7 +22,7 @@ from leanify.carrying.blocks import disable_cache
 from leanify.core.errors import DataError
 from leanify.lens.resize import linear_features
 from leanify.profiling.forward import call
-from leanify.upstream.on_disk import place
+from leanify.upstream.on_disk import place, place_output
 from leanify.upstream.origin import remove_on_exit
 
 Batch = Mapping[str, Tensor]
@@ -135,14 +142,9 @@ class TeacherOutputs:
 def collect_outputs(model: nn.Module, batches: Sequence[Batch], headless: bool = False) -> TeacherOutputs:
     """Collect a model's outputs without padding, at most `MAX_ROWS` rows; ``headless`` takes those below its head."""
     model.eval()
-    return gather_outputs((run(model, batch, headless) for batch in batches), batches)
-
-
-def gather_outputs(outputs: Iterable[Any], batches: Sequence[Batch]) -> TeacherOutputs:
-    """Collect the outputs for each batch."""
     parts, logits = [], False
-    for batch, output in zip(batches, outputs, strict=True):
-        rows, logits = _output_rows(output, batch)
+    for batch in batches:
+        rows, logits = _output_rows(run(model, batch, headless), batch)
         parts.append(place(rows))
     # every ``step``-th row of all batches, counted over their borders; the others are not kept
     width, row_count = parts[0].shape[-1], sum(map(len, parts))
@@ -163,6 +165,34 @@ def _output_rows(output: Any, batch: Batch) -> tuple[Tensor, bool]:
     return drop_padding(value, batch.get("attention_mask")).float(), logits
 
 
+class RunningDivergence:
+    """The distance to a teacher's outputs, batch by batch: KL(teacher ‖ student) in nats, or Σ|y − t|² / Σ|t − mean|².
+
+    It never decreases but by rounding, so a trial can stop early.
+    """
+
+    def __init__(self, reference: TeacherOutputs) -> None:
+        self.reference, self.total, self.row_count, self.compared_rows = reference, 0.0, 0, 0
+
+    @property
+    def divergence(self) -> float:
+        return max(0.0, self.total)
+
+    def add(self, output: Any, batch: Batch) -> float:
+        """Add a model's output for the next batch; return the damage so far."""
+        reference, (rows, _) = self.reference, _output_rows(output, batch)
+        some = rows[-self.row_count % reference.step :: reference.step]
+        wanted = reference.rows[self.compared_rows : self.compared_rows + len(some)]
+        if reference.logits:
+            student, teacher = F.log_softmax(some, -1), F.log_softmax(wanted, -1)
+            distance = F.kl_div(student, teacher, reduction="sum", log_target=True)
+            self.total += float(distance) / len(reference.rows)
+        else:
+            self.total += float((some - wanted).square().sum()) / reference.total_variance
+        self.row_count, self.compared_rows = self.row_count + len(rows), self.compared_rows + len(some)
+        return self.divergence
+
+
 @torch.no_grad()
 def model_divergence(model: nn.Module, batches: Sequence[Batch], reference: TeacherOutputs, headless: bool) -> float:
     """Return the distance of a model's outputs to a teacher's on the same data, with one batch of them in memory."""
@@ -170,35 +200,98 @@ def model_divergence(model: nn.Module, batches: Sequence[Batch], reference: Teac
     tally = RunningDivergence(reference)
     for batch in batches:
         tally.add(run(model, batch, headless), batch)
-    return max(0.0, tally.divergence)
+    return tally.divergence
 
 
-def divergence(outputs: TeacherOutputs, reference: TeacherOutputs) -> float:
-    """Return the distance to a teacher's outputs: KL(teacher ‖ student) in nats, or Σ|y − t|² / Σ|t − mean|²."""
-    value = _rows_divergence(outputs.rows, reference.rows, reference)
-    return max(0.0, value) if reference.logits else value  # negative only through rounding
+# -- calls of blocks ----------
 
 
-def _rows_divergence(rows: Tensor, reference_rows: Tensor, reference: TeacherOutputs) -> float:
-    """Return the contribution of some rows to the damage, which is never negative."""
-    if reference.logits:
-        student, teacher = (F.log_softmax(x, -1) for x in (rows, reference_rows))
-        return float(F.kl_div(student, teacher, reduction="sum", log_target=True)) / len(reference.rows)
-    return float((rows - reference_rows).square().sum()) / reference.total_variance
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: its arguments, and its output in upstream's form."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    raw: Any
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+
+    @property
+    def state(self) -> Tensor:
+        """The input hidden states: the first tensor."""
+        return self.tensors[0]
+
+    @property
+    def output(self) -> Tensor:
+        return first_tensor(self.raw)
 
 
-class RunningDivergence:
-    """The damage accumulated batch by batch. It never decreases, so a trial can stop early."""
+CallTrace = list[list[Call]]  # by batch and block
 
-    def __init__(self, reference: TeacherOutputs) -> None:
-        self.reference, self.divergence, self.row_count, self.compared_rows = reference, 0.0, 0, 0
 
-    def add(self, output: Any, batch: Batch) -> float:
-        """Add a model's output for the next batch; return the damage so far."""
-        rows, _ = _output_rows(output, batch)
-        some = rows[-self.row_count % self.reference.step :: self.reference.step]
-        self.divergence += _rows_divergence(
-            some, self.reference.rows[self.compared_rows : self.compared_rows + len(some)], self.reference
-        )
-        self.row_count, self.compared_rows = self.row_count + len(rows), self.compared_rows + len(some)
-        return self.divergence
+def first_tensor(output: Any) -> Tensor:
+    """Return the first tensor of a module's output."""
+    first: Tensor = output if isinstance(output, Tensor) else output[0]
+    return first
+
+
+@contextmanager
+def record_trace(blocks: Sequence[nn.Module]) -> Iterator[CallTrace]:
+    """Record the calls of some blocks, one list per forward pass of the model inside the context.
+
+    If a pass calls a block more than once, as with shared layers, its list has another length.
+    """
+    trace: CallTrace = []
+
+    def hook(index: int) -> Any:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if index == 0:
+                trace.append([])
+            output = place_output(output)  # the next block's input is the same tensor
+            trace[-1].append(Call(args, dict(kwargs), output))
+            return output
+
+        return keep
+
+    hooks = (block.register_forward_hook(hook(index), with_kwargs=True) for index, block in enumerate(blocks))
+    with remove_on_exit(hooks):
+        yield trace
+
+
+@torch.no_grad()
+def record(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[Batch]) -> CallTrace | None:
+    """Return the calls of the blocks in forward passes; None if they are not called once each, in order."""
+    with record_trace(blocks) as trace:
+        for batch in batches:
+            run(model, batch)
+    in_turn = len(trace) == len(batches) and all(len(calls) == len(blocks) for calls in trace)
+    return trace if in_turn else None
+
+
+@torch.no_grad()
+def replay(block: nn.Module, call: Call, state: Tensor | None = None) -> Tensor:
+    """Return the output of a block called as in ``call``, optionally with other hidden states."""
+    args, kwargs = list(call.args), dict(call.kwargs)
+    if state is not None:
+        args = [state if value is call.state else value for value in args]
+        kwargs = {name: state if value is call.state else value for name, value in kwargs.items()}
+    with disable_cache(block):
+        return first_tensor(block(*args, **kwargs))
+
+
+@contextmanager
+def replay_recorded(blocks: Sequence[Any], calls: Sequence[Call]) -> Iterator[None]:
+    """Make blocks return the recorded outputs instead of computing."""
+    before = [vars(block).get("forward") for block in blocks]
+    for block, recorded in zip(blocks, calls, strict=True):
+        block.forward = lambda *args, raw=recorded.raw, **kwargs: raw
+    try:
+        yield
+    finally:
+        for block, forward in zip(blocks, before, strict=True):
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward

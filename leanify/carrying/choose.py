@@ -1,6 +1,7 @@
-"""Select heads and hidden units: remove one after another, each time the one with the smallest loss.
+"""Select heads and hidden units, and correct their output projection for the removed ones.
 
-Removing inputs S of an output projection W, and refitting the rest by least squares, raises E|W a − W' a|² by
+One after another is removed, each time the one with the smallest loss. Removing inputs S of an output projection W, and
+refitting the rest by least squares, raises E|W a − W' a|² by
 
     tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ),  H = E[a aᵀ] + λ
 
@@ -8,6 +9,11 @@ Removing inputs S of an output projection W, and refitting the rest by least squ
 al. 2023, ZipLM, equation 2). W and H⁻¹ are updated after each removal, so two redundant units are not both removed.
 Without data for a projection, the norm of its columns decides; experts in one tensor keep the units with the largest
 weights over all experts.
+
+The corrected projection W' of the kept inputs minimises E|W a − W' a_S|² + λ|W' − W_S|², with a the projection's input
+(Frantar & Alistarh 2023, SparseGPT, solve the same problem entry by entry). W' = W_S is one of the candidates, so the
+error on the data never rises. With few tokens the error on other data could rise: λ is the one whose W' from half
+of the batches is best on the other half, and W_S is kept if it is better than all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +34,9 @@ RIDGE = 1e-4  # λ, relative to the mean power of an input: enough for float64 w
 SCARCE = 1e-2  # λ with fewer tokens than twice the inputs, which leave H uncertain
 WIDE = 2048  # above this many inputs, H⁻¹ is updated in float32: half the time and memory
 ROUNDS = 24  # updates of the full H⁻¹ to remove all inputs; each removes several, selected sequentially
+RIDGES = (RIDGE, 1e-2, 1.0)  # candidates for the λ of a correction, relative to the mean power of an input
+OUTPUTS = 64  # number of outputs on which they are compared
+Weights = tuple[Tensor, Tensor | None]  # a weight, outputs × inputs, and a bias
 
 
 def output_projection(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
@@ -36,6 +45,12 @@ def output_projection(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
         if symbol in how.split() and (module := weighted_part(site.module, part)) is not None:
             return f"{site.path}.{part}", module
     return "", None
+
+
+def output_projections(site: Site) -> dict[str, nn.Module]:
+    """Return the output projections of a site by path: of heads first, then of hidden units."""
+    found = (output_projection(site, symbol) for symbol in "hm")
+    return {path: module for path, module in found if module is not None}
 
 
 def choose_units(site: Site, symbol: str, counts: Sequence[int], moments: Mapping[str, Moments]) -> dict[int, Picks]:
@@ -213,3 +228,68 @@ def weight_matrix(module: nn.Module) -> Tensor:
     assert isinstance(weight, Tensor)
     matrix: Tensor = weight.detach().movedim(features.output_axis, 0).flatten(1)
     return matrix
+
+
+# -- correction ----------
+
+
+def correct_output(site: Site, symbol: str, picks: Picks, moments: Mapping[str, Moments]) -> Weights | None:
+    """Return the least-squares output projection of the kept inputs, and its bias; None without data."""
+    path, module = output_projection(site, symbol)
+    if module is None or path not in moments:
+        return None
+    kept_inputs = input_positions(site, path, picks)
+    matrix = weight_matrix(module).double()
+    bias = module.bias
+    halves = [part.to(matrix.device) for part in moments[path].sums]
+    if isinstance(bias, Tensor):
+        matrix = torch.cat([matrix, bias.double()[:, None]], 1)
+        kept_inputs = torch.cat([kept_inputs, torch.tensor([matrix.shape[1] - 1])])
+    else:
+        halves = [part[:-1, :-1] for part in halves]
+    # the λ from one half of the data that is best on the other half
+    if len(halves) < 2:
+        solution = least_squares(matrix, halves[0], kept_inputs)
+    else:
+        first, second = halves
+        some = matrix[:: max(1, len(matrix) // OUTPUTS)]
+        errors = {}
+        for ridge in RIDGES:
+            errors[ridge] = _error(some, second, kept_inputs, least_squares(some, first, kept_inputs, ridge))
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] < _error(some, second, kept_inputs, some[:, kept_inputs]):
+            solution = least_squares(matrix, first + second, kept_inputs, best)
+        else:
+            solution = matrix[:, kept_inputs]
+    solution = solution.to(weight_matrix(module).dtype)
+    return (solution[:, :-1], solution[:, -1].clone()) if isinstance(bias, Tensor) else (solution, None)
+
+
+def _error(matrix: Tensor, second: Tensor, kept_inputs: Tensor, solution: Tensor) -> float:
+    """Return Σ|W a − W' a_S|² from Σ a aᵀ."""
+    residual = matrix.clone()
+    residual[:, kept_inputs] -= solution
+    return float(((residual @ second) * residual).sum())
+
+
+def least_squares(matrix: Tensor, second: Tensor, kept_inputs: Tensor, ridge: float = RIDGE) -> Tensor:
+    """Return the W' that minimises E|W a − W' a_S|² + λ|W' − W_S|², given E[a aᵀ] or any multiple of it.
+
+    W' = W_S + (W G_S − W_S G_SS) (G_SS + λ)⁻¹, with G_S the kept columns of E[a aᵀ].
+    """
+    start = matrix[:, kept_inputs]
+    columns = second[:, kept_inputs]
+    inner = columns[kept_inputs]
+    target = matrix @ columns - start @ inner
+    inner.diagonal().add_(ridge * float(inner.diagonal().mean().clamp(min=1e-30)))
+    change: Tensor = torch.cholesky_solve(target.T, torch.linalg.cholesky(inner))
+    return start + change.T
+
+
+def set_matrix(module: nn.Module, matrix: Tensor, bias: Tensor | None) -> None:
+    """Set a linear map's weight from outputs × inputs (see `weight_matrix`), in place. None keeps the bias."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    weight.copy_(matrix.movedim(0, linear_features(module).output_axis).reshape(weight.shape))
+    if bias is not None and isinstance(module.bias, Tensor):
+        module.bias.copy_(bias)

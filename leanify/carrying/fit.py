@@ -17,24 +17,20 @@ selected by cross-validation between the halves of the data.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import copy_block, stage_blocks
-from leanify.carrying.calibration import token_rows
-from leanify.carrying.call_traces import Call, replay
-from leanify.carrying.choose import weight_matrix
-from leanify.carrying.correction import OUTPUTS, set_matrix
-from leanify.carrying.pair import adapt_forwards, check_alike, copy_sublayer, join_sites, output_projections
+from leanify.carrying.calibration import Call, replay, token_rows
+from leanify.carrying.choose import OUTPUTS, output_projections, set_matrix, weight_matrix
+from leanify.carrying.pair import adapt_forwards, check_alike, copy_sublayer, join_sites
 from leanify.carrying.residual import Residual, Sublayer, record_calls
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import weighted_parts
-from leanify.upstream.origin import remove_on_exit
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # candidates for the ridge, relative to the mean power of an input
 
@@ -114,23 +110,6 @@ def _record_layers(
         yield LayerRecord(calls[id(first)], mask, {name: token_rows(value, mask) for name, value in values.items()})
 
 
-class _StopForward(Exception):
-    """Ends a forward pass at the requested module, because later modules are not needed."""
-
-
-def _module_input(block: nn.Module, record: LayerRecord, module: nn.Module) -> Tensor:
-    """Return the input of a module of a block on the first layer's arguments, as (tokens, width)."""
-    inputs: list[Tensor] = []
-
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(token_rows(args[0], record.mask))
-        raise _StopForward
-
-    with remove_on_exit([module.register_forward_pre_hook(hook)]), suppress(_StopForward):
-        block(*record.call.args, **record.call.kwargs)
-    return inputs[0]
-
-
 def _read_through(sublayer: Sublayer, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Make the maps that read ``targets`` read ``inputs`` instead, through the best linear map between them."""
     parts = weighted_parts(sublayer.site.module, sublayer.readers).values()
@@ -146,8 +125,12 @@ def _read_through(sublayer: Sublayer, inputs: Sequence[Tensor], targets: Sequenc
 
 def _fit_output(block: nn.Module, site: Site, records: Sequence[LayerRecord], state: str, target: str) -> list[Tensor]:
     """Fit a site's output projection: output + state is the input of the second layer's norm. Returns the outputs."""
-    output = output_projections(site)[0]
-    inputs = [_module_input(block, s, output) for s in records]
+    output = next(iter(output_projections(site).values()))
+    inputs = []
+    for record in records:
+        with record_calls([block]) as calls:
+            replay(block, record.call)
+        inputs.append(token_rows(calls[id(output)].state, record.mask))
     targets = [s.values[target] - s.values[state] for s in records]
     start = weight_matrix(output).double()
     bias = isinstance(output.bias, Tensor)
@@ -170,17 +153,17 @@ def regression(inputs: Sequence[Tensor], targets: Sequence[Tensor], start: Tenso
     """
     rows = [torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1) for x in inputs]
     residuals = [t - x @ start.to(x.dtype).T for x, t in zip(rows, targets, strict=True)]
-    ridge = _choose_ridge(rows, residuals) if len(rows) > 1 else max(RIDGES)
+    ridge = max(RIDGES)
+    if len(rows) > 1:
+        some = slice(None, None, max(1, residuals[0].shape[1] // OUTPUTS))
+        half = _RidgeSolver(rows[::2], [residual[:, some] for residual in residuals[::2]])
+        errors = dict.fromkeys(RIDGES, 0.0)
+        for candidate in RIDGES:
+            change = half.solve(candidate)
+            for x, residual in zip(rows[1::2], residuals[1::2], strict=True):
+                errors[candidate] += float((residual[:, some] - x @ change.to(x.dtype).T).square().sum())
+        ridge = min(errors, key=errors.__getitem__)
     return start + _RidgeSolver(rows, residuals).solve(ridge)
-
-
-def _choose_ridge(rows: Sequence[Tensor], residuals: Sequence[Tensor]) -> float:
-    """Return the λ whose map from every other batch has the smallest error on the rest, for some outputs."""
-    some = slice(None, None, max(1, residuals[0].shape[1] // OUTPUTS))
-    others = [(x, residual[:, some]) for x, residual in zip(rows[1::2], residuals[1::2], strict=True)]
-    half = _RidgeSolver(rows[::2], [residual[:, some] for residual in residuals[::2]])
-    errors = {ridge: _error(half.solve(ridge), others) for ridge in RIDGES}
-    return min(errors, key=errors.__getitem__)
 
 
 class _RidgeSolver:
@@ -212,8 +195,3 @@ class _RidgeSolver:
         square.diagonal().add_(ridge * max(self.power, 1e-30))
         solution: Tensor = torch.cholesky_solve(self.cross, torch.linalg.cholesky(square)).T
         return solution if self.all_rows is None else solution @ self.all_rows
-
-
-def _error(change: Tensor, others: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return Σ|t − (W₀ + change) x|² over rows x, each given with t − W₀ x."""
-    return sum(float((residual - x @ change.to(x.dtype).T).square().sum()) for x, residual in others)

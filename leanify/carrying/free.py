@@ -2,14 +2,14 @@
 
 NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores each by its
 effect on the outputs, and lets an integer program select. Here a block may have fewer heads, a narrower MLP, or be
-removed; each variant is measured in place, starting at its block (`call_traces`), and the sizes between the measured
+removed; each variant is measured in place, starting at its block (`calibration`), and the sizes between the measured
 ones are interpolated. Damages are additive only for small cuts, so the first round takes half of the saving, and
 everything is measured again from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -17,8 +17,17 @@ import numpy as np
 import torch
 
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
-from leanify.carrying.calibration import Batch, TeacherOutputs, collect_outputs, divergence, gather_outputs, run
-from leanify.carrying.call_traces import CallTrace, record, replay_recorded
+from leanify.carrying.calibration import (
+    Batch,
+    CallTrace,
+    RunningDivergence,
+    TeacherOutputs,
+    collect_outputs,
+    model_divergence,
+    record,
+    replay_recorded,
+    run,
+)
 from leanify.carrying.narrow import shape_layer, teacher_cuts
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
@@ -30,11 +39,12 @@ from leanify.profiling.counting import parameters
 from leanify.upstream.derived_attributes import drop_path_rates, sync_derived_attributes
 from leanify.upstream.on_disk import deep_copy
 
-UNITS, HEADS = (0.5, 0.25), (0.5, 0.25)  # shares of a block's units and heads that a measured variant keeps
+SHARES = (0.5, 0.25)  # of a block's units, or of its heads, that a measured variant keeps
 STEPS = 16  # equal parts of a block's units and heads, of which a size between the measured ones has some
 ROUNDS = 2
 PATCHES = 50  # tokens that an image counts as: a classifier has one output per image
 TOKENS = 1024  # tokens of the held-out batches on which variants are scored
+PARTS = {"heads": "attentions of fewer heads", "mlp": "narrower MLPs", "block": "blocks left out"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,12 @@ def transfer_free(
     teacher: CalibratedTeacher, max_params: int, on_step: Callable[[Step], None] = lambda step: None
 ) -> TransferResult:
     """Return a model with at most ``max_params`` parameters whose blocks differ, by damage. Raises BudgetError."""
-    batches = list(_scoring_batches(teacher))
+    # held-out batches with some tokens score the variants
+    batches, token_count = list[Batch](), 0
+    for batch in teacher.held_out:
+        if token_count < TOKENS:
+            batches.append(batch)
+            token_count += teacher.count(batch) if "input_ids" in batch else len(next(iter(batch.values()))) * PATCHES
     target = collect_outputs(teacher.model, batches, teacher.headless)
     current, damage, steps = teacher, 0.0, list[Step]()  # the model as cut so far, on the teacher's data
     before = parameters(teacher.model)
@@ -69,35 +84,13 @@ def transfer_free(
         # the model after the cut: its damage is forecast as a sum, and measured
         current = current.for_model(cut_blocks(current, variants))
         forecast = damage + sum(variant.damage for variant in variants)
-        damage = divergence(collect_outputs(current.model, teacher.held_out, teacher.headless), teacher.outputs)
-        words = f"round {turn}: {_describe(variants)}; damages add up to {forecast:.3g}"
+        damage = model_divergence(current.model, teacher.held_out, teacher.outputs, teacher.headless)
+        parts = [variant.part for variant in variants]
+        counts = [f"{parts.count(part)} {name}" for part, name in PARTS.items() if part in parts]
+        words = f"round {turn}: {', '.join(counts) or 'nothing to lose'}; damages add up to {forecast:.3g}"
         steps.append(Step(words, "", (), damage))
         on_step(steps[-1])
-    return TransferResult(deep_copy(current.model), steps, target.unit, {})
-
-
-def passes_of_free(teacher: CalibratedTeacher) -> float:
-    """Estimate the number of model runs on all held-out batches for `free`: every variant from its block on."""
-    blocks = sum(len(stage.blocks) for stage in teacher.architecture.stages)
-    share = len(list(_scoring_batches(teacher))) / len(teacher.held_out)
-    return ROUNDS * (1 + blocks * (len(UNITS) + len(HEADS) + 1) / 2 * share)
-
-
-def _describe(chosen: Sequence[Variant]) -> str:
-    names = {"heads": "attentions of fewer heads", "mlp": "narrower MLPs", "block": "blocks left out"}
-    parts = [variant.part for variant in chosen]
-    parts_text = [f"{parts.count(part)} {name}" for part, name in names.items() if part in parts]
-    return ", ".join(parts_text) or "nothing to lose"
-
-
-def _scoring_batches(teacher: CalibratedTeacher) -> Iterator[Batch]:
-    """Yield held-out batches until they contain `TOKENS` tokens."""
-    token_count = 0
-    for batch in teacher.held_out:
-        if token_count >= TOKENS:
-            return
-        yield batch
-        token_count += teacher.count(batch) if "input_ids" in batch else len(next(iter(batch.values()))) * PATCHES
+    return TransferResult(deep_copy(current.model), steps, target.unit)
 
 
 @torch.no_grad()
@@ -109,15 +102,19 @@ def measure_variants(
     ``groups`` are the heads of a key/value group in each stage of the original.
     """
     library: list[Variant] = []
-    base = divergence(collect_outputs(current.model, batches, current.headless), target)
+    base = model_divergence(current.model, batches, target, current.headless)
     for stage in (stage for stage in current.located_model.stages if stage.container is not None):
         blocks = stage_blocks(current.located_model, stage.name)
         calls = record(current.model, blocks, batches)
-        is_shared = shared_table(current.located_model, stage) != ""
-        group = groups[stage.name]
+        parts = ["mlp"] if shared_table(current.located_model, stage) else ["heads", "mlp"]
         for place, layers in enumerate(stage.blocks):
+            # fewer heads unless they share a table, a narrower MLP, no block
             old = tuple(layer.read() for layer in layers)
-            several = list(_shapes(old, group, is_shared, len(blocks)))
+            several: list[tuple[str, Block | None]] = []
+            for part in parts:
+                several += [(part, _scale(old, part, share, groups[stage.name])) for share in SHARES]
+            if len(blocks) > 1:
+                several.append(("block", None))
             current.measure_block(stage, place, [shape for _, shape in several if shape is not None])
             for part, new_block in several:
                 try:
@@ -127,8 +124,7 @@ def measure_variants(
                 params_saved = parameters(current.model) - parameters(located_model.model)
                 if params_saved <= 0:
                     continue
-                outputs = _outputs_from(current, located_model, stage.name, place, batches, calls)
-                damage = divergence(outputs, target) - base
+                damage = _damage_from(current, located_model, stage.name, place, batches, calls, target) - base
                 library.append(Variant(stage.name, place, part, new_block, params_saved, damage))
     return library
 
@@ -169,21 +165,8 @@ def interpolate_variants(
     return library
 
 
-def _shapes(old: Block, group: int, is_shared: bool, depth: int) -> Iterator[tuple[str, Block | None]]:
-    """List the shapes that are measured of a block: fewer heads unless its table is shared, a narrower MLP, no block.
-
-    A layer of one key/value head loses heads by ``group``.
-    """
-    for share in () if is_shared else HEADS:
-        yield "heads", _scale(old, "heads", share, group)
-    for share in UNITS:
-        yield "mlp", _scale(old, "mlp", share, group)
-    if depth > 1:
-        yield "block", None
-
-
 def _scale(old: Block, part: str, share: float, group: int) -> Block:
-    """Return a block with a share of its heads or units."""
+    """Return a block with a share of its heads or units; a layer of one key/value head loses heads by ``group``."""
     if part == "mlp":
         return tuple(replace(layer, mlp=_round_down(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
     multiples = [group if layer.kv_heads == 1 else layer.group for layer in old]
@@ -216,22 +199,23 @@ def _reshape_blocks(current: CalibratedTeacher, stage: str, shapes: Mapping[int,
     return replace_blocks(located_model, {stage: remaining} if len(remaining) < len(blocks) else {})
 
 
-def _outputs_from(
+def _damage_from(
     current: CalibratedTeacher,
     located_model: LocatedModel,
     stage: str,
     place: int,
     batches: Sequence[Batch],
     call_trace: CallTrace | None,
-) -> TeacherOutputs:
-    """Return the model's outputs, reusing the recorded outputs of the blocks before ``place``."""
-    blocks, outputs = stage_blocks(located_model, stage), []
+    target: TeacherOutputs,
+) -> float:
+    """Return the model's damage, reusing the recorded outputs of the blocks before ``place``."""
+    blocks, tally = stage_blocks(located_model, stage), RunningDivergence(target)
     located_model.model.eval()
     for index, batch in enumerate(batches):
         recorded_calls = [] if call_trace is None else call_trace[index][:place]
         with replay_recorded(blocks[: len(recorded_calls)], recorded_calls):
-            outputs.append(run(located_model.model, batch, current.headless))
-    return gather_outputs(outputs, batches)
+            tally.add(run(located_model.model, batch, current.headless), batch)
+    return tally.divergence
 
 
 def solve_program(library: Sequence[Variant], saving: int) -> list[Variant]:
@@ -271,7 +255,14 @@ def cut_blocks(current: CalibratedTeacher, variants: Sequence[Variant]) -> Locat
     """Return the model with these variants of its blocks, stage by stage."""
     cut = current
     for stage in dict.fromkeys(variant.stage for variant in variants):
-        shapes = _new_shapes([variant for variant in variants if variant.stage == stage])
+        # the new shape of each block by its place; None for one that is left out
+        shapes: dict[int, Block | None] = {}
+        for variant in [variant for variant in variants if variant.stage == stage]:
+            before = shapes.get(variant.place)
+            shapes[variant.place] = variant.block
+            if before is not None and variant.block is not None:  # the block loses both heads and units
+                heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
+                shapes[variant.place] = tuple(replace(a, mlp=b.mlp) for a, b in zip(heads, mlp, strict=True))
         cut = cut.for_model(_reshape_blocks(cut, stage, shapes))
     result = cut.located_model.locate_copy(deep_copy(cut.model))
 
@@ -280,15 +271,3 @@ def cut_blocks(current: CalibratedTeacher, variants: Sequence[Variant]) -> Locat
     rates = {stage.name: drop_path_rates(stage_blocks(located, stage.name)) for stage in located.stages}
     sync_derived_attributes(result.model, current.architecture, result.architecture, rates)
     return result
-
-
-def _new_shapes(variants: Sequence[Variant]) -> dict[int, Block | None]:
-    """Return the new shape of each block of a stage, by its place; None for one that is left out."""
-    shapes: dict[int, Block | None] = {}
-    for variant in variants:
-        before = shapes.get(variant.place)
-        shapes[variant.place] = variant.block
-        if before is not None and variant.block is not None:  # the block loses both heads and units
-            heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
-            shapes[variant.place] = tuple(replace(a, mlp=b.mlp) for a, b in zip(heads, mlp, strict=True))
-    return shapes

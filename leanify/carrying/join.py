@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from leanify.carrying.blocks import copy_block, copy_modules, find_stage, replace_blocks, stage_blocks
 from leanify.carrying.calibration import run
-from leanify.carrying.choose import importances, input_positions, output_projection, weight_matrix
-from leanify.carrying.correction import set_matrix
+from leanify.carrying.choose import importances, input_positions, output_projection, set_matrix, weight_matrix
 from leanify.carrying.fit import fit_pair
 from leanify.carrying.narrow import common_heads, moment_cuts, projections, shape_layer, teacher_cuts
 from leanify.carrying.pair import join_pair

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import copy_block, find_difference, position_counters
-from leanify.carrying.choose import output_projection
+from leanify.carrying.choose import output_projections
 from leanify.carrying.norms import common_bias, fold, fold_scale, neutralise, precision, read_affine
 from leanify.carrying.residual import Residual, Sublayer
 from leanify.core.errors import UnsupportedModel
@@ -60,7 +60,8 @@ def join_pair(
         _fold_norms([block.get_submodule(norm) for block in blocks], norm, [first_readers, second_readers])
     for block, side in zip(blocks, (first_sublayers, second_sublayers), strict=True):
         for sublayer in side:
-            _fold_scale(block, sublayer)
+            if sublayer.scale:
+                fold_layer_scale(block, sublayer)
     # join the heads and units
     for a, b in zip(first_sublayers, second_sublayers, strict=True):
         join_sites(located_model.model, a.site, b.site, kept_heads)
@@ -126,24 +127,12 @@ def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[
         neutralise(norm, affine, after)
 
 
-def _fold_scale(block: nn.Module, sublayer: Sublayer) -> None:
+def fold_layer_scale(block: nn.Module, sublayer: Sublayer) -> None:
     """Fold a LayerScale into the output projections of its sublayer, in place."""
-    if not sublayer.scale:
-        return
     scale = block.get_parameter(sublayer.scale)
-    for part in output_projections(sublayer.site):
+    for part in output_projections(sublayer.site).values():
         fold_scale(part, scale)
     scale.fill_(1.0)
-
-
-def output_projections(site: Site) -> list[nn.Module]:
-    """Return the output projections of a site: of heads first, then of hidden units."""
-    projections = []
-    for symbol in ("h", "m"):
-        _, module = output_projection(site, symbol)
-        if module is not None:
-            projections.append(module)
-    return projections
 
 
 # -- joining ----------
@@ -185,7 +174,7 @@ def join_sites(
             axes.value.zero_()
             _place(axes, first, (first_site.sizes, first_half | stay[0]), (sizes, first_half | stay[0]))
             _place(axes, second, (second_site.sizes, second_half | stay[1]), (sizes, second_symbols | stay[1]))
-        elif axes.name == "bias" and axes.owner in output_projections(first_site):
+        elif axes.name == "bias" and axes.owner in output_projections(first_site).values():
             axes.value.add_(second)
         elif not torch.equal(first, second):
             raise UnsupportedModel(
@@ -213,18 +202,6 @@ def _place(axes: Axes, values: Tensor, source: tuple[Sizes, Picks], destination:
 # -- the check ----------
 
 
-def side_by_side(first: Residual, second: Residual) -> Tensor:
-    """Return the output of two blocks side by side on the first one's input: x + Σ s₁ F₁(x) + s₂ F₂(x)."""
-    x = first.call.state
-    for first_group, second_group in zip(first.groups, second.groups, strict=True):
-        contributions: list[Tensor] = []
-        for residual, side in ((first, first_group), (second, second_group)):
-            for sublayer, like in zip(side, first_group, strict=True):
-                contributions.append(_contribution(sublayer, residual.block, like, x))
-        x = x + sum(contributions)
-    return x
-
-
 def _contribution(sublayer: Sublayer, block: nn.Module, like: Sublayer, x: Tensor) -> Tensor:
     """Return s · F(norm(x)), called with the other arguments of ``like``."""
     norm_output = block.get_submodule(sublayer.norm)(x)
@@ -242,7 +219,14 @@ def _contribution(sublayer: Sublayer, block: nn.Module, like: Sublayer, x: Tenso
 
 def _check_sum(joined_pair: nn.Module, first: Residual, second: Residual) -> None:
     """Raise UnsupportedModel if a pair differs from its two layers run side by side."""
-    reference = side_by_side(first, second)
+    # x + Σ s₁ F₁(x) + s₂ F₂(x), group by group, on the first one's input
+    reference = first.call.state
+    for first_group, second_group in zip(first.groups, second.groups, strict=True):
+        contributions: list[Tensor] = []
+        for residual, side in ((first, first_group), (second, second_group)):
+            for sublayer, like in zip(side, first_group, strict=True):
+                contributions.append(_contribution(sublayer, residual.block, like, reference))
+        reference = reference + sum(contributions)
     try:
         output = joined_pair(*first.call.args, **first.call.kwargs)
     except RuntimeError as failed:

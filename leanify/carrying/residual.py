@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import block_sites, disable_cache, stage_blocks
-from leanify.carrying.call_traces import Call
+from leanify.carrying.calibration import Call
 from leanify.core.errors import UnsupportedModel
 from leanify.lens.blocks import block_paths
 from leanify.lens.located import LocatedModel, Site

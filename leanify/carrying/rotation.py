@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.carrying.calibration import collect_outputs, divergence, model_divergence, run, token_rows
-from leanify.carrying.norms import Affine, common_bias, fold, fold_scale, read_affine
-from leanify.carrying.residual import Residual, Sublayer, residuals
+from leanify.carrying.calibration import collect_outputs, model_divergence, run, token_rows
+from leanify.carrying.norms import Affine, common_bias, fold, read_affine
+from leanify.carrying.pair import fold_layer_scale
+from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Architecture
@@ -72,17 +73,17 @@ def rotate(
     original = collect_outputs(teacher.model, [batch])
     all_components = deep_copy(model)
     rotation.apply(all_components, rotation.basis(components, width), 1.0)
-    _check(divergence(collect_outputs(all_components, [batch]), original), EXACT, "with all components")
+    _check(model_divergence(all_components, [batch], original, False), EXACT, "with all components")
     basis = rotation.basis(components, new_width)
     rotation.apply(all_components, torch.cat([basis, basis.new_zeros(width, width - new_width)], 1), 1.0)
     rotation.apply(narrow_model, basis, math.sqrt(width / new_width))
-    error = divergence(collect_outputs(narrow_model, [batch]), collect_outputs(all_components, [batch]))
+    error = model_divergence(narrow_model, [batch], collect_outputs(all_components, [batch]), False)
     _check(error, ALIKE, "at the new width")
 
     damage = model_divergence(narrow_model, teacher.held_out, teacher.outputs, teacher.headless)
     step = Step("rotate", "", (), damage)
     on_step(step)
-    return TransferResult(narrow_model, [step], teacher.outputs.unit, {})
+    return TransferResult(narrow_model, [step], teacher.outputs.unit)
 
 
 def _check(error: float, bound: float, where: str) -> None:
@@ -148,7 +149,9 @@ class _Rotation:
                 gains = readers.setdefault(f"{block.path}.{sublayer.norm}", {})
                 parts = weighted_parts(sublayer.site.module, sublayer.readers).values()
                 gains.update((id(module), module) for module in parts)
-                self._fold_scale(block, sublayer)
+                if sublayer.scale:
+                    fold_layer_scale(block.block, sublayer)
+                    self.constants[f"{block.path}.{sublayer.scale}"] = 1.0
             affines += [self._fold_norm(path, [*modules.values()]) for path, modules in readers.items()]
             block_readers += readers.values()
 
@@ -189,20 +192,6 @@ class _Rotation:
         if isinstance(getattr(norm, "bias", None), Tensor):
             self.constants[f"{path}.bias"] = constant
         return affine
-
-    def _fold_scale(self, block: Residual, sublayer: Sublayer) -> None:
-        """Fold a LayerScale into the projection before it, in place."""
-        if not sublayer.scale:
-            return
-        scale = block.block.get_parameter(sublayer.scale)
-        outputs = [*weighted_parts(sublayer.site.module, sublayer.site.reading.columns).values()]
-        if len(outputs) != 1:
-            raise ShapeError(
-                f"rotated: {sublayer.site.path} has {len(outputs)} output projections before {sublayer.scale}"
-            )
-        fold_scale(outputs[0], scale)
-        scale.fill_(1.0)
-        self.constants[f"{block.path}.{sublayer.scale}"] = 1.0
 
     def components(self, teacher: CalibratedTeacher) -> Tensor:
         """Return the principal components (d, d) of the normalised states before all blocks, the largest first."""

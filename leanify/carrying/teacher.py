@@ -1,6 +1,6 @@
 """A trained model on calibration data, with results computed once for all target shapes.
 
-The calls of its blocks are recorded (`call_traces`), so a block's second moments are computed by running that block
+The calls of its blocks are recorded (`calibration`), so a block's second moments are computed by running that block
 alone. The moments of an MLP are (units + 1)² numbers: all requested widths are computed from them at once, and they are
 not stored.
 """
@@ -15,10 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from leanify.carrying.blocks import stage_blocks
-from leanify.carrying.calibration import Batch, Moments, TeacherOutputs, accumulate_moments, collect_outputs, moments
-from leanify.carrying.call_traces import Call, CallTrace, record, replay
-from leanify.carrying.choose import choose_units, output_projection
-from leanify.carrying.correction import Weights, correct_output
+from leanify.carrying.calibration import (
+    Batch,
+    Call,
+    CallTrace,
+    Moments,
+    TeacherOutputs,
+    accumulate_moments,
+    collect_outputs,
+    moments,
+    record,
+    replay,
+)
+from leanify.carrying.choose import Weights, choose_units, correct_output, output_projection
 from leanify.core.architecture import Architecture, Block, Layer
 from leanify.core.errors import DataError
 from leanify.lens.axes import Picks
@@ -26,8 +35,6 @@ from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.reshaping.sites import locate
 from leanify.upstream import on_disk
 
-PASSES = 4  # cost of all moments in forward passes, measured on encoders with 6 and 12 layers
-TRIALS = 5  # cost of a step in forward passes, including the pairs made for it
 Slot = tuple[int, ...]  # indices of the original blocks in one new block
 
 
@@ -87,24 +94,6 @@ class CalibratedTeacher:
         assert call_trace is not None
         for batch, calls in zip(self.batches, call_trace, strict=True):
             yield batch.get("attention_mask"), calls[block]
-
-    def warnings(self, shapes: Sequence[Architecture]) -> Iterator[str]:
-        """Yield a warning if the data is too small."""
-        widest = max((layer.mlp for shape in shapes for layer in shape.layers()), default=0)
-        if self.tokens < 2 * widest:
-            yield (
-                f"{self.tokens:,} tokens choose and correct, fewer than twice the {widest:,} inputs of the widest fit: "
-                "a fit that other batches do not confirm is left out; more data would keep more"
-            )
-
-    def forecast(self, shapes: Sequence[Architecture]) -> float:
-        """Estimate the number of model runs on the held-out batches to transfer the weights to all of these shapes."""
-        held_out_tokens = sum(map(self.count, self.held_out))
-        steps = 0
-        for shape in shapes:
-            for old, new in zip(self.architecture.stages, shape.stages, strict=True):
-                steps += max(0, old.depth - new.depth)
-        return PASSES * self.tokens / max(1, held_out_tokens) + TRIALS * steps + len(shapes)
 
     # -- selection ----------
 

@@ -4,7 +4,7 @@ Every block is first brought to the new heads and hidden units (`narrow`). Then,
 is dropped or the two neighbours are paired whose loss changes the outputs least on held-out data. The candidates are
 selected from the blocks alone: by how far a block moves its input, and how far two neighbours side by side are from
 running one after the other. A trial begins at the changed block, because earlier blocks do not change
-(`call_traces`). A pair is joined from narrowed layers and narrowed again, so that its heads and units are the best of
+(`calibration`). A pair is joined from narrowed layers and narrowed again, so that its heads and units are the best of
 both; post-norm layers, which no single layer equals side by side, are fitted by least squares (`fit`). Damage is
 measured against the trained model after every step (`calibration.divergence`).
 """
@@ -18,8 +18,16 @@ import torch
 from torch import nn
 
 from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
-from leanify.carrying.calibration import RunningDivergence, drop_padding, model_divergence, run
-from leanify.carrying.call_traces import Call, record_trace, replay, replay_recorded
+from leanify.carrying.calibration import (
+    Call,
+    RunningDivergence,
+    drop_padding,
+    model_divergence,
+    record_trace,
+    replay,
+    replay_recorded,
+    run,
+)
 from leanify.carrying.join import join_blocks
 from leanify.carrying.narrow import narrow_model
 from leanify.carrying.teacher import CalibratedTeacher, Slot, keep_depth
@@ -29,6 +37,7 @@ from leanify.lens.located import LocatedModel
 from leanify.reshaping import surgery
 from leanify.upstream.on_disk import deep_copy, place_weights
 
+StageCalls = list[list[Call]]  # of a stage's blocks on the held-out batches, by batch
 TRIALS_PER_STEP = {"drop": 3, "pair": 2}  # moves to measure per step: the most promising of each kind
 
 
@@ -52,12 +61,11 @@ class Step:
 
 @dataclass(frozen=True)
 class TransferResult:
-    """A model of the target shape, the steps taken, the unit of damage, and the reason if no pair was made."""
+    """A model of the target shape, the steps taken, and the unit of damage."""
 
     model: nn.Module
     steps: list[Step]
     unit: str
-    refusals: dict[str, str]
 
     @property
     def damage(self) -> float:
@@ -80,14 +88,6 @@ def transfer_weights(
         if new.depth < old.depth:
             transfer.shorten(old.name, new)
     return transfer.finish()
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """A measured arrangement of blocks: its damage, and the calls of the stage's blocks on the held-out batches."""
-
-    damage: float
-    calls: list[list[Call]]
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,16 @@ class _TransferState:
     @torch.no_grad()
     def _measure(
         self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Call]], limit: float = float("inf")
-    ) -> _Measurement | None:
-        """Measure a stage at these slots, with the calls ``before`` up to ``place``; None above ``limit``."""
+    ) -> tuple[float, StageCalls] | None:
+        """Return the damage and the calls of a stage at these slots; None above ``limit``.
+
+        ``before`` are the calls up to ``place``, which are not made again.
+        """
         # the model at these slots; its first ``place`` blocks return their recorded outputs
         model: nn.Module = self._assemble({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         # batch by batch, until the damage is above the limit
-        calls: list[list[Call]] = []
+        calls: StageCalls = []
         tally = RunningDivergence(self.teacher.outputs)
         for index, batch in enumerate(self.teacher.held_out):
             recorded_calls = before[index][:place] if before else []
@@ -157,7 +160,7 @@ class _TransferState:
                 return None
             is_complete = len(new_calls) == 1 and len(new_calls[0]) == len(blocks) - len(recorded_calls)
             calls.append([*recorded_calls, *new_calls[0]] if is_complete else [])
-        return _Measurement(max(0.0, tally.divergence), calls if all(calls) else [])
+        return tally.divergence, calls if all(calls) else []
 
     # -- steps ----------
 
@@ -171,17 +174,19 @@ class _TransferState:
         blocks = stage_blocks(self.base, stage)
         self.slots[stage] = [(i,) for i in range(len(blocks))]
         self.blocks |= {(stage, (i,)): block for i, block in enumerate(blocks)}
-        now = self._measure(stage, self.slots[stage], 0, [])
-        assert now is not None
+        measured = self._measure(stage, self.slots[stage], 0, [])
+        assert measured is not None
+        calls = measured[1]
         while len(self.slots[stage]) > new.depth:
-            now = self._best_move(stage, new, now.calls)
+            calls = self._best_move(stage, new, calls)
 
-    def _best_move(self, stage: str, new: Stage, calls: list[list[Call]]) -> _Measurement:
+    def _best_move(self, stage: str, new: Stage, calls: StageCalls) -> StageCalls:
         """Take the step with the smallest damage among the most promising ones that allow the target depth.
 
-        A trial stops when its damage exceeds the best one so far; pairs come first, because they usually cost less.
+        Returns the calls of the stage's blocks after it. A trial stops when its damage exceeds the best one so far;
+        pairs come first, because they usually cost less.
         """
-        best: tuple[_Measurement, _Move] | None = None
+        best: tuple[float, StageCalls, _Move] | None = None
         for kind in ("pair", "drop"):
             trial_count = 0
             for move in self._moves(stage, kind, calls) if kind in self.moves else ():
@@ -195,25 +200,25 @@ class _TransferState:
                         self.blocks[key], is_fitted = join_blocks(self.teacher, stage, move.blocks[0], new.blocks[0])
                         place_weights(self.blocks[key])
                         self.fitted_pairs |= {key} if is_fitted else set()
-                    limit = best[0].damage if best else float("inf")
-                    measurement = self._measure(stage, move.after, move.place, calls, limit)
+                    limit = best[0] if best else float("inf")
+                    measured = self._measure(stage, move.after, move.place, calls, limit)
                 except (UnsupportedModel, ShapeError) as error:
                     if kind == "pair":
                         self.refused_pairs.add(key)
                     self.refusals.setdefault(stage if kind == "pair" else f"{kind} {move.blocks}", str(error))
                     continue
                 trial_count += 1
-                if measurement is not None:
-                    best = measurement, move
+                if measured is not None:
+                    best = *measured, move
         # take the best one
         if best is None:
             reasons = "; ".join(dict.fromkeys(self.refusals.values())) or "no further pair can be made"
             raise ShapeError(f"stage {stage!r} cannot lose a block: {reasons}")
-        measurement, move = best
+        damage, calls, move = best
         self.slots[stage] = move.after
         pair = move.kind == "pair" and (stage, move.blocks) in self.fitted_pairs
-        self._take(Step(move.kind, stage, move.blocks, measurement.damage, pair))
-        return measurement
+        self._take(Step(move.kind, stage, move.blocks, damage, pair))
+        return calls
 
     def _pairs(self, stage: str) -> set[Slot]:
         """Return the pairs of original blocks that can still be made."""
@@ -221,7 +226,7 @@ class _TransferState:
         pairs: set[Slot] = {(i, i + 1) for i in range(depth - 1)}
         return pairs - {slot for name, slot in self.refused_pairs if name == stage}
 
-    def _moves(self, stage: str, kind: str, calls: list[list[Call]]) -> list[_Move]:
+    def _moves(self, stage: str, kind: str, calls: StageCalls) -> list[_Move]:
         """Return the moves of a kind, the most promising first."""
         slots, moves = self.slots[stage], []
         for place, slot in enumerate(slots):
@@ -259,7 +264,7 @@ class _TransferState:
         if final.architecture != self.target:
             model = surgery.write(model, self.target)  # stages that become deeper repeat their last block
             self._take(Step("deepen", "", (), self._divergence(model)))
-        return TransferResult(model, self.steps, self.teacher.outputs.unit, self.refusals)
+        return TransferResult(model, self.steps, self.teacher.outputs.unit)
 
 
 def min_depth(slots: Sequence[Slot], pairs: Collection[Slot], moves: Collection[str]) -> int:

@@ -29,6 +29,7 @@ from leanify.core.errors import DirectoryError, LeanifyError, SourceError, Unsup
 from leanify.core.files import writing
 from leanify.core.files.writing import new_directory
 from leanify.exporting import load_alone
+from leanify.exporting.load_alone import output_tensors
 from leanify.profiling.forward import Positional, call
 from leanify.sources import find, lean_directory, modelling, side_files
 from leanify.sources.source import describe
@@ -72,7 +73,7 @@ def export(
     tokens = TOKENS if "input_ids" in example_inputs(model, 1, TOKENS) else None
     inputs = example_inputs(model, 2, tokens)
     with torch.no_grad(), disable_cache(model):
-        reference = flatten_outputs(call(model, inputs))
+        reference = output_tensors(call(model, inputs))
     own_rounding = partial(_rounding, model, inputs, reference)
     # a directory, loaded and run by another process
     if format in ("hf", "timm"):
@@ -96,19 +97,6 @@ def export(
             at = error.filename2 or target  # a program of several files may meet one of them
             raise DirectoryError(f"{at} could not be written: {error.strerror or error}") from error
     return target
-
-
-def flatten_outputs(value: Any) -> list[Tensor]:
-    """Return every floating-point tensor of a model's output in order, without caches."""
-    if isinstance(value, Tensor):
-        return [value.detach()] if value.is_floating_point() else []
-    tensors = []
-    if isinstance(value, Mapping):
-        value = [part for name, part in value.items() if name != "past_key_values"]
-    if isinstance(value, (tuple, list)):
-        for part in value:
-            tensors += flatten_outputs(part)
-    return tensors
 
 
 def _compare(format: str, reference: list[Tensor], outputs: list[Tensor], own_rounding: Callable[[], float]) -> None:
@@ -143,7 +131,7 @@ def _rounding(model: nn.Module, inputs: Mapping[str, Tensor], outputs: list[Tens
     try:
         exact = copy.deepcopy(model).double()
         with torch.no_grad(), disable_cache(exact):
-            return _difference(outputs, flatten_outputs(call(exact, double)))
+            return _difference(outputs, output_tensors(call(exact, double)))
     except (RuntimeError, TypeError, ValueError):  # upstream creates a tensor of a fixed type
         return 0.0
 
@@ -221,7 +209,7 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[
     Tracing decides which of them upstream's forward allows; it also finds the maximum number of tokens if positions
     are stored in a table. Raises UnsupportedModel if no program can be exported.
     """
-    plain = in_mode(Positional(model, list(inputs), flatten_outputs))
+    plain = in_mode(Positional(model, list(inputs), output_tensors))
     batch = {0: torch.export.Dim("batch", min=1)}
     texts = [name for name, x in inputs.items() if x.dim() == 2 and not x.is_floating_point()]
 

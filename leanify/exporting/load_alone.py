@@ -8,7 +8,6 @@ It runs in a process that cannot import leanify, so a directory that loads here 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -34,7 +33,7 @@ def main(folder: str, library: str, cls: str, inputs_file: str, outputs_file: st
             module.config.use_cache = False
     with torch.no_grad():
         output = model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
-    save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(_tensors(output))}, outputs_file)
+    save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(output_tensors(output))}, outputs_file)
 
 
 def _mend_torchvision() -> None:
@@ -56,13 +55,16 @@ def _mend_torchvision() -> None:
         return
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def output_tensors(value: Any) -> list[Any]:
+    """Return every floating-point tensor of a model's output in order, without caches."""
     if hasattr(value, "is_floating_point"):
-        yield from [value] if value.is_floating_point() else []
-    elif hasattr(value, "items") or isinstance(value, (tuple, list)):
-        for name, part in value.items() if hasattr(value, "items") else enumerate(value):
-            if name != "past_key_values":
-                yield from _tensors(part)
+        return [value.detach()] if value.is_floating_point() else []
+    if hasattr(value, "items"):
+        value = [part for name, part in value.items() if name != "past_key_values"]
+    tensors = []
+    for part in value if isinstance(value, (tuple, list)) else ():
+        tensors += output_tensors(part)
+    return tensors
 
 
 if __name__ == "__main__":

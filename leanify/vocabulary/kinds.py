@@ -21,8 +21,6 @@ from leanify.data.texts import tokenizers
 
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# tokenizers whose tokens are characters or bytes
-CHARACTERS = {"CanineTokenizer": "characters", "ByT5Tokenizer": "bytes", "PerceiverTokenizer": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,11 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """
     from tokenizers import Tokenizer
 
-    # names of special tokens, and tokenizers without a vocabulary of pieces
+    # names of special tokens
     settings: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
             settings |= read_object(folder / name, DataError)
-    tokenizer_class = str(settings.get("tokenizer_class", ""))
-    if tokenizer_class in CHARACTERS:
-        raise UnsupportedModel(f"the vocabulary of {folder} is {CHARACTERS[tokenizer_class]}: none of them can go")
 
     # tokenizer.json, or what transformers makes of other files: vocab.txt, merges, a SentencePiece model
     if (folder / FILE).is_file() and not settings.get("fast_tokenizer_files"):
