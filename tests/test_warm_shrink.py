@@ -15,7 +15,7 @@ from zoo.running import difference, outputs, randomise
 import leanify
 from leanify.carrying.blocks import replace_blocks, stage_blocks
 from leanify.carrying.calibration import collect_outputs, model_divergence, moments, run
-from leanify.carrying.choose import output_projection, survivors
+from leanify.carrying.choose import output_projection
 from leanify.carrying.narrow import narrow_model, projections
 from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher, Cut
@@ -108,15 +108,6 @@ def test_narrowed_model_runs_corrected(name: str) -> None:
     corrected, plain = errors
     assert corrected <= plain * 1.2
     assert corrected != plain
-
-
-def test_duplicate_unit_leaves_one() -> None:
-    """Many go in one round, and still not both of a pair: alone each costs nothing, together they cost all."""
-    generator = torch.Generator().manual_seed(2)
-    a = torch.randn(900, 200, generator=generator, dtype=torch.float64).repeat(1, 2)
-    w = torch.randn(7, 400, generator=generator, dtype=torch.float64)
-    kept = survivors(w, a.T @ a / 900, torch.arange(400)[:, None], [200])[200]
-    assert sorted(int(i) % 200 for i in kept) == list(range(200))
 
 
 def test_narrow_pads_with_zero_columns() -> None:

@@ -6,7 +6,7 @@ selected from the blocks alone: by how far a block moves its input, and how far 
 running one after the other. A trial begins at the changed block, because earlier blocks do not change
 (`calibration`). A pair is joined from narrowed layers and narrowed again, so that its heads and units are the best of
 both; post-norm layers, which no single layer equals side by side, are fitted by least squares (`fit`). Damage is
-measured against the trained model after every step (`calibration.divergence`).
+measured against the trained model after every step (`calibration.RunningDivergence`).
 """
 
 from __future__ import annotations

@@ -93,9 +93,6 @@ class Carried:
         return original.reshape(self.architecture)
 
 
-# -- data that selects and corrects ----------
-
-
 def max_calibration_tokens(located_model: LocatedModel) -> int:
     """Return how many tokens may select and correct weights: the more, the less the fits depend on chance."""
     return int(min(MAX_TOKENS, max(MIN_TOKENS, CALL_BYTES / token_bytes(located_model))))
@@ -163,9 +160,6 @@ def calibrate(original: Original, several: Sequence[Candidate], tokens: int, sec
     with progress("what each block needs", sum(len(stage.blocks) for stage in teacher.located_model.stages)) as advance:
         teacher.prepare(shapes, advance, pair_shapes)
     return teacher
-
-
-# -- carrying ----------
 
 
 def carry(

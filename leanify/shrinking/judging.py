@@ -123,9 +123,6 @@ def judged_on(original: Original) -> str:
     return f"{len(splits.validation):,} validation samples choose, {len(splits.test):,} others judge"
 
 
-# -- sentence encoders ----------
-
-
 @torch.no_grad()
 def compare_embeddings(
     model: nn.Module, samples: Any, pooling: Pooling, crowd: Tensor | None = None

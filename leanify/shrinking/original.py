@@ -92,6 +92,14 @@ class Original:
     def shell(self) -> nn.Module:
         return self.located.model
 
+    def with_model(
+        self, shell: nn.Module, load: Callable[[], tuple[nn.Module, torch.dtype]], **changes: Any
+    ) -> Original:
+        """This original with another model; ``shell`` is on meta, and ``load`` returns it with its weights."""
+        length, reshape = self.length, cache(partial(surgery.write, shell))
+        costs = ModelCosts(lambda: (LiveModel(shell, length), False), None)
+        return replace(self, located=locate(shell), costs=costs, load=cache(load), reshape=reshape, **changes)
+
     @cached_property
     def evaluator(self) -> Evaluator:
         """Evaluates any model on these splits, which have the teacher's embeddings if those are the targets."""
@@ -118,16 +126,15 @@ class Original:
         """The original before its vocabulary was cut, with the same samples; of a text, the windows that it had."""
         if self.fewer is None:
             return self
-        before, parts = self.fewer.before, {}
+        before, parts = self.fewer.before, dict[str, Any]()
         for name in SPLITS:
             samples, old = getattr(self.splits, name), getattr(before.splits, name)
             if samples is None:
                 continue
-            base = base_samples(samples)
-            if len(base) == len(old):  # of a split that was read by the new tokenizer sample by sample
-                parts[name] = rebase(samples, old)
-            elif len(base) == len(base_samples(old)):
-                parts[name] = rebase(samples, base_samples(old))
+            # a split that was read by the new tokenizer sample by sample has the old one's samples
+            base = old if len(base_samples(samples)) == len(old) else base_samples(old)
+            if len(base_samples(samples)) == len(base):
+                parts[name] = Selection(base, base_places(samples)) if isinstance(samples, Selection) else base
         return replace(before, splits=replace(before.splits, **parts))
 
     @property
@@ -192,11 +199,6 @@ def base_places(samples: Any) -> np.ndarray:
         places: np.ndarray = base_places(samples.whole)[samples.indices]
         return places
     return np.arange(len(samples))
-
-
-def rebase(samples: Any, base: Any) -> Any:
-    """The same selections of another data set, whose samples have the same order."""
-    return Selection(rebase(samples.whole, base), samples.indices) if isinstance(samples, Selection) else base
 
 
 def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[str]) -> Original:

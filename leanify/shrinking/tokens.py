@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ from leanify.data.splits import load_splits
 from leanify.data.texts import tokenizers
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.masked import Masked, token_stream
-from leanify.profiling.cost_model import ModelCosts
 from leanify.profiling.counting import embedding_parameters, parameters
-from leanify.profiling.live_model import LiveModel
-from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.shrinking.judging import compare_embeddings
 from leanify.shrinking.original import SPLITS, FewerTokens, Original, base_places, base_samples
@@ -236,16 +232,7 @@ def cut_original(
     old, new = (token_stream(base_samples(one.train)) for one in (original.splits, splits))
     taught = None if old is None or new is None else taught_tokens(old, new, vocabulary, kept_tokens)
     fewer = FewerTokens(original, folder, facts, taught)
-    return replace(
-        original,
-        located=locate(shell),
-        costs=ModelCosts(lambda: (LiveModel(shell, recipe.data.length), False), None),
-        recipe=recipe,
-        splits=splits,
-        load=cache(load),
-        reshape=cache(partial(surgery.write, shell)),
-        fewer=fewer,
-    )
+    return original.with_model(shell, load, recipe=recipe, splits=splits, fewer=fewer)
 
 
 def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept_tokens: KeptTokens) -> Path:

@@ -71,9 +71,6 @@ def prior_probabilities(vocabulary: Vocabulary) -> dict[int, float]:
     return {number: value / total for number, value in weights.items()}
 
 
-# -- by damage ----------
-
-
 def rank_by_damage(vocabulary: Vocabulary, counts: Mapping[int, int], model: Any, is_language_model: bool) -> list[int]:
     """Return the ids of the tokens that texts are split into, those first whose loss would do the most damage.
 
