@@ -12,6 +12,7 @@ and with the removed components at zero it computes the same as the narrow model
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,12 +28,14 @@ from leanify.carrying.residual import Residual, residuals
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult
 from leanify.core.architecture import Architecture
-from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.core.errors import BudgetError, ShapeError, UnsupportedModel
+from leanify.core.units import format_count
 from leanify.lens.located import LocatedModel
 from leanify.lens.resize import linear_features, weighted_parts
+from leanify.profiling.counting import body_parameters, parameters
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
-from leanify.search.narrow_shape import primary_widths
+from leanify.search.narrow_shape import WidthScale, primary_widths
 from leanify.upstream.on_disk import deep_copy
 
 PROBE_SAMPLES = 2  # samples on which the blocks are analysed and the result is checked
@@ -45,6 +48,41 @@ def rotated_architecture(architecture: Architecture, width: int) -> Architecture
     if len(widths) != 1 or len(architecture.stages) != 1:
         raise ShapeError("rotated: one rotation needs one list of blocks, all of one width")
     return architecture.map_layers(lambda layer: replace(layer, width=width))
+
+
+def widest_rotation(shell: nn.Module, architecture: Architecture, limit: int, count: str) -> Architecture:
+    """Return the widest shape with at most ``limit`` parameters, of all or of the blocks (``count="body"``).
+
+    ``shell`` is the model on meta. Embeddings that are the output's, too, count twice: a rotation gives the output a
+    matrix of its own. Raises BudgetError, and ShapeError for a model that upstream builds at no other width.
+    """
+    model = copy.deepcopy(shell)
+    untie_head(model)
+
+    def size(shape: Architecture) -> int:
+        new_model = locate(surgery.write(model, shape))
+        return parameters(new_model.model) if count == "all" else body_parameters(new_model)
+
+    # the widest first; upstream cannot build some of them
+    scale = WidthScale.read(architecture)
+    full_width, full_size = architecture.stages[0].primaries[0].width, size(architecture)
+    slope, refusal = 0.0, None  # parameters a channel: heads and MLPs stay, so they are a line in the width
+    for unit in scale.smaller_units():
+        width = scale.width(unit)
+        if slope and full_size - slope * (full_width - width) > limit:
+            continue
+        shape = rotated_architecture(architecture, width)
+        try:
+            params = size(shape)
+        except ShapeError as error:
+            refusal = error
+            continue
+        if params <= limit:
+            return shape
+        slope = (full_size - params) / (full_width - width)
+    if refusal is not None and not slope:
+        raise refusal
+    raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters")
 
 
 @torch.no_grad()

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from leanify.carrying.rotation import rotated_architecture, untie_head
+from leanify.carrying.rotation import widest_rotation
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
 from leanify.core.units import format_count
-from leanify.profiling.counting import body_parameters, parameters
 from leanify.profiling.price_list import PriceList
-from leanify.reshaping import surgery
-from leanify.reshaping.sites import locate
 from leanify.search import search
 from leanify.search.control import control
 from leanify.search.design import Design, design_of_architecture, make_design
-from leanify.search.narrow_shape import WidthScale
 from leanify.search.options import Options
 from leanify.search.redesign import price_list
 from leanify.search.request import Request, make_request
@@ -185,7 +180,7 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
 
 def _designs(prices: Prices, names: Sequence[str]) -> Iterator[tuple[str, Design]]:
     """Yield the designs of the named candidates that fit the budget."""
-    stages = prices.baseline.architecture.stages
+    options, stages = prices.options, prices.baseline.architecture.stages
     heads = [stage.primary and stage.primary.heads for stage in stages]
     mlp = [stage.primary and stage.primary.mlp for stage in stages]
     grown, shorter = None, None
@@ -203,7 +198,8 @@ def _designs(prices: Prices, names: Sequence[str]) -> Iterator[tuple[str, Design
         depth = [-(-(old.depth + new.depth) // 2) for old, new in zip(stages, shorter.architecture.stages, strict=True)]
         designs["paired"] = prices.pinned(depth=depth, heads=heads)
     if "rotated" in names:
-        designs["rotated"] = _rotated(prices)
+        shape = widest_rotation(prices.original.shell, prices.baseline.architecture, prices.limit, options.count)
+        designs["rotated"] = design_of_architecture(prices.list, shape)
     for name, design in designs.items():
         if design is not None and name in names:
             yield name, design
@@ -213,38 +209,3 @@ def _opens_alone(original: Original, shape: Architecture) -> bool:
     """Whether the model's own library builds the shape, without leanify and without code stored with the weights."""
     description = describe(original.reshape(shape), shape)
     return description.architecture is None and "attn_layer" not in description.origin.options
-
-
-def _rotated(prices: Prices) -> Design:
-    """Return the widest shape within the budget with all blocks, heads and hidden units. Raises LeanifyError.
-
-    Embeddings that are the output's, too, count twice: a rotation gives the output a matrix of its own.
-    """
-    model, baseline = copy.deepcopy(prices.original.shell), prices.baseline.architecture
-    untie_head(model)
-    limit, cost = prices.limit, prices.request.params_cost
-
-    def size(shape: Architecture) -> int:
-        new_model = locate(surgery.write(model, shape))
-        return parameters(new_model.model) if cost == "params" else body_parameters(new_model)
-
-    # the widest first; upstream cannot build some of them
-    scale = WidthScale.read(baseline)
-    full_width, full_size = baseline.stages[0].primaries[0].width, size(baseline)
-    slope, refusal = 0.0, None  # parameters a channel: heads and MLPs stay, so they are a line in the width
-    for unit in scale.smaller_units():
-        width = scale.width(unit)
-        if slope and full_size - slope * (full_width - width) > limit:
-            continue
-        shape = rotated_architecture(baseline, width)
-        try:
-            params = size(shape)
-        except ShapeError as error:
-            refusal = error
-            continue
-        if params <= limit:
-            return design_of_architecture(prices.list, shape)
-        slope = (full_size - params) / (full_width - width)
-    if refusal is not None and not slope:
-        raise refusal
-    raise BudgetError(f"rotated: no width has at most {format_count(limit)} parameters")

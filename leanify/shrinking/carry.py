@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from leanify.carrying.calibration import MAX_NUMBERS
 from leanify.carrying.free import transfer_free
 from leanify.carrying.rotation import rotate
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step, TransferResult, transfer_weights
+from leanify.core import machine
 from leanify.core.architecture import Architecture
 from leanify.core.errors import DataError
 from leanify.core.terminal import note, progress
-from leanify.core.units import format_forecast
+from leanify.core.units import format_bytes, format_forecast
 from leanify.data.samples import Reader, Splits
 from leanify.lens.located import LocatedModel
 from leanify.profiling import counting
@@ -30,7 +33,7 @@ from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.training.master_weights import round_weights, to_master_weights, to_stored_weights
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.on_disk import deep_copy
+from leanify.upstream.on_disk import deep_copy, on_disk
 
 MEASURING = 4  # every fourth batch measures the damage
 MIN_TOKENS, MAX_TOKENS = 8_192, 32_768  # tokens of the samples that select and correct weights
@@ -108,6 +111,27 @@ def calibration_samples(original: Original, tokens: int) -> int:
     """Return the number of training samples with at least ``tokens`` tokens, if there are as many; four batches."""
     count = min(MAX_SAMPLES, -(-tokens // original.sample_tokens))
     return min(max(4 * BATCH_SIZE, count), len(original.splits.train))
+
+
+@contextmanager
+def weights_on_disk(original: Original, place: Path) -> Iterator[None]:
+    """Keep the weights in files on the disk of the result if they are too large to be transferred in memory."""
+    # original, narrowed copy and trial, calls of blocks, moments (two halves and their solution, float64), outputs
+    located = original.located
+    calls = max_calibration_tokens(located) * token_bytes(located)
+    moments = 3 * (max(layer.read().mlp for layer in located.layers) + 1) ** 2 * 8
+    need = 3 * 4 * counting.parameters(located.model) + calls + moments + 4 * MAX_NUMBERS
+    free = machine.free_memory()
+    if free is None or need <= free:
+        yield
+        return
+    folder = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+    note(
+        f"transferring needs {format_bytes(need)} and {format_bytes(free)} of memory are free: the weights lie in "
+        f"files on the disk of {folder}, which takes longer"
+    )
+    with on_disk(folder):
+        yield
 
 
 def sample_batches(splits: Splits, model: nn.Module, count: int, seed: int) -> list[dict[str, Any]]:

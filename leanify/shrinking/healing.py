@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,15 @@ def heal(
         if one.steps == 0:
             note(f"{one.name}: no healing step improved on the transferred weights, which are kept")
     return [one for one in results if one.steps]
+
+
+def rehearse(original: Original) -> dict[str, Any]:
+    """Time a few training steps of the original, and predict their memory."""
+    with progress("timing a few steps", None):
+        # with fewer tokens, the recipe's model is not the one that is trained; as a teacher it is frozen
+        student = None if original.fewer is None else copy.deepcopy(original.module).requires_grad_(True)
+        splits, teacher = original.healing_splits, original.teacher
+        return start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
 
 
 def _plan_healing(

@@ -10,7 +10,6 @@ judges.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from leanify.carrying.calibration import MAX_NUMBERS
 from leanify.carrying.teacher import CalibratedTeacher
 from leanify.carrying.transfer import Step
-from leanify.core import machine
 from leanify.core.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.core.terminal import note, progress
 from leanify.core.units import format_bytes, format_damage, format_metric
@@ -32,10 +29,10 @@ from leanify.profiling.timing import time_latencies
 from leanify.search.design import Design
 from leanify.search.options import Options
 from leanify.shrinking.candidates import Candidate, Prices, candidates
-from leanify.shrinking.carry import Carried, calibrate, carry, max_calibration_tokens, token_bytes
+from leanify.shrinking.carry import Carried, calibrate, carry, weights_on_disk
 from leanify.shrinking.carry import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
-from leanify.shrinking.healing import Healed, heal
+from leanify.shrinking.healing import Healed, heal, rehearse
 from leanify.shrinking.judging import CROWD, Quality, check_original, judge, judged_on
 from leanify.shrinking.original import Original, resolve
 from leanify.shrinking.time_plan import (
@@ -50,11 +47,11 @@ from leanify.shrinking.time_plan import (
 )
 from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, vocabulary_costs
 from leanify.sources import find
-from leanify.training import memory, start
+from leanify.training import memory
 from leanify.training.engine import build_accelerator
 from leanify.training.reference import score_reference
 from leanify.upstream.libraries import first_line
-from leanify.upstream.on_disk import is_on_disk, on_disk
+from leanify.upstream.on_disk import is_on_disk
 from leanify.vocabulary.facts import describe_vocabulary
 
 HEALED_CANDIDATES = 2  # candidates that are trained
@@ -142,7 +139,7 @@ def shrink(
     with _explain_memory(original), ExitStack() as stack:
         if not dry_run:
             stack.enter_context(folder.lock())
-            stack.enter_context(_weights_on_disk(original, place))
+            stack.enter_context(weights_on_disk(original, place))
         # refuse models that cannot be trained before anything is written
         prepared, time_plan = _prepare(folder, *_candidates(folder, prices))
         if dry_run:
@@ -222,27 +219,6 @@ def _prepare(folder: ShrinkFolder, original: Original, several: Sequence[Candida
 
 
 @contextmanager
-def _weights_on_disk(original: Original, place: Path) -> Iterator[None]:
-    """Keep the weights in files on the disk of the result if they are too large to be transferred in memory."""
-    # original, narrowed copy and trial, calls of blocks, moments (two halves and their solution, float64), outputs
-    located = original.located
-    calls = max_calibration_tokens(located) * token_bytes(located)
-    moments = 3 * (max(layer.read().mlp for layer in located.layers) + 1) ** 2 * 8
-    need = 3 * 4 * counting.parameters(located.model) + calls + moments + 4 * MAX_NUMBERS
-    free = machine.free_memory()
-    if free is None or need <= free:
-        yield
-        return
-    folder = next(path for path in (place, *place.absolute().parents) if path.is_dir())
-    note(
-        f"transferring needs {format_bytes(need)} and {format_bytes(free)} of memory are free: the weights lie in "
-        f"files on the disk of {folder}, which takes longer"
-    )
-    with on_disk(folder):
-        yield
-
-
-@contextmanager
 def _explain_memory(original: Original) -> Iterator[None]:
     """Suggest remedies if the original, its teacher or their activations do not fit into memory."""
     try:
@@ -260,11 +236,7 @@ def _explain_memory(original: Original) -> Iterator[None]:
 
 def _rehearse(original: Original, baseline: Design, time_plan: TimePlan, minutes: float) -> dict[str, Any]:
     """Return the report of a dry run, from the prices of the candidates and a few training steps."""
-    with progress("timing a few steps", None):
-        # with fewer tokens, the recipe's model is not the one that is trained; as a teacher it is frozen
-        student = None if original.fewer is None else copy.deepcopy(original.module).requires_grad_(True)
-        splits, teacher = original.healing_splits, original.teacher
-        facts = start.rehearse(original.recipe, model=student, splits=splits, teacher=teacher)
+    facts = rehearse(original)
     healing_seconds = time_plan.seconds["rates and healing"]
     return {
         "source": original.name,
