@@ -168,11 +168,8 @@ def absolute_source(source: str | Path) -> str:
 
 
 def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
-    """The model of a directory; ``file`` holds its weights if it has another name than upstream's.
-
-    A run has the weights of its best checkpoint; before its first checkpoint, loading fails.
-    """
-    # a run: its best checkpoint
+    """The model of a directory; ``file`` holds its weights if it has another name than upstream's."""
+    # a run: its best checkpoint; before its first one, loading fails
     if places.is_run(path):
         card = lean_directory.read_card(path)
         best = run_directory.RunDirectory.open(path).best()
@@ -237,8 +234,8 @@ def _find_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> M
     # configurations that leanify does not follow
     if isinstance(config.get("_class_name"), str):  # as diffusers writes it
         raise SourceError(
-            f"{path}: leanify builds no models of diffusers; write a function that returns the model and an example of "
-            "its input, and name it as the source: model.py:make"
+            f"{path}: leanify builds no models of diffusers; name a function that returns one and an example of its "
+            "input, model.py:make"
         )
     config = from_file(config)
     if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
@@ -286,11 +283,9 @@ def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelS
     if path.suffix == ".json" and not is_index:
         return _find_config(path, overrides, cls)
     if not is_index and not places.is_checkpoint(path):
-        for pattern, remedy in weights.UNREAD.items():
-            if path.match(pattern):
-                raise SourceError(f"{path} has weights in a form that is not read: {remedy}")
         raise SourceError(
-            f"{path} is not a model; name a directory, a config.json or a {', '.join(places.WEIGHTS)} file"
+            weights.describe_unread(path)
+            or f"{path} is not a model; name a directory, a config.json or a {', '.join(places.WEIGHTS)} file"
         )
     directory = path.absolute().parent
     if (directory / places.ADAPTER).exists():
@@ -379,11 +374,8 @@ def _find_on_hub(name: str) -> ModelSource:
 
 
 def _try_hub(name: str, unknown: SourceError) -> ModelSource:
-    """Look a name without a slash up on the hub, whose oldest models have none (``bert-base-uncased``).
-
-    Names with underscores are taken for misspelt timm names and raise ``unknown`` without asking the network.
-    """
-    if "_" in name:
+    """Look a name without a slash up on the hub, whose oldest models have none (``bert-base-uncased``)."""
+    if "_" in name:  # a misspelt name of timm
         raise unknown
     try:
         return _find_on_hub(name)

@@ -82,10 +82,7 @@ def encoder_class(source: ModelSource) -> str:
 
 
 def _has_head(source: ModelSource, bare: str, names: Collection[str]) -> bool:
-    """Whether some of a class's own tensors are among ``names``, or it has none that are not tied to the model's.
-
-    Tensors whose names neither the model nor its head has may be a head under an older name, and count as one.
-    """
+    """Whether some of a class's own tensors are among ``names``, perhaps under an older name, or it has none untied."""
     cls: Any = getattr(import_transformers(), source.origin.cls)
     prefix = f"{cls.base_model_prefix}."
     starts = [name.startswith(prefix) for name in names]

@@ -178,11 +178,7 @@ def override_source(source: ModelSource, overrides: Mapping[str, Any], cls: str 
 def _rederive_keys(
     old: Mapping[str, Any], new: dict[str, Any], overrides: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Recompute sizes that upstream derives from others, unless the user set them too.
-
-    head_dim follows width / heads, and the key/value heads follow the heads, if that held before; ``layer_types`` is
-    dropped when the number of layers changes. The order of the overrides makes no difference.
-    """
+    """Recompute sizes that upstream derives from others, unless the user set them too, in whatever order."""
     derived = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
     width, heads, kv, layers = (names.get(name, name) for name in derived)
     config = dict(new)
@@ -202,11 +198,8 @@ def _rederive_keys(
 
 
 def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
-    """Return ``config`` with one key changed. Raises SourceError for an unknown key.
-
-    Keys that begin with an underscore are transformers' notes on where a model came from. A tokenizer is copied
-    from the folder that ``_name_or_path`` names, so a recipe could pass on a foreign one.
-    """
+    """Return ``config`` with one key changed. Raises SourceError for an unknown key."""
+    # a tokenizer is copied from the folder that ``_name_or_path`` names: a recipe could pass on a foreign one
     if key.startswith("_"):
         raise SourceError(f"{key!r} is transformers' own note on where a model came from; it cannot be overridden")
     cls = import_transformers().CONFIG_MAPPING[model_type]
@@ -227,8 +220,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            missing = "key" if equals else "equals sign"
-            raise SourceError(f"--override takes key=value; {pair!r} has no {missing}")
+            raise SourceError(f"--override takes key=value, not {pair!r}")
         try:
             overrides[key] = json.loads(value)
         except (json.JSONDecodeError, RecursionError):

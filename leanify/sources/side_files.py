@@ -77,8 +77,8 @@ def side_file_folder(model: Any) -> Path | None:
 def _copy(path: Path, target: Path, home: Path, copies: dict[tuple[int, int], Path]) -> None:
     """Copy a file or a folder, but no linked folder: that could be the whole disk.
 
-    A file that has several names is copied once, and its copy gets the other names: ``copies`` are by device and inode.
-    Raises SourceError for a link to a file outside ``home``, which must not be passed on.
+    A file of several names is copied once: ``copies`` are by device and inode. Raises SourceError for a link to a file
+    outside ``home``, which must not be passed on.
     """
     if path.is_dir() and not path.is_symlink():
         target.mkdir(exist_ok=True)

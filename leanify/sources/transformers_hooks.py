@@ -10,7 +10,7 @@ of these go through them:
     PreTrainedModel.save_pretrained         before saving: update the configuration's shape from the live module
     __init__ of every model class           after the outermost one: apply the configuration's shape by surgery
 
-A lean subclass of every configuration and model class would not do: upstream looks model types up by name in
+Neither ``AutoConfig.register`` nor a lean subclass of every class would do: upstream looks model types up by name in
 many places (PEFT's target modules, weight conversions, tokenizers), and there a lean BERT must remain a BERT.
 """
 
@@ -142,8 +142,7 @@ def _reshape(model: Any, config: PretrainedConfig) -> None:
 def align_stages(shape: Any, model_shape: Any) -> Any:
     """Rename a shape's stages for another class of the same model: ``encoder.layer`` → ``bert.encoder.layer``.
 
-    Stages that the shape lacks keep the model's own (say, only the encoder of an encoder–decoder is lean).
-    Raises SourceError if they have no stage in common.
+    Stages that the shape lacks keep the model's own. Raises SourceError if they have no stage in common.
     """
     from leanify.core.errors import SourceError
 

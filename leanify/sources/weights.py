@@ -173,11 +173,12 @@ def _others(directory: Path) -> list[Path]:
 
 
 def describe_unread(directory: Path) -> str:
-    """Files of weights in a directory that are not read, and what makes others of them; "" without."""
+    """Files of weights in a directory, or a file, that are not read, and what makes others of them; "" without."""
     for pattern, remedy in UNREAD.items():
         files = sorted(str(path.relative_to(directory)) for path in directory.glob(pattern))
-        if files:
-            return f"{directory} has weights in a form that is not read ({preview(files)}): {remedy}"
+        if files or directory.match(pattern):
+            what = f" ({preview(files)})" if files else ""
+            return f"{directory} has weights in a form that is not read{what}: {remedy}"
     return ""
 
 
@@ -236,10 +237,7 @@ def _check_files(directory: Path) -> None:
 
 
 def _load_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
-    """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors.
-
-    Raises SourceError if a tensor has another shape; one of the head may where another number of classes is asked for.
-    """
+    """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors."""
     # given tensors, a file of them, or a folder that transformers reads itself
     where: Path | str | None = weights
     file: Path | None = None  # one file of weights, whose names may have to be fitted

@@ -125,12 +125,9 @@ def has_rotary_factors(model: Any) -> bool:
 
 
 def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> None:
-    """Rebuild the rotary tables for another head_dim.
-
-    If upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then get a
-    copy of the configuration with the number of heads that gives the right size.
-    """
-    # the configuration for the tables
+    """Rebuild the rotary tables for another head_dim."""
+    # the tables' configuration: where upstream derives head_dim as hidden_size / heads (Falcon), a copy with the number
+    # of heads that gives the right size
     sizes = {layer.head_dim for layer in new.layers()}
     is_derived = isinstance(getattr(type(model.config), "head_dim", None), property)
     config = model.config

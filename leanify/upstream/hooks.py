@@ -1,9 +1,7 @@
 """The changes that ``import leanify`` makes in other libraries, with their reasons. It makes no others.
 
 Each change is made when its module is imported, before or after leanify; nothing is imported here. If a library
-has a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it wants a new
-model type for every lean model, but PEFT, tokenizers and weight conversions look types up by name, and to them a
-lean BERT must remain a BERT.
+has a registry, the change is an entry in it.
 
 ``LEANIFY_HOOKS=0`` in the environment turns all of them off. timm and transformers then refuse the lean models
 that only leanify can express; so does leanify if it needs transformers to build or save them. A failing import of
@@ -96,10 +94,9 @@ _schemas: list[Any] = []  # the library object must live as long as its schemas
 
 
 def _load_torchvision(load: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Import torchvision, and declare two of its operators if they are missing.
+    """Import torchvision, and declare two of its operators if they are missing: no model here calls them.
 
-    Its wheels on the package index are built for CUDA: with a CPU-only torch their import fails without the schemas
-    of these operators. No model here calls them.
+    Its wheels on the package index are built for CUDA, and their import fails with a CPU-only torch.
     """
     try:
         load(module)
