@@ -50,7 +50,7 @@ def test_revision_reaches_the_hub_and_the_record(monkeypatch: Any) -> None:
         return {"model_type": "bert", "num_hidden_layers": 2}, {}
 
     monkeypatch.setattr(import_transformers().PreTrainedConfig, "get_config_dict", get)
-    monkeypatch.setattr(find, "download_file", lambda name, file: asked.append((name, file)))
+    monkeypatch.setattr(names, "download_file", lambda name, file: asked.append((name, file)))
     source = find.find("org/name@v1.2")
     assert asked[1] == ("org/name", "v1.2")
     assert (source.weights, source.origin.options["_name_or_path"]) == ("org/name@v1.2", "org/name@v1.2")

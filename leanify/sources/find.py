@@ -24,31 +24,20 @@ from torch import nn
 
 from leanify.core import machine, recipe
 from leanify.core import path_kinds as places
-from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError, SourceError
-from leanify.core.files.reading import check_regular, preview, read_json
+from leanify.core.files.reading import check_regular, preview
 from leanify.core.recipe_code import is_code
 from leanify.reshaping import surgery
 from leanify.runs import checkpoints, run_directory
-from leanify.sources import heads, lean_directory, weights
-from leanify.sources.names import (
-    HUB,
-    complete_name,
-    config_on_hub,
-    download_file,
-    hub_answers,
-    is_model_type,
-    unknown_name,
-)
-from leanify.sources.overrides import hf_origin, override_source, type_of_class
+from leanify.sources import heads, lean_directory, names, weights
+from leanify.sources.overrides import config_source, hf_origin, override_source
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import read_tensors
-from leanify.upstream import hooks, user_modules
-from leanify.upstream.lean_config import KEY, from_file
+from leanify.upstream import user_modules
+from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_transformers, reraise_as
 from leanify.upstream.origin import Origin
-from leanify.upstream.timm_data import read_pretrained_cfg
 
 
 def load(
@@ -181,7 +170,7 @@ def _find_directory(path: Path, overrides: dict[str, Any], cls: str | None, file
     # a folder of upstream's, lean or not: its configuration, with its weights if there are any
     card_here = lean_directory.read_card(path) if (path / places.CARD).is_file() else None
     if (path / "config.json").exists():
-        model_source = _find_config(path / "config.json", overrides, cls)
+        model_source = config_source(path / "config.json", overrides, cls)
         where = file or (path if weights.has_weights(path) else None)
         model_source = replace(model_source, weights=where)
         if where is None and (unread := weights.describe_unread(path)):
@@ -224,64 +213,12 @@ def _adapter_error(name: str | Path) -> SourceError:
     )
 
 
-def _find_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise SourceError(f"{path} names no model: expected a JSON object")
-    # timm's configuration names its architecture
-    if "architecture" in config:
-        return _find_timm_config(path, config)
-    # configurations that leanify does not follow
-    if isinstance(config.get("_class_name"), str):  # as diffusers writes it
-        raise SourceError(
-            f"{path}: leanify builds no models of diffusers; name a function that returns one and an example of its "
-            "input, model.py:make"
-        )
-    config = from_file(config)
-    if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
-        raise SourceError(
-            f"{path} names its weights by transformers_weights ({config['transformers_weights']!r:.80}), which leanify "
-            "does not follow; call the file model.safetensors and remove the key"
-        )
-    if KEY in config:
-        hooks.check_on(str(path.parent))
-    # transformers names a model by its type, or by a class that belongs to one type
-    classes = config.get("architectures")
-    if not isinstance(classes, list):
-        classes = []
-    model_types = [config.get("model_type"), overrides.get("model_type")]
-    model_types += [type_of_class(name) for name in (cls, *classes) if isinstance(name, str)]
-    model_type = next((name for name in model_types if name is not None), None)
-    if model_type is None:
-        raise SourceError(
-            f"{path} names no model: it has neither transformers' model_type nor timm's architecture; "
-            "name one with --override class=BertForMaskedLM or --override model_type=bert, or write model_type into it"
-        )
-    return ModelSource(hf_origin(model_type, {**config, "_name_or_path": str(path.parent)}))
-
-
-def _find_timm_config(path: Path, config: dict[str, Any]) -> ModelSource:
-    name, options = config["architecture"], config.get("model_args") or {}
-    if not isinstance(name, str) or not isinstance(options, dict):
-        raise SourceError(f"{path} is damaged: architecture must be a string and model_args an object")
-    with reraise_as(f"{path} is damaged"):
-        pictures = read_pretrained_cfg(config)
-    if pictures.get("num_classes") is not None:
-        options = {"num_classes": pictures["num_classes"], **options}
-    if name != "leanify":
-        return ModelSource(Origin("timm", name, options, pictures=pictures))
-    base, shape = options.pop("base", None), options.pop("shape", None)
-    if not isinstance(base, str) or not isinstance(shape, dict):
-        raise SourceError(f"{path} is damaged: a lean model's model_args must have base (string) and shape (object)")
-    return ModelSource(Origin("timm", base, options, pictures=pictures), Architecture.from_json(shape))
-
-
 def _find_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     if not path.is_file():
         raise SourceError(f"{path} is not a regular file")
     is_index = path.name.endswith(".index.json")  # of a checkpoint in shards
     if path.suffix == ".json" and not is_index:
-        return _find_config(path, overrides, cls)
+        return config_source(path, overrides, cls)
     if not is_index and not places.is_checkpoint(path):
         raise SourceError(
             weights.describe_unread(path)
@@ -344,15 +281,15 @@ def _find_name(name: str, pretrained: bool) -> ModelSource:
     if library == "hf" and rest:
         if "/" in rest:
             return _find_on_hub(rest)
-        if is_model_type(rest) or rest in import_transformers().CONFIG_MAPPING:
+        if names.is_model_type(rest) or rest in import_transformers().CONFIG_MAPPING:
             return ModelSource(hf_origin(rest, {}))
         model_types = list(import_transformers().CONFIG_MAPPING)
-        return _try_hub(rest, SourceError(unknown_name(name, rest, model_types, "transformers model type")))
+        return _try_hub(rest, SourceError(names.unknown_name(name, rest, model_types, "transformers model type")))
     # a hub id
     if "/" in name:
         return _find_on_hub(name)
     # a name of transformers, then one of timm, then one of the hub's oldest models
-    if is_model_type(name):
+    if names.is_model_type(name):
         return ModelSource(hf_origin(name, {}))
     try:
         return _find_timm(name, name, pretrained)
@@ -363,11 +300,11 @@ def _find_name(name: str, pretrained: bool) -> ModelSource:
 
 
 def _find_on_hub(name: str) -> ModelSource:
-    if download_file(name, places.ADAPTER) is not None:
+    if names.download_file(name, places.ADAPTER) is not None:
         raise _adapter_error(name)
-    config = config_on_hub(name)
+    config = names.config_on_hub(name)
     model_source = ModelSource(hf_origin(config["model_type"], config), weights=name)
-    modules = download_file(name, heads.MODULES)
+    modules = names.download_file(name, heads.MODULES)
     if modules is None or not heads.is_encoder(modules.parent):
         return model_source
     return heads.bare_encoder(model_source)
@@ -380,15 +317,15 @@ def _try_hub(name: str, unknown: SourceError) -> ModelSource:
     try:
         return _find_on_hub(name)
     except LeanifyError:
-        if name in HUB and not hub_answers():
+        if name in names.HUB and not names.hub_answers():
             raise SourceError(
                 f"{name!r} is a model on the Hugging Face hub, which cannot be reached from here; name a directory "
                 "with its config.json instead"
             ) from None
-        where = "the hub has no such model" if hub_answers() else "the Hugging Face hub cannot be reached"
+        where = "the hub has no such model" if names.hub_answers() else "the Hugging Face hub cannot be reached"
         raise SourceError(f"{unknown}; {where}") from None
 
 
 def _find_timm(source: str, name: str, pretrained: bool) -> ModelSource:
-    origin = Origin("timm", complete_name(source, name.removeprefix("timm/")))
+    origin = Origin("timm", names.complete_name(source, name.removeprefix("timm/")))
     return ModelSource(origin, weights=f"timm/{origin.name}" if pretrained else None)

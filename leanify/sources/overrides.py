@@ -1,4 +1,4 @@
-"""Origins of transformers models, and a user's overrides: configuration keys, constructor arguments, model class."""
+"""Models by their configuration, and a user's overrides: configuration keys, constructor arguments, model class."""
 
 from __future__ import annotations
 
@@ -9,20 +9,78 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanify.core.architecture import Architecture
 from leanify.core.errors import SourceError
+from leanify.core.files.reading import read_json
 from leanify.core.recipe_code import SHIPPED_CODE
+from leanify.sources.source import ModelSource
+from leanify.upstream import hooks
 from leanify.upstream.build import MOST_LABELS, check_sizes
+from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import drop_type, import_transformers, nearest, reraise_as
 from leanify.upstream.origin import Origin
+from leanify.upstream.timm_data import read_pretrained_cfg
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from leanify.sources.source import ModelSource
-
 PUBLISHED_CONFIGS = tomllib.loads(resources.files("leanify.upstream").joinpath("published.toml").read_text("utf-8"))
+
+
+def config_source(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
+    """The model of a config.json, without its weights. Raises SourceError."""
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise SourceError(f"{path} names no model: expected a JSON object")
+    # timm's configuration names its architecture
+    if "architecture" in config:
+        return _timm_source(path, config)
+    # configurations that leanify does not follow
+    if isinstance(config.get("_class_name"), str):  # as diffusers writes it
+        raise SourceError(
+            f"{path}: leanify builds no models of diffusers; name a function that returns one and an example of its "
+            "input, model.py:make"
+        )
+    config = from_file(config)
+    if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
+        raise SourceError(
+            f"{path} names its weights by transformers_weights ({config['transformers_weights']!r:.80}), which leanify "
+            "does not follow; call the file model.safetensors and remove the key"
+        )
+    if KEY in config:
+        hooks.check_on(str(path.parent))
+    # transformers names a model by its type, or by a class that belongs to one type
+    classes = config.get("architectures")
+    if not isinstance(classes, list):
+        classes = []
+    model_types = [config.get("model_type"), overrides.get("model_type")]
+    model_types += [type_of_class(name) for name in (cls, *classes) if isinstance(name, str)]
+    model_type = next((name for name in model_types if name is not None), None)
+    if model_type is None:
+        raise SourceError(
+            f"{path} names no model: it has neither transformers' model_type nor timm's architecture; "
+            "name one with --override class=BertForMaskedLM or --override model_type=bert, or write model_type into it"
+        )
+    return ModelSource(hf_origin(model_type, {**config, "_name_or_path": str(path.parent)}))
+
+
+def _timm_source(path: Path, config: dict[str, Any]) -> ModelSource:
+    name, options = config["architecture"], config.get("model_args") or {}
+    if not isinstance(name, str) or not isinstance(options, dict):
+        raise SourceError(f"{path} is damaged: architecture must be a string and model_args an object")
+    with reraise_as(f"{path} is damaged"):
+        pictures = read_pretrained_cfg(config)
+    if pictures.get("num_classes") is not None:
+        options = {"num_classes": pictures["num_classes"], **options}
+    if name != "leanify":
+        return ModelSource(Origin("timm", name, options, pictures=pictures))
+    base, shape = options.pop("base", None), options.pop("shape", None)
+    if not isinstance(base, str) or not isinstance(shape, dict):
+        raise SourceError(f"{path} is damaged: a lean model's model_args must have base (string) and shape (object)")
+    return ModelSource(Origin("timm", base, options, pictures=pictures), Architecture.from_json(shape))
 
 
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
