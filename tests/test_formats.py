@@ -13,7 +13,7 @@ from commands import run_here
 import leanify
 from leanify.cli import output as formats
 from leanify.core import recipe as recipes
-from leanify.core.recipe_aliases import ALIASES
+from leanify.core.recipe import ALIASES
 from leanify.core.units import format_count
 from leanify.search.options import amount, check_budget
 

@@ -11,7 +11,6 @@ import pytest
 from runs import refused
 
 import leanify
-from leanify.core import built_in_recipes as built_in
 from leanify.core import recipe as recipes
 from leanify.core import recipe_code as code
 from leanify.core.errors import DataError, RecipeError, SourceError
@@ -176,12 +175,12 @@ def test_misfits_are_one_message(
 
 def test_built_in_code_has_one_name(folder: Path) -> None:
     """From its recipe, from a copy of it, by its file's name; no link leads out."""
-    Path("copy.toml").write_text(built_in.built_in_recipes()["leaner-transformers/lra-text"].read_text())
+    Path("copy.toml").write_text(code.built_in_recipes()["leaner-transformers/lra-text"].read_text())
     for name in ("lra-text", "copy.toml"):
         assert leanify.read(leanify.load(name)).source == "leaner-transformers/nystromformer.py:Nystromformer"
     assert recipes.load("farthest-point").data.name == "leaner-transformers/farthest_point.py:splits"  # type: ignore[union-attr]
     assert str(user_modules.origin_of_code("gpt2.py:Gpt2")) == "leaner-transformers/gpt2.py:Gpt2"
-    values = [recipes.load(path) for path in built_in.built_in_recipes().values()]
+    values = [recipes.load(path) for path in code.built_in_recipes().values()]
     names = {value.model.source for value in values} | {value.data.name for value in values if value.data}
     assert {name for name in names if code.is_code(name)} == code.SHIPPED_CODE
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from leanify.core.built_in_recipes import built_in_recipes, stems
 from leanify.core.errors import ShapeError
+from leanify.core.recipe_code import built_in_recipes, stems
 from leanify.lens.zoo import load_table
 from leanify.sources.names import check_names
 

@@ -14,8 +14,8 @@ import typer
 from leanify.cli.options import Format, Json, complete_recipe
 from leanify.cli.output import WIDE, Kind, entries, output_kind, print_json, print_next, show, table
 from leanify.core import recipe
-from leanify.core.built_in_recipes import built_in_recipes, home, stems
 from leanify.core.errors import RecipeError
+from leanify.core.recipe_code import built_in_recipes, home, stems
 from leanify.core.terminal import console, track, visible
 from leanify.core.units import format_count
 

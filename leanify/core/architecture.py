@@ -152,7 +152,11 @@ class Stage:
         # the first blocks stay; further ones repeat the last
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
         targets = {"heads": heads, "head_dim": head_dim, "mlp": mlp, "width": width}
-        return replace(self, blocks=tuple(self._reshape_block(block, targets) for block in blocks))
+        reshaped = []
+        for block in blocks:
+            primaries = widest(block)
+            reshaped.append(tuple(self._scale(layer, targets) if layer in primaries else layer for layer in block))
+        return replace(self, blocks=tuple(reshaped))
 
     def mixing(self, experts: int | None = None, active: int | None = None) -> Stage:
         """This stage with other numbers of routed and of active experts in mixtures. Raises ShapeError."""
@@ -182,11 +186,7 @@ class Stage:
         """Return the stage with ``change`` applied to every layer."""
         return replace(self, blocks=tuple(tuple(map(change, block)) for block in self.blocks))
 
-    def _reshape_block(self, block: Block, targets: Mapping[str, int | None]) -> Block:
-        primaries = widest(block)
-        return tuple(self._scale_layer(layer, targets) if layer in primaries else layer for layer in block)
-
-    def _scale_layer(self, layer: Layer, targets: Mapping[str, int | None]) -> Layer:
+    def _scale(self, layer: Layer, targets: Mapping[str, int | None]) -> Layer:
         """Change a layer in proportion to the primary layer's change."""
         new = {name: getattr(layer, name) for name in targets}
         for name, value in targets.items():
@@ -305,7 +305,11 @@ class Architecture:
         for stage in self.stages:
             blocks = []
             for block, count in run_lengths(stage.blocks):
-                blocks.append({"repeat": count, "layers": [_layer_to_json(layer) for layer in block]})
+                layers = [asdict(layer) for layer in block]
+                for sizes in layers:
+                    if not sizes["experts"]:  # a dense layer has no sizes of a mixture
+                        del sizes["experts"], sizes["active"]
+                blocks.append({"repeat": count, "layers": layers})
             stages.append({"name": stage.name, "fixed": stage.is_fixed, "blocks": blocks})
         return {"source": self.source, "stages": stages}
 
@@ -320,24 +324,16 @@ class Architecture:
                     check_size("depth", len(blocks) + run["repeat"])  # before a list of that length is made
                     if run["repeat"] < 1:
                         raise ShapeError(f"this is not an architecture: a block is repeated {run['repeat']} times")
-                    block = tuple(_layer_from_json(layer) for layer in run["layers"])
-                    blocks += [block] * run["repeat"]
+                    layers = []
+                    for sizes in run["layers"]:
+                        for name, size in sizes.items():
+                            check_size(name, size)
+                        layers.append(Layer(**sizes))
+                    blocks += [tuple(layers)] * run["repeat"]
                 stages.append(Stage(name=stage["name"], is_fixed=stage["fixed"], blocks=tuple(blocks)))
             return cls(source=data["source"], stages=tuple(stages))
         except (KeyError, TypeError) as error:
             raise ShapeError(f"this is not an architecture: {error}") from error
-
-
-def _layer_from_json(sizes: Mapping[str, int]) -> Layer:
-    for name, size in sizes.items():
-        check_size(name, size)
-    return Layer(**sizes)
-
-
-def _layer_to_json(layer: Layer) -> dict[str, int]:
-    """The sizes of a layer; the sizes of a mixture only if the layer has experts."""
-    dense = () if layer.experts else ("experts", "active")
-    return {name: value for name, value in asdict(layer).items() if name not in dense}
 
 
 def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:

@@ -91,7 +91,7 @@ def held(what: object) -> Iterator[None]:
     with _LOCK:
         _holders.append(resource.getrlimit(resource.RLIMIT_DATA) if not _holders else None)
         if len(_holders) == 1:
-            _limit(resource.RLIMIT_DATA, _used() + own_bound())
+            _limit(resource.RLIMIT_DATA, (machine.status("VmData") or 0) + own_bound())
     try:
         yield
     except Exception as error:
@@ -112,11 +112,6 @@ def own_bound() -> int:
     if not _in_process:
         _in_process.append(memory())
     return _in_process[0]
-
-
-def _used() -> int:
-    """Bytes that this process has allocated."""
-    return machine.status("VmData") or 0
 
 
 def _limit(kind: int, maximum: int) -> None:
@@ -206,7 +201,7 @@ def _run(function: Callable[[], Any], what: object, writer: int, messages: int, 
         # the limits
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit(resource.RLIMIT_CPU, math.ceil(seconds))
-        _limit(resource.RLIMIT_DATA, _used() + bound)
+        _limit(resource.RLIMIT_DATA, (machine.status("VmData") or 0) + bound)
         # the answer, or one line about what went wrong
         try:
             answer = pickle.dumps((True, function()))

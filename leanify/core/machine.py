@@ -252,33 +252,29 @@ def environment() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory's repository and whether files were changed; None outside git."""
-    try:
-        commit = _run_git("rev-parse", "HEAD").strip()
-        changes = _run_git("status", "--porcelain", "--ignore-submodules=all", **_git_environment())
-        return {"commit": commit, "changed": bool(changes)}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git_environment() -> dict[str, str]:
-    """Environment variables that keep `git status` from running the programs that a repository's own files name.
+    """Commit of the working directory's repository and whether files were changed; None outside git.
 
     The working directory may have come with a stranger's model or study: its .git may have hooks, a configuration
-    with a file monitor or filters, and objects to be fetched by a command.
+    with a file monitor or filters, and objects to be fetched by a command. git runs none of them.
     """
-    arguments = ["git", "config", "--null", "--name-only", "--get-regexp", "^filter[.]"]
-    answer = subprocess.run(arguments, capture_output=True, timeout=10).stdout
-    filters = os.fsdecode(answer).split("\0")[:-1]  # bytes that are not UTF-8 keep their value
-    settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, **dict.fromkeys(filters, "")}
-    variables = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0", "GIT_CONFIG_COUNT": str(len(settings))}
-    for place, (key, value) in enumerate(settings.items()):
-        variables |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
-    return variables
 
+    def run(*arguments: str, is_checked: bool = True) -> str:
+        process = subprocess.run(
+            ["git", *arguments], capture_output=True, check=is_checked, timeout=10, env=os.environ | variables
+        )
+        return os.fsdecode(process.stdout)  # the names of files may be in any encoding
 
-def _run_git(*arguments: str, **environment: str) -> str:
-    """What git prints."""
-    variables = os.environ | environment
-    process = subprocess.run(["git", *arguments], capture_output=True, check=True, timeout=10, env=variables)
-    return os.fsdecode(process.stdout)  # the names of files may be in any encoding
+    variables: dict[str, str] = {}
+    try:
+        commit = run("rev-parse", "HEAD").strip()
+        # settings without programs that the repository's own files name; no filter is no success
+        filters = run("config", "--null", "--name-only", "--get-regexp", "^filter[.]", is_checked=False)
+        settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+        settings |= dict.fromkeys(filters.split("\0")[:-1], "")
+        variables |= {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0", "GIT_CONFIG_COUNT": str(len(settings))}
+        for place, (key, value) in enumerate(settings.items()):
+            variables |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
+        changes = run("status", "--porcelain", "--ignore-submodules=all")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "changed": bool(changes)}

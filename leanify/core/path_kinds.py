@@ -40,7 +40,7 @@ def path_kind(path: str | Path) -> Kind | None:
     place = Path(path).expanduser()
     try:
         for kind, marks in FOLDERS:
-            if all(_has(place, mark) for mark in marks):
+            if all((place / mark).is_dir() if mark == CHECKPOINTS else (place / mark).is_file() for mark in marks):
                 return kind
         if place.is_file() and place.suffix in FILES:
             return FILES[place.suffix]
@@ -101,10 +101,6 @@ def check_format(card: Mapping[str, Any], folder: Path) -> None:
         raise DirectoryError(f"{folder} was written by a newer leanify (format {str(number)[:20]}); upgrade leanify")
 
 
-def _has(place: Path, mark: str) -> bool:
-    return (place / mark).is_dir() if mark == CHECKPOINTS else (place / mark).is_file()
-
-
 def is_run(path: str | Path) -> bool:
     return path_kind(path) == "run"
 
@@ -113,13 +109,9 @@ def is_study(path: str | Path) -> bool:
     return path_kind(path) == "study"
 
 
-def is_model(path: str | Path) -> bool:
-    return path_kind(path) in MODELS
-
-
 def models_inside(folder: Path) -> list[Path]:
     """The folders of models in a folder, and, in a study, the folders of its runs."""
     if not folder.is_dir():
         return []
     entries = [*sorted(folder.iterdir()), *sorted(folder.glob("runs/*"))]
-    return [place for place in entries if place.is_dir() and is_model(place)]
+    return [place for place in entries if place.is_dir() and path_kind(place) in MODELS]

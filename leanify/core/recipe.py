@@ -1,17 +1,7 @@
-"""A recipe: one TOML file with the model, the data and the training settings.
-
-    [model]     the source, overrides, and the shape to give it
-    [data]      the data set, its splits, augmentation
-    [optim]     the optimiser and the loss
-    [schedule]  length, batch size, learning-rate schedule
-    [run]       seed, precision, how often to log, evaluate and save
-    [distill]   the teacher
-    [parallel]  how several processes share the model
-    [paper]     the printed row of a publication, and the counts of the rebuilt model
+"""A recipe: one TOML file with the model, the data and the training settings, each section a frozen dataclass.
 
 Only ``[model]`` is required. Parsing is strict: an unknown key or a value of the wrong type is an error that
-lists the allowed ones. Sections are frozen dataclasses. This module does not import torch. A recipe can be
-used as a SOURCE.
+lists the allowed ones. This module does not import torch. A recipe can be used as a SOURCE.
 """
 
 from __future__ import annotations
@@ -26,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from leanify.core import strict_toml
 from leanify.core.architecture import Architecture
-from leanify.core.built_in_recipes import built_in_recipes as built_in_recipes
-from leanify.core.built_in_recipes import find as find
-from leanify.core.built_in_recipes import stems as stems
 from leanify.core.errors import RecipeError, ShapeError
 from leanify.core.files.reading import read_bytes
-from leanify.core.recipe_aliases import ALIASES
+from leanify.core.recipe_code import built_in_recipes as built_in_recipes
+from leanify.core.recipe_code import find as find
 from leanify.core.recipe_code import resolve_code
+from leanify.core.recipe_code import stems as stems
 from leanify.core.strict_toml import OneOrMore, UnknownKey, describe_keys, read_table, to_table, to_toml
 from leanify.core.task_names import TASKS
 
@@ -63,6 +52,30 @@ LIMITS: Mapping[str, tuple[float, float]] = {  # the smallest and the largest va
     "run.seed": (0, MAX_SEED - 1),
 }
 LARGEST = 1 << 20  # bytes; a larger file is not a recipe
+# the recipe's keys for names of other libraries
+ALIASES: Mapping[str, str] = {
+    "learning_rate": "optim.lr",
+    "optimizer": "optim.name",
+    "max_grad_norm": "optim.clip",
+    "num_train_epochs": "schedule.epochs",
+    "max_steps": "schedule.steps",
+    "bs": "schedule.batch_size",
+    "scheduler": "schedule.kind",
+    "warmup_steps": "schedule.warmup",
+    "fp16": "run.precision",
+    "bf16": "run.precision",
+    "gradient_accumulation_steps": "run.accumulate",
+    "dataset": "data.name",
+    "data": "data.path",
+    "data_dir": "data.path",
+    "max_length": "data.length",
+    "num_workers": "data.workers",
+    "num_layers": "model.depth",
+    "model": "model.source",
+    "dropout": "model.override.drop_rate (timm) or model.override.hidden_dropout_prob (transformers)",
+    "num_classes": "model.override.num_classes",
+    "num_labels": "model.override.num_labels",
+}
 Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
 
 
@@ -323,9 +336,7 @@ class Recipe:
         if self.data is None or self.optim is None or self.schedule is None:
             missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
             raise RecipeError(f"training needs a [{missing}] section, which this recipe lacks")
-        return TrainingRecipe(
-            self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper, self.parallel
-        )
+        return TrainingRecipe(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -356,7 +367,7 @@ def load(source: str | Path) -> Recipe:
     """Load a recipe from a TOML file (a `Path` is always one), or a built-in one by its name. Raises RecipeError."""
     path = source if isinstance(source, Path) else find(source) or Path(source)
     try:
-        return _locate_code(parse(read_recipe_text(path)), path.parent)
+        recipe = parse(read_recipe_text(path))
     except OSError as error:
         name = str(source)[:200]
         matches = difflib.get_close_matches(name, [*stems(), *built_in_recipes()], n=3)
@@ -364,12 +375,9 @@ def load(source: str | Path) -> Recipe:
         raise RecipeError(f"{name!r} is neither a recipe file nor a built-in recipe{hint}") from error
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
-
-
-def _locate_code(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with absolute names for the code next to its file."""
-    model = replace(recipe.model, source=resolve_code(recipe.model.source, folder))
-    data = recipe.data and replace(recipe.data, name=resolve_code(recipe.data.name, folder))
+    # absolute names for the code next to the file
+    model = replace(recipe.model, source=resolve_code(recipe.model.source, path.parent))
+    data = recipe.data and replace(recipe.data, name=resolve_code(recipe.data.name, path.parent))
     return replace(recipe, model=model, data=data)
 
 
@@ -439,26 +447,19 @@ def split_setting(setting: str) -> tuple[str, str]:
     if not equals:
         raise RecipeError(f"a setting has the form section.key=value (optim.lr=1e-3); {setting!r} has no equals sign")
     section, key, *_ = [*path.split("."), ""]
-    # a key that exists
     if f"{section}.{key}" in all_keys():
         return path, text
-    # a key without its section
-    if not section or not key:
-        suggestion = nearest_key(path)
-        hint = "a setting has the form section.key=value (optim.lr=1e-3)"
-        if suggestion is not None:
-            hint = f"it is {suggestion}"
-            if suggestion in all_keys():
-                hint += f": --set {suggestion}={text}"
-        raise RecipeError(f"--set {setting} has no section; {hint}")
-    suggestion = nearest_key(key, section)
-    # a section that does not exist
-    if section not in SECTIONS:
-        hint = f"there are {', '.join(SECTIONS)}" if suggestion is None else f"{path}: it is {suggestion}"
-        raise RecipeError(f"a recipe has no section [{section}]; {hint}")
-    # an unknown key of a section that exists
-    section_keys = [name.partition(".")[2] for name in all_keys() if name.startswith(f"{section}.")]
-    raise UnknownKey(f"[{section}]", key, section_keys, suggestion)
+    suggestion = nearest_key(key or section, section if key else "")
+    # a key of a section that exists
+    if section in SECTIONS and key:
+        section_keys = [name.partition(".")[2] for name in all_keys() if name.startswith(f"{section}.")]
+        raise UnknownKey(f"[{section}]", key, section_keys, suggestion)
+    # no section, or one that does not exist
+    hint = f"it has the form section.key=value, and there are {', '.join(SECTIONS)}"
+    if suggestion is not None:
+        hint = f"it is {suggestion}" + (f": --set {suggestion}={text}" if suggestion in all_keys() else "")
+    fault = f"a recipe has no section [{section}]" if key else f"--set {setting} has no section"
+    raise RecipeError(f"{fault}; {hint}")
 
 
 def parse_value(text: str) -> Any:

@@ -1,7 +1,8 @@
-"""Code that a SOURCE or a recipe names: ``path/to/file.py:function`` or ``package.module:function``. No torch.
+"""The recipes that ship with leanify, and code that a SOURCE or a recipe names. Imports no torch.
 
-A path is relative to the recipe that names it, or to the working directory. The code that ships with the built-in
-recipes has a path among these, the same on every machine, or goes by its name alone, as recipes do:
+Recipes are listed without being read. Code is ``path/to/file.py:function`` or ``package.module:function``. A path is
+relative to the recipe that names it, or to the working directory. The code that ships with the built-in recipes has a
+path among these, the same on every machine, or goes by its name alone, as recipes do:
 ``leaner-transformers/lra.py:listops``, ``lra.py:listops``.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-from leanify.core.built_in_recipes import home
+from leanify.core.errors import RecipeError
 
 _CODE = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(\.\w+)*):(?P<name>[A-Za-z_]\w*)")
 
@@ -24,6 +27,43 @@ SHIPPED_CODE = frozenset(
         "lra.py:image", "lra.py:listops", "lra.py:pathfinder", "lra.py:retrieval", "lra.py:text",
     )
 )  # fmt: skip
+
+
+# -- built-in recipes -------------------------------------------------------------------------------------------------
+
+
+def home() -> Path:
+    """The folder of built-in recipes: inside the installed package, or next to it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed_folder = package / "_recipes"
+    return installed_folder if installed_folder.is_dir() else package.parent / "recipes"
+
+
+@cache
+def built_in_recipes() -> Mapping[str, Path]:
+    """Return the built-in recipes: ``collection/recipe`` → file, sorted by name. Deeper folders hold none."""
+    root = home()
+    files = [*root.glob("*.toml"), *root.glob("*/*.toml")]
+    return dict(sorted((path.relative_to(root).with_suffix("").as_posix(), path) for path in files))
+
+
+def stems() -> list[str]:
+    """The recipes' names without their collection."""
+    return [path.stem for path in built_in_recipes().values()]
+
+
+def find(name: str) -> Path | None:
+    """A built-in recipe by its full name or its last part; None if none is. Raises RecipeError for YAML."""
+    if Path(name).suffix.lower() in (".yaml", ".yml") and Path(name).is_file():
+        raise RecipeError(
+            f"{name} is YAML, and recipes are TOML: leanify recipes digits prints one to begin with, leanify recipes "
+            "--keys lists what it may say"
+        )
+    known_names = built_in_recipes()
+    return known_names.get(name) or next((path for path in known_names.values() if path.stem == name), None)
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
 
 
 def is_code(text: str) -> bool:

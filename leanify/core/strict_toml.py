@@ -170,7 +170,9 @@ def describe_keys(section: Any) -> list[KeyDescription]:
     keys = []
     for field in fields(section):
         # the types that the key accepts, and its default as TOML shows it
-        types = _alternatives(hints[field.name])
+        hint = hints[field.name]
+        is_union = get_origin(hint) in (UnionType, typing.Union)
+        types = [choice for choice in get_args(hint) if choice is not NoneType] if is_union else [hint]
         is_required = field.default is MISSING and field.default_factory is MISSING
         default = None if field.default in (None, MISSING, ()) else json.dumps(field.default)
         keys.append(
@@ -184,12 +186,6 @@ def describe_keys(section: Any) -> list[KeyDescription]:
             )
         )
     return keys
-
-
-def _alternatives(hint: Any) -> list[Any]:
-    """The types of a union without None."""
-    types = get_args(hint) if get_origin(hint) in (UnionType, typing.Union) else (hint,)
-    return [choice for choice in types if choice is not NoneType]
 
 
 def _type_name(hint: Any) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from leanify.core.errors import DirectoryError, SourceError
 from leanify.core.files import writing
 from leanify.core.files.reading import checksum, read_json
-from leanify.core.files.tensor_files import load_tensors
+from leanify.core.files.tensor_files import load_pickle, load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +83,6 @@ class Checkpoint:
         return load_tensors(self.path / WEIGHTS, DirectoryError)
 
     def state(self) -> dict[str, Any]:
-        from leanify.core.files.unpickling import load_pickle
-
         state = load_pickle(self.path / STATE, DirectoryError)
         if not isinstance(state, dict):
             raise DirectoryError(f"{self.path / STATE} holds no state of a training, but a {type(state).__name__}")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from leanify.core.errors import SourceError
 from leanify.core.files import tensor_files
 from leanify.core.files.reading import checksum, preview, read_object
-from leanify.core.files.unpickling import load_pickle
 from leanify.core.path_kinds import is_safetensors
 from leanify.lens.located import model_name
 from leanify.upstream.origin import is_hf
@@ -44,7 +43,7 @@ def read_tensors(path: str | Path, library: str = "") -> dict[str, Tensor]:
     check_sum(path)
     if is_safetensors(path):
         return tensor_files.load_tensors(path)
-    return _state_dict(path, load_pickle(path), library)
+    return _state_dict(path, tensor_files.load_pickle(path), library)
 
 
 def tensor_names(where: Path) -> list[str]:
@@ -60,7 +59,7 @@ def tensor_names(where: Path) -> list[str]:
     if file.name.endswith(".index.json"):
         return list(weight_map(file) or ())
     if not is_safetensors(file):
-        return list(_state_dict(file, load_pickle(file)))
+        return list(_state_dict(file, tensor_files.load_pickle(file)))
     with tensor_files.open_tensors(file) as checkpoint:
         return list(checkpoint.keys())
 

@@ -25,8 +25,8 @@ import torch
 from PIL import Image
 
 from leanify.core import recipe as recipes
-from leanify.core.built_in_recipes import built_in_recipes, home
 from leanify.core.errors import SourceError
+from leanify.core.recipe_code import built_in_recipes, home
 from leanify.sources import find
 from leanify.training.loop import Trainer
 

@@ -186,11 +186,6 @@ def read_text(path: Path, error: type[LeanifyError] = SourceError, max_bytes: in
         raise error(f"{path} is not text in UTF-8: {caught.reason} at byte {caught.start}") from caught
 
 
-def check_size(path: Path, error: type[LeanifyError]) -> None:
-    """Raise ``error`` unless a path is a regular file of at most MAX_BYTES bytes."""
-    open_file(path, error, MAX_BYTES).close()
-
-
 def resolve_inside(folder: Path, name: str) -> Path:
     """The path that a file of a folder names. Raises SourceError if it leads out, also through links."""
     path, home = folder / name, folder.resolve()
@@ -338,10 +333,8 @@ class Crc32:
         return f"{self.value:08x}"
 
 
-DIGESTS: dict[int, Callable[[], Any]] = {8: Crc32, 64: hashlib.sha256, 128: hashlib.blake2b}  # by length in hex digits
-
-
 def checksum(path: Path, like: str = 64 * "0") -> str:
     """The checksum of a file, of the kind of another one. Raises OSError, and SourceError for no file."""
+    kind: Callable[[], Any] = Crc32 if len(like) == 8 else hashlib.sha256
     with open_file(path) as file:
-        return str(hashlib.file_digest(file, DIGESTS.get(len(like), hashlib.sha256)).hexdigest())
+        return str(hashlib.file_digest(file, kind).hexdigest())

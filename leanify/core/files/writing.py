@@ -31,6 +31,7 @@ SWEEP_EVERY = 60.0  # seconds, in a folder to which many files are written
 CARD, METRICS = "leanify.json", "metrics.jsonl"  # the file that marks a directory of leanify's, and a run's among them
 _TEMP_NAME = re.compile(r"\..+\.leanify-[0-9a-f]{8}", re.DOTALL)
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+_swept: dict[Path, float] = {}  # when this process looked for litter in a folder
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -74,7 +75,11 @@ def add_name(file: Path, path: Path) -> bool:
 @contextmanager
 def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file, open for reading and writing, that gets its name at the end if nothing was raised."""
-    _sweep(path.parent)
+    # remove the folder's litter, but look for it once in a while only: many files are written one after another
+    now, folder = time.monotonic(), path.parent.absolute()
+    if now - _swept.get(folder, -math.inf) >= SWEEP_EVERY:
+        _swept[folder] = now
+        remove_litter(path.parent)
     temp, handle = _make_locked(path, lambda temp: os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666))
     try:
         with os.fdopen(handle, "w+b") as file:
@@ -172,17 +177,6 @@ def _make_locked(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
 def is_temp(path: Path) -> bool:
     """Whether a path has a name of `temp_path`; False for links."""
     return _TEMP_NAME.fullmatch(path.name) is not None and not path.is_symlink()
-
-
-_swept: dict[Path, float] = {}  # when this process looked for litter in a folder
-
-
-def _sweep(folder: Path) -> None:
-    """Remove a folder's litter, but look for it once in a while only: many files are written one after another."""
-    now, place = time.monotonic(), folder.absolute()
-    if now - _swept.get(place, -math.inf) >= SWEEP_EVERY:
-        _swept[place] = now
-        remove_litter(folder)
 
 
 def remove_litter(folder: Path) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from leanify.core import bounds
 from leanify.core.errors import DataError
 from leanify.core.files import cache
-from leanify.core.files.reading import check_regular, check_size, open_file, read_object
+from leanify.core.files.reading import MAX_BYTES, check_regular, open_file, read_object
 from leanify.sources.names import snapshot
 from leanify.sources.side_files import PATTERNS
 from leanify.upstream.libraries import import_transformers, reraise_as
@@ -87,7 +87,7 @@ def _try_first(folder: Path, load: Callable[[], Any]) -> None:
     check_regular(folder, DataError)
     files = sorted({path for pattern in SOURCES for path in folder.glob(pattern) if path.is_file()})
     for path in files:
-        check_size(path, DataError)
+        open_file(path, DataError, MAX_BYTES).close()
     names = read_object(folder / "tokenizer_config.json", DataError).get("fast_tokenizer_files") or []
     file_names = {path.name for path in files}
     if not isinstance(names, list) or not file_names.issuperset(name for name in names if isinstance(name, str)):
