@@ -258,30 +258,27 @@ IMAGES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def in_folder(make: Callable[[], bytes]) -> str:
-    for name in ("a", "b"):
-        (Path("pictures") / name).mkdir(parents=True, exist_ok=True)
-        for number in range(4):
-            Path(f"pictures/{name}/{number}.png").write_bytes(noise())
-    Path("pictures/a/5.png").write_bytes(make())
-    return PICTURES
+def write_pictures(folder: Path, kind: str, pictures: list[bytes]) -> None:
+    """Pictures of two classes in turn, in folders, a shard or a table."""
+    folder.mkdir(exist_ok=True)
+    labels = ["a", "b"] * (len(pictures) // 2)
+    if kind == "shard":
+        write_shard(folder / "train-000000.tar", zip(pictures, (label.encode() for label in labels), strict=True))
+    elif kind == "table":
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.table({"image": [{"bytes": data, "path": None} for data in pictures], "label": labels})
+        pyarrow.parquet.write_table(table, folder / "train.parquet")
+    else:
+        for number, (data, label) in enumerate(zip(pictures, labels, strict=True)):
+            (folder / label).mkdir(exist_ok=True)
+            (folder / label / f"{number}.png").write_bytes(data)
 
 
-def in_shard() -> str:
-    Path("pictures").mkdir()
-    pictures = [IMAGES["16 bits, with alpha"](), *(noise() for _ in range(7))]
-    write_shard(Path("pictures/train-000000.tar"), zip(pictures, [b"a", b"b"] * 4, strict=True))
-    return PICTURES
-
-
-def in_table() -> str:
-    import pyarrow
-    import pyarrow.parquet
-
-    cells = [{"bytes": noise(), "path": None} for _ in range(7)]
-    cells.append({"bytes": IMAGES["16 bits, with alpha"](), "path": None})
-    Path("pictures").mkdir()
-    pyarrow.parquet.write_table(pyarrow.table({"image": cells, "label": list("abababab")}), "pictures/train.parquet")
+def among_others(picture: bytes, kind: str = "folder") -> str:
+    """A picture beside seven small ones."""
+    write_pictures(Path("pictures"), kind, [picture, *(noise() for _ in range(7))])
     return PICTURES
 
 
@@ -295,7 +292,7 @@ def by_a_processor(**size: int) -> str:
     model.save_pretrained("vit")
     words = {"image_processor_type": "ViTImageProcessor", "size": size, "crop_size": {"height": 16, "width": 16}}
     Path("vit/preprocessor_config.json").write_text(json.dumps(words))
-    in_folder(lambda: png(8, 8, 8))
+    among_others(png(8, 8, 8))
     return "train vit -o out --set data.path=pictures --set data.holdout=0.2 --set schedule.epochs=1"
 
 
@@ -309,9 +306,9 @@ MEMBERS: dict[str, Callable[[], str]] = {
     "tokens by number": tokens_by_number,
     "in the model's folder": in_own_folder,
     "while probing": while_probing,
-    **{name: lambda make=make: in_folder(make) for name, make in IMAGES.items()},  # type: ignore[misc]
-    "in a shard": in_shard,
-    "in a table": in_table,
+    **{name: lambda make=make: among_others(make()) for name, make in IMAGES.items()},  # type: ignore[misc]
+    "in a shard": lambda: among_others(IMAGES["16 bits, with alpha"](), "shard"),
+    "in a table": lambda: among_others(IMAGES["16 bits, with alpha"](), "table"),
     "a processor's size": lambda: by_a_processor(height=40_000, width=40_000),
     "a processor's edge": lambda: by_a_processor(shortest_edge=100_000),
 }

@@ -77,3 +77,10 @@ def equal(first: list[Tensor], second: list[Tensor]) -> bool:
 def price_list(model: nn.Module, tokens: int | None = None) -> PriceList:
     """The price list of a model on meta."""
     return PriceList(ModelCosts(lambda: (LiveModel(model, tokens), False)))
+
+
+def bart_prices(**sizes: int) -> PriceList:
+    """Two towers: an encoder and a decoder with MLPs of another width."""
+    small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
+    return price_list(leanify.load("bart", overrides={**small, **heads, **sizes}, device="meta"), 16)

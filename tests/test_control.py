@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import price_list
+from cases import bart_prices, price_list
 
 import leanify
 from leanify.profiling.cost import Shape, StageShape
@@ -16,8 +16,6 @@ from leanify.search.options import Options
 from leanify.search.rules import Rules
 from leanify.search.towers import towers
 
-BART = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}  # fmt: skip
 LEAN = [  # depth, heads, head_dim, mlp of a ViT of 12 layers, 6 heads of 64, MLP 1536
     (8, 9, 64, 1536), (6, 12, 64, 1024), (4, 18, 64, 960), (9, 8, 64, 520), (7, 13, 62, 1208), (8, 6, 48, 1536),
     (5, 1, 64, 64), (12, 7, 64, 1536), (3, 6, 65, 24),
@@ -31,7 +29,7 @@ def vit() -> PriceList:
 
 @pytest.fixture(scope="module")
 def bart() -> PriceList:
-    return price_list(leanify.load("bart", overrides=BART, device="meta"), 16)
+    return bart_prices()
 
 
 @pytest.fixture(scope="module")

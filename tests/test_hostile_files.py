@@ -238,12 +238,23 @@ def test_negative_member_size_is_refused(tmp_path: Path) -> None:
     [
         "condition vit_tiny --heads=" + "9" * 30,
         "redesign vit_tiny --depth 7 --top=999999999999999999999999",
+        "redesign vit_tiny --target-params 0.9 --max-heads 1000000000000",
+        "redesign vit_tiny --target-params 0.9 --max-heads 1e308",
+        "redesign vit_tiny --target-params 0.9 --min-mlp 1e308 --max-mlp 1e308",
         "condition vit_tiny --data /proc/kmsg",
+        "compare r.toml --dry-run --seeds 1000000000000",
         *(f"train digits --dry-run --set schedule.epochs={number}" for number in ("9" * 301, "1e300", "2e6")),
         "train chars --dry-run --set schedule.steps=" + "9" * 301,
+        "train r.toml --dry-run --set data.workers=1000000000000",
+        "train r.toml --dry-run --set data.prefetch=1000000000000 --set data.workers=1",
+        "train r.toml --dry-run --set schedule.batch_size=1000000000000",
+        *(f"train r.toml --dry-run --set {key}=-1" for key in ("data.samples", "data.erase", "schedule.warmup")),
+        *(f"train r.toml --dry-run --set run.seed={number}" for number in (-1, f"1{'0' * 400}")),
     ],
 )
-def test_unbounded_numbers_are_refused(line: str, capsys: Any) -> None:
+def test_unbounded_numbers_are_refused(line: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text(RECIPE)
     code, out, err = run_here(line, capsys)
     assert (code, out) == (2, "")
     assert "unexpected error" not in err

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cases import price_list
+from cases import bart_prices, price_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +19,6 @@ from leanify.search.search import (
     UNSPENT,
     Limit,
     _proportional_shares,
-    adds_heads,
-    is_within,
     nearest,
     share_out,
     trades_layers,
@@ -35,14 +33,7 @@ def vit() -> PriceList:
 
 @pytest.fixture(scope="module")
 def towers() -> PriceList:
-    """An encoder and a decoder of different widths of MLP."""
-    return bart()
-
-
-def bart(**sizes: int) -> PriceList:
-    small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
-    return price_list(leanify.load("bart", overrides={**small, **heads, **sizes}, device="meta"), 16)
+    return bart_prices()
 
 
 # -- dividing a saving ------------------------------------------------------------------------------------------------
@@ -92,7 +83,7 @@ def test_towers_save_by_block_parameters(towers: PriceList) -> None:
 
 def test_tower_saving_is_capped() -> None:
     """A decoder of three blocks with MLPs of one width can save little, so the encoder saves the rest."""
-    prices = bart(decoder_layers=3, decoder_ffn_dim=16)
+    prices = bart_prices(decoder_layers=3, decoder_ffn_dim=16)
     whole = int(prices.total(prices.baseline).params)
     request = Request(limits={"params": round(0.75 * whole)})
     grids = make_grids(prices, request)
@@ -123,17 +114,6 @@ def test_tower_budget_leaves_other_alone(towers: PriceList) -> None:
 def grid(vit: PriceList) -> Grid:
     (found,) = make_grids(vit, Request(limits={"params": 11 * 10**6}))
     return found
-
-
-def test_within_includes_the_limit(grid: Grid) -> None:
-    place = len(grid) // 2
-    params, macs = grid.cost.params, grid.cost.macs
-    limits = {"params": Limit(float(params[place]), 0.0), "macs": Limit(float(macs[place]), 0.0)}  # met exactly
-    expected = [p <= params[place] and m <= macs[place] for p, m in zip(params, macs, strict=True)]
-    assert is_within(grid, limits).tolist() == expected
-    assert is_within(grid, limits)[place]
-    assert 0 < sum(expected) < len(grid)
-    assert is_within(grid, {}).all()
 
 
 def test_unspent_is_below_every_limit(grid: Grid) -> None:
@@ -169,12 +149,6 @@ def test_slack_is_at_least_one(grid: Grid) -> None:
     among = np.ones(len(grid), bool)
     best = float(grid.cost.params.max())
     assert nearest(grid, limits, among).tolist() == [float(p) >= best - 1 for p in grid.cost.params]
-
-
-def test_more_heads_are_masked(grid: Grid) -> None:
-    expected = [heads > 6 for heads in grid.heads.tolist()]
-    assert adds_heads(grid).tolist() == expected
-    assert 0 < sum(expected) < len(grid)
 
 
 def test_layers_trade_for_heads(vit: PriceList) -> None:

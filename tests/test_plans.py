@@ -85,22 +85,20 @@ def test_rules_follow_user_options() -> None:
     assert plan.lean.heads % 4 == plan.lean.mlp % 128 == plan.lean.inner % 128 == 0
     assert plan.lean.architecture.stages[0].primary.kv_heads % 4 == 0  # type: ignore[union-attr]
     assert plan.lean.depth >= 10
-    with pytest.raises(leanify.ShapeError, match="min_mlp=-1"):
-        leanify.redesign("vit_base", target_params=0.5, min_mlp=-1)
 
 
-def test_large_head_counts_divide_by_eight() -> None:
-    """Thirty-two heads and more come in eights."""
-    shape = {**LLAMA, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8}
-    stage = leanify.read(leanify.load("llama", overrides=shape, device="meta")).stages[0]
-    assert Rules().head_counts(stage) == [40, 48, 56, 64]
-    assert Rules(Options(tensor_parallel=1, max_heads=3.0)).head_counts(stage) == list(range(36, 97, 4))
-
-
-def test_key_heads_divide_devices_or_are_divided() -> None:
-    """Heads in groups of four: 4 key/value heads are copied to 8 devices, 6 can be neither copied nor divided."""
-    stage = leanify.read(leanify.load("llama", overrides=LLAMA, device="meta")).stages[0]
-    assert Rules(Options(tensor_parallel=8, max_heads=4.0)).head_counts(stage) == [16, 32]
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "options", "counts"),
+    [
+        (32, 8, Options(), [40, 48, 56, 64]),  # thirty-two heads and more come in eights
+        (32, 8, Options(tensor_parallel=1, max_heads=3.0), list(range(36, 97, 4))),
+        # 4 key/value heads are copied to 8 devices, 6 can be neither copied nor divided
+        (8, 2, Options(tensor_parallel=8, max_heads=4.0), [16, 32]),
+    ],
+)
+def test_heads_divide_among_devices(heads: int, kv_heads: int, options: Options, counts: list[int]) -> None:
+    layer = Layer(64 * heads, heads, kv_heads, 64, 2048)
+    assert Rules(options).head_counts(Stage("layers", ((layer,),) * 16)) == counts
 
 
 @pytest.mark.parametrize(
@@ -142,20 +140,6 @@ def test_named_needs_are_enough() -> None:
     assert leanify.redesign("distilbert", target_params=0.75, min_depth=5).lean.depth == 5
 
 
-@pytest.mark.parametrize(
-    ("source", "request_", "words"),
-    [
-        ("vit_base", {"target_params": 0.001}, "in embeddings, a backbone and the like, which alone exceed"),
-        ("bert", {"target_params": 0.005}, "leanify shrink CHECKPOINT --data DIR --target-params 0.005"),
-        ("gpt2", {"max_kv": "1KiB"}, r"max_kv=0\.5"),
-        ("vit_base", {"max_macs": 0.001}, r"max_macs=0\.345"),
-    ],
-)
-def test_unreachable_budget_says_what_exceeds_it(source: str, request_: dict[str, Any], words: str) -> None:
-    with pytest.raises(leanify.BudgetError, match=words):
-        leanify.redesign(source, **request_)
-
-
 @pytest.mark.parametrize(("source", "overrides"), [("gpt2", {}), ("llama", LLAMA)])
 def test_first_row_of_decoders_is_balanced(source: str, overrides: dict[str, Any]) -> None:
     """Fewer layers and a smaller width, as makers of decoders divide a budget: it is what is written."""
@@ -167,11 +151,6 @@ def test_first_row_of_decoders_is_balanced(source: str, overrides: dict[str, Any
     assert "Qwen2.5" in plan.reason
     assert plan.chosen.depth < plan.baseline.depth
     assert plan.chosen.width < plan.baseline.width
-
-
-def test_misspelt_option_names_nearest() -> None:
-    with pytest.raises(TypeError, match=r"redesign\(\) .* 'target_parms'; nearest: target_params"):
-        leanify.redesign("vit_base", target_parms=0.5)
 
 
 def test_caller_ranking_chooses_lean() -> None:
@@ -230,10 +209,6 @@ def test_towers_have_budgets_and_pins() -> None:
     assert (pinned.chosen.depth, pinned.chosen.heads) == ([5, 6], [8, 12])
     row = pinned.cells()[1]
     assert (row["depth"], row["heads"], row["width"]) == ("encoder 5, decoder 6", "encoder 8, decoder 12", "512")
-    with pytest.raises(leanify.BudgetError, match="decoder"):
-        leanify.redesign("t5", target_params="decoder=0.1")
-    with pytest.raises(leanify.ShapeError, match="'middle' names no part"):
-        leanify.redesign("t5", depth={"middle": 5})
 
 
 @pytest.mark.parametrize(
@@ -280,8 +255,6 @@ def test_generation_cost_matches_forward(cls: str | None) -> None:
 def test_cache_budget_is_kept() -> None:
     plan = leanify.redesign("llama", target_params=0.7, max_kv=0.8, overrides=LLAMA)
     assert plan.chosen.serving.kv_bytes_per_token <= 0.8 * plan.baseline.serving.kv_bytes_per_token  # type: ignore[union-attr]
-    with pytest.raises(leanify.BudgetError, match="keeps no key/value cache"):
-        leanify.redesign("vit_base", max_kv=0.5)
 
 
 def test_equal_designs_keep_their_promise() -> None:
@@ -329,19 +302,6 @@ def test_absurd_sizes_keep_grid_small() -> None:
     assert plan.searched <= 64 * 65 * 513
 
 
-def test_irrelevant_length_is_refused() -> None:
-    with pytest.raises(leanify.ShapeError, match="224 × 224"):
-        leanify.redesign("vit_base", target_params=0.5, tokens=50)
-    with pytest.raises(leanify.ShapeError, match="1024"):
-        leanify.redesign("gpt2", target_params=0.75, tokens=5000)
-
-
-def test_excess_kv_heads_are_named() -> None:
-    odd = {**LLAMA, "num_key_value_heads": 16}
-    with pytest.raises(leanify.LeanifyError, match=r"8 heads on 16 key/value heads|num_key_value_heads"):
-        leanify.redesign("llama", target_params=0.7, overrides=odd)
-
-
 def test_named_initialisers_get_names() -> None:
     """GCViT's ``_init_weights(module, name)``."""
     model = leanify.load("gcvit_xxtiny", overrides={"num_classes": 7})
@@ -351,25 +311,13 @@ def test_named_initialisers_get_names() -> None:
 
 
 def test_first_rows_by_kind() -> None:
-    """Both directions: lean and its control. Causal: plain, with the old MLP, ranks before lean."""
+    """Both directions: lean and its control. Causal: plain ranks before lean."""
     vit = leanify.redesign("vit_base", target_params=0.5)
     names = [name for name, _ in vit.designs()]
     assert names[:6] == ["baseline", "lean", "control", "balanced", "narrow", "plain"]
+    assert vit.lean.score < vit.plain.score
     llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
     assert llama.plain.score < llama.lean.score
-    assert vit.lean.score < vit.plain.score
-    assert llama.plain.depth < 16
-    assert llama.plain.mlp >= 0.9 * 2048  # type: ignore[operator]
-
-
-def test_lean_crosses_bounds_only_if_asked() -> None:
-    """An MLP of two widths, unless an option asks for a narrower one."""
-    vit = leanify.redesign("vit_base", target_params=0.4)
-    assert vit.chosen.mlp == 2 * 768
-    assert not vit.warnings
-    narrow = leanify.redesign("vit_base", target_params=0.35, min_mlp=1)
-    assert narrow.chosen.mlp < 2 * 768  # type: ignore[operator]
-    assert len(narrow.warnings) == 1
 
 
 def test_search_covers_published_designs() -> None:

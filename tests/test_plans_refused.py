@@ -46,6 +46,39 @@ def test_impossible_plan_is_one_message(line: str, message: str, tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
+ODD_LLAMA = {**LLAMA, "num_key_value_heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "words"),
+    [
+        ("vit_base", {"target_params": 0.001}, "BudgetError", "in embeddings, a backbone and the like, which alone"),
+        ("bert", {"target_params": 0.005}, "BudgetError", "leanify shrink CHECKPOINT .* --target-params 0.005"),
+        ("gpt2", {"max_kv": "1KiB"}, "BudgetError", r"max_kv=0\.5"),
+        ("vit_base", {"max_kv": 0.5}, "BudgetError", "keeps no key/value cache"),
+        ("vit_base", {"max_macs": 0.001}, "BudgetError", r"max_macs=0\.345"),
+        ("vit_tiny", {"max_latency": "0.001us"}, "BudgetError", r"below every design.*max_latency="),
+        ("t5", {"target_params": "decoder=0.1"}, "BudgetError", "decoder"),
+        ("t5", {"depth": {"middle": 5}}, "ShapeError", "'middle' names no part"),
+        ("vit_base", {"min_mlp": -1}, "ShapeError", "min_mlp=-1"),
+        ("vit_base", {"heads": 13, "heads_mode": "split"}, "ShapeError", "splits into"),
+        ("vit_base", {"tokens": 50}, "ShapeError", "224 × 224"),
+        ("gpt2", {"tokens": 5000}, "ShapeError", "1024"),
+        ("llama", {"overrides": ODD_LLAMA}, "LeanifyError", "8 heads on 16 key/value heads|num_key_value_heads"),
+        ("hf/deepseek_v3", {"mlp": 1000}, "ShapeError", "multiple of 9"),
+        ("hf/qwen3_next", {"depth": 3}, "ShapeError", "attention in two of them"),
+    ],
+)
+def test_refusal_says_what_was_found(source: str, options: dict[str, Any], error: str, words: str) -> None:
+    with pytest.raises(getattr(leanify, error), match=words):
+        leanify.redesign(source, **options)
+
+
+def test_misspelt_option_names_nearest() -> None:
+    with pytest.raises(TypeError, match=r"redesign\(\) .* 'target_parms'; nearest: target_params"):
+        leanify.redesign("vit_base", target_parms=0.5)
+
+
 def test_named_budget_is_accepted() -> None:
     """With pinned values more than the baseline may be needed: then it is an amount, as no share is above 1."""
     pins: dict[str, Any] = {"depth": 12, "mlp": 3072, "heads": 14}
