@@ -2,7 +2,6 @@
 
     python tests/fuzz.py                    300 cases, every kind in turn; prints what failed, each as KIND SEED
     python tests/fuzz.py 10000              more of them
-    python tests/fuzz.py 4000-6000          those of such numbers, to go on with
     python tests/fuzz.py 1m                 as many as a minute has, others every day
     python tests/fuzz.py KIND SEED …        these cases again, with their tracebacks
 
@@ -190,10 +189,9 @@ def main(arguments: list[str]) -> int:
             cases = [(kind, int(seed)) for kind, seed in zip(arguments[::2], arguments[1::2], strict=True)]
         else:
             amount = arguments[0] if arguments else "300"
-            first, _, last = amount.removesuffix("m").rpartition("-")
-            numbers = range(int(first or 0), int(last))
+            numbers = range(int(amount.removesuffix("m")))
             if amount.endswith("m"):
-                seconds, today = 60.0 * int(last), int(time.time()) // 86_400
+                seconds, today = 60.0 * len(numbers), int(time.time()) // 86_400
                 numbers = range(100_000 * today, 100_000 * (today + 1))
             cases = [(names[number % len(names)], number // len(names)) for number in numbers]
         for kind, seed in cases:

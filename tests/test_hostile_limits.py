@@ -9,7 +9,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import sys
 import tarfile
 import warnings
@@ -47,12 +46,6 @@ from leanify.spectra.sweep import read_into
 from leanify.upstream.libraries import reraise_as
 
 CONTROLS = "\x1b]0;PWN\x07\u202egnp.\x9b2J"
-
-
-@pytest.fixture
-def copied(trained: Path, tmp_path: Path) -> Path:
-    """A copy of a run in a folder of its own."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def stand_ins(folder: Path, programs: dict[str, str]) -> str:
@@ -141,10 +134,10 @@ def test_tensor_headers_are_bounded(kind: str, tmp_path: Path) -> None:
             read(path)
 
 
-def test_newer_run_is_not_resumed(copied: Path, capsys: Any) -> None:
+def test_newer_run_is_not_resumed(run: Path, capsys: Any) -> None:
     for number in (99, "x", [1]):
-        change_json(copied / "leanify.json", format=number)
-        for line in (f"train --resume {copied}", f"show {copied}", f"predict {copied} {copied}"):
+        change_json(run / "leanify.json", format=number)
+        for line in (f"train --resume {run}", f"show {run}", f"predict {run} {run}"):
             code, out, err = run_here(line, capsys)
             assert (code, out) == (2, "")
             assert "newer leanify" in err
@@ -172,16 +165,16 @@ def test_card_blocks_are_bounded(number: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e308", "-1e308", "9" * 299])
-def test_odd_metrics_are_shown(number: str, copied: Path, tmp_path: Path, capsys: Any) -> None:
+def test_odd_metrics_are_shown(number: str, run: Path, tmp_path: Path, capsys: Any) -> None:
     """A run that diverged logs such numbers by itself."""
-    log = copied / "metrics.jsonl"
+    log = run / "metrics.jsonl"
     odd = f'{{"step": 1, "split": "train", "loss": {number}}}\n'
     odd += f'{{"step": 2, "split": "validation", "loss": {number}, "top1": {number}}}\n'
     log.write_text(odd + log.read_text() + f'{{"step": {"9" * 290}, "split": "train", "loss": 1.0}}\n')
     for line in (
-        f"show {copied}",
-        f"show {copied} --json",
-        f"show {copied} --plot {tmp_path}/a.svg",
+        f"show {run}",
+        f"show {run} --json",
+        f"show {run} --plot {tmp_path}/a.svg",
         f"runs {tmp_path}",
     ):
         code, out, err = run_here(line, capsys)
@@ -239,7 +232,7 @@ SETTINGS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_local_plot_settings_are_not_read(kind: str, copied: Path, tmp_path: Path) -> None:
+def test_local_plot_settings_are_not_read(kind: str, run: Path, tmp_path: Path) -> None:
     """matplotlib would read them from the folder that one stands in."""
     SETTINGS[kind](tmp_path / "matplotlibrc")
     programs = dict.fromkeys(("latex", "pdflatex", "dvipng", "dvisvgm", "kpsewhich"), f"touch {tmp_path}/RAN")
@@ -257,8 +250,8 @@ def test_local_plot_settings_are_not_read(kind: str, copied: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["$\\undefined$", "a$^$b", f"x{CONTROLS}", "\udcff", "$$", "\ufffe"])
-def test_plots_show_names_literally(name: str, copied: Path, tmp_path: Path, capsys: Any) -> None:
-    folder = copied.rename(tmp_path / name)
+def test_plots_show_names_literally(name: str, run: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = run.rename(tmp_path / name)
     for plot in ("a.svg", "a.png"):
         code, _, err = run_here(f"show '{folder}' --plot {tmp_path}/{plot}", capsys)
         assert code == 0, err
@@ -372,16 +365,16 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\ns
 
 
 @pytest.mark.parametrize("kind", ["folder", "shard", "table"])
-def test_pictures_start_no_program(kind: str, copied: Path, tmp_path: Path) -> None:
+def test_pictures_start_no_program(kind: str, run: Path, tmp_path: Path) -> None:
     """Pillow would hand PostScript, whatever its name, to Ghostscript."""
     write_pictures(tmp_path / "data", kind, [POSTSCRIPT] * 6)
     path = stand_ins(tmp_path, {"gs": f"touch {tmp_path}/RAN"})
     sizes = ["img_size=8", "patch_size=4", "embed_dim=8", "depth=1", "num_heads=2"]
     settings = " ".join(f"--set model.override.{size}" for size in sizes) + " --set data.holdout=0.4"
     lines = [f"train vit_tiny {settings} --set data.path={tmp_path}/data --set data.workers=0 -o {tmp_path}/out"]
-    lines.append(f"condition {copied} --samples 2 --data {tmp_path}/data")
+    lines.append(f"condition {run} --samples 2 --data {tmp_path}/data")
     if kind == "folder":
-        lines.append(f"predict {copied} {tmp_path}/data/a/0.png")
+        lines.append(f"predict {run} {tmp_path}/data/a/0.png")
     for line in lines:
         with_gs = partial(os.environ.update, PATH=path)
         code, out, err = run_forked(line.split(), tmp_path, with_gs, os.pipe(), os.pipe())

@@ -56,11 +56,6 @@ def test_saving_splits_proportionally_within_caps(parts: Sequence[tuple[int, int
     assert below == pytest.approx([max(rates)] * len(below))  # who is not at the cap gives as much as anybody
 
 
-def test_capped_tower_passes_saving_on() -> None:
-    assert _proportional_shares(12, [1, 1, 2], [1, 9, 9]) == pytest.approx([1, 11 / 3, 22 / 3])
-    assert _proportional_shares(6, [0, 0], [9, 9]) == [3, 3]
-
-
 def test_single_tower_gets_whole_budget(vit: PriceList) -> None:
     for request in (Request(limits={"params": 7 * 10**6, "macs": 10**9}), Request(limits={"params": 10})):
         (limits,) = share_out(vit, request, make_grids(vit, request))
