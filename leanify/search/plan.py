@@ -276,16 +276,8 @@ class Plan(Tabular):
 
 
 def check_disk_space(size: int, directory: Path) -> None:
-    """Raise an error unless ``size`` bytes of weights fit on the disk and into memory."""
-    from leanify.core import machine
-
+    """Raise DirectoryError unless ``size`` bytes of weights fit on the disk."""
     parent = next(folder for folder in directory.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if size > free:
         raise DirectoryError(f"the weights take {format_bytes(size)}; {directory} has {format_bytes(free)} free")
-    memory = machine.memory("MemAvailable")
-    if memory is not None and size > memory:
-        raise LeanifyError(
-            f"building this model takes {format_bytes(size)} of memory, {format_bytes(memory)} are available; "
-            "without -o the redesign is planned in no memory at all"
-        )
