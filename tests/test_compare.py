@@ -29,7 +29,7 @@ from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
 from leanify.comparison.results import read_study
 from leanify.core import recipe as recipes
-from leanify.core.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
+from leanify.core.errors import DirectoryError, LeanifyError, RecipeError, ShapeError
 from leanify.core.recipe import ModelSection
 from leanify.profiling import counting, timing
 from leanify.reshaping import surgery
@@ -149,11 +149,11 @@ def test_study_on_pictures_ends(tmp_path: Path) -> None:
 
 
 def plan(*designs: str, seeds: tuple[int, ...] = (0, 1)) -> StudyPlan:
-    made = tuple(
-        PlannedDesign(name, replace(TINY.model, depth=i + 1), i + 1, 2, 8, 64, 1000 * (i + 1), 5000, 0, 3.0 - i)
-        for i, name in enumerate(designs)
-    )
-    return StudyPlan("tiny", TINY, "0.5", seeds, rank_designs(made), 1)
+    made = []
+    for i, name in enumerate(designs):
+        model = replace(TINY.model, depth=i + 1)
+        made.append(PlannedDesign(name, model, i + 1, 2, 8, 64, 1000 * (i + 1), 5000, 0, 3.0 - i))
+    return StudyPlan("tiny", TINY, "0.5", seeds, rank_designs(tuple(made)), 1)
 
 
 def test_plan_round_trips(tmp_path: Path) -> None:
@@ -186,11 +186,6 @@ def test_fingerprint_covers_run_settings() -> None:
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(RecipeError, match="at least --seeds 2"):
-        plan("baseline", seeds=(0,))
 
 
 def test_design_task_must_match(tmp_path: Path) -> None:
@@ -279,21 +274,16 @@ def test_study_object_matches_interface(study: tuple[Path, Any]) -> None:
     assert json.loads((path / "results.json").read_text()) == found
 
 
-def test_designs_get_their_best_rate(study: tuple[Path, Any]) -> None:
-    path, found = study
-    plan = StudyFolder.open(path).plan
-    for design in found["designs"]:
-        tried = {trial["factor"]: trial["quality"] for trial in design["rates"]}
-        assert list(tried) == [1.0, 2.0]
-        best = plan.design(design["name"]).rate
-        assert tried[best] == max(tried.values())
-        assert design["rate"] == pytest.approx(best * 3e-3)
-
-
 def test_study_numbers_match_runs(study: tuple[Path, Any]) -> None:
+    """Each design's best rate of its trials, the quality of each run and of its samples, and their mean."""
     path, found = study
     folder = StudyFolder.open(path)
     for design in found["designs"]:
+        tried = {trial["factor"]: trial["quality"] for trial in design["rates"]}
+        assert list(tried) == [1.0, 2.0]
+        best = folder.plan.design(design["name"]).rate
+        assert tried[best] == max(tried.values())
+        assert design["rate"] == pytest.approx(best * 3e-3)
         for entry in design["runs"]:
             key = Key(design["name"], entry["seed"])
             assert entry["quality"] == RunDirectory.open(path / entry["path"]).rows()[-1]["top1"]
@@ -397,11 +387,6 @@ def test_outcomes_must_match_plan(tmp_path: Path) -> None:
         folder.outcomes()
 
 
-def test_budget_is_required_and_met() -> None:
-    with pytest.raises(BudgetError):
-        studies.make_plan(studies.Request(recipe=TINY, target_params=0.01))
-
-
 @pytest.mark.long
 def test_killed_study_leaves_no_process(tmp_path: Path) -> None:
     """Its workers and their runs end with the process that was killed."""
@@ -474,24 +459,17 @@ def test_terminated_study_saves_runs(endless: StudyFolder) -> None:
 
 
 @pytest.mark.slow
-def test_dead_run_records_its_reason(endless: StudyFolder) -> None:
-    with runner.open_engine("local", endless, 1) as engine:
-        job = engine.submit(runner.execute, str(endless.path), "baseline", 0, None)
-        wait_for_a_step(endless, lambda: not job.done())
-        [run] = engine.running
-        os.kill(run.process.pid, signal.SIGKILL)
-        while not job.done():
-            time.sleep(0.05)
-        job.result()
-    [outcome] = endless.outcomes()
-    assert (outcome.status, outcome.reason) == ("failed", "killed by SIGKILL, probably because memory ran out")
-
-
-@pytest.mark.slow
-def test_cancelled_run_is_no_failure(endless: StudyFolder) -> None:
+@pytest.mark.parametrize("dies", [True, False])
+def test_dead_run_failed_and_cancelled_one_goes_on(dies: bool, endless: StudyFolder) -> None:
     """An interrupted study closes its workers: their runs are killed, and go on another time."""
     with runner.open_engine("local", endless, 1) as engine:
         job = engine.submit(runner.execute, str(endless.path), "baseline", 0, None)
         wait_for_a_step(endless, lambda: not job.done())
-    assert endless.outcomes() == []
-    assert (endless.run(Key("baseline", 0)) / "checkpoints").is_dir()
+        if dies:
+            os.kill(engine.running[0].process.pid, signal.SIGKILL)
+            while not job.done():
+                time.sleep(0.05)
+            job.result()
+    reasons = [outcome.reason for outcome in endless.outcomes() if outcome.status == "failed"]
+    assert reasons == ["killed by SIGKILL, probably because memory ran out"] * dies
+    assert (endless.run(Key("baseline", 0)) / "checkpoints").is_dir() or dies

@@ -34,11 +34,11 @@ SHAPES = {"baseline": (8, 2, 128), "lean": (4, 5, 64), "control": (4, 2, 161), "
 def study(tmp_path: Path) -> Study:
     """Four designs, four seeds, one run that failed: everything that a page can show, without training."""
     recipe = recipes.parse(RECIPE)
-    designs = tuple(
-        PlannedDesign(name, recipe.model, depth, heads, 16, mlp, 1000 * depth * heads, 10**6 * depth, 0, float(depth))
-        for name, (depth, heads, mlp) in SHAPES.items()
-    )
-    plan = StudyPlan("page", recipe, "0.5", (0, 1, 2, 3), rank_designs(designs), 1, tokens=17)
+    designs = []
+    for name, (depth, heads, mlp) in SHAPES.items():
+        sizes = (depth, heads, 16, mlp, 1000 * depth * heads, 10**6 * depth, 0, float(depth))
+        designs.append(PlannedDesign(name, recipe.model, *sizes))
+    plan = StudyPlan("page", recipe, "0.5", (0, 1, 2, 3), rank_designs(tuple(designs)), 1, tokens=17)
     folder = StudyFolder.create(tmp_path / "study", plan)
     for number, key in enumerate(plan.runs()):
         print_ = plan.fingerprint(key)
@@ -86,14 +86,6 @@ def test_inexact_kappa_shows_bounds(study: Study) -> None:
     assert kappas["control"] == "40.0–200"
     assert kappas["lean"] == f"{40 * SHAPES['lean'][0]}"
     assert all(f"<td>{html.escape(kappa)}</td>" in text for kappa in kappas.values())
-
-
-def test_failures_and_differences_are_counted(study: Study) -> None:
-    wide = study.result("wide")
-    assert (wide.quality.seeds, wide.quality.failed) == (3, 1)
-    pair = next(pair for pair in study.pairs if (pair.design, pair.against) == ("wide", "baseline"))
-    assert [seed for seed, _ in pair.seeds] == [0, 1, 2]
-    assert [verdict.answer for verdict in study.verdicts] == ["shown", "shown"]
 
 
 def test_single_difference_stays_inside_figure(study: Study) -> None:

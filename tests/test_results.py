@@ -18,8 +18,9 @@ from studies import RECIPE
 from leanify.comparison import rates, report, statistics
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
-from leanify.comparison.results import read_study
+from leanify.comparison.results import Study, read_study
 from leanify.comparison.statistics import Estimate, Run, RunTable
+from leanify.comparison.values import Pair
 from leanify.comparison.verdicts import describe_needed
 from leanify.core import recipe as recipes
 from leanify.core.units import format_digits
@@ -75,6 +76,14 @@ def folder_of(
     return folder
 
 
+def study_of(path: Path, *arguments: Any, **options: Any) -> Study:
+    return read_study(folder_of(path, *arguments, **options))
+
+
+def pair_of(found: Study, design: str, against: str) -> Pair:
+    return next(pair for pair in found.pairs if (pair.design, pair.against) == (design, against))
+
+
 def noise_of(sign: int = 1, missing: tuple[str, int] | None = None) -> RunTable:
     """Of four seeds of every design, but for a run that is missing."""
     runs = []
@@ -84,9 +93,12 @@ def noise_of(sign: int = 1, missing: tuple[str, int] | None = None) -> RunTable:
     return RunTable([run for run in runs if (run.design, run.seed) != missing])
 
 
+# -- qualities --------------------------------------------------------------------------------------------------------
+
+
 def test_quality_averages_over_seeds(tmp_path: Path) -> None:
     """Its interval is that of all runs."""
-    found = read_study(folder_of(tmp_path / "s", failed={"wide": 1}))
+    found = study_of(tmp_path / "s", failed={"wide": 1})
     noise = noise_of(missing=("wide", 0))
     for result in found.results:
         low, high = noise.mean(result.name).interval() or (0, 0)
@@ -103,55 +115,69 @@ def test_quality_averages_over_seeds(tmp_path: Path) -> None:
 
 def test_lower_loss_is_better(tmp_path: Path) -> None:
     """No interval goes below a perfect loss."""
-    found = read_study(folder_of(tmp_path / "s", sign=-1, best=0.0))
+    found = study_of(tmp_path / "s", sign=-1, best=0.0)
     noise = noise_of(-1)
     lean = found.result("lean").quality
     low, high = noise.mean("lean").interval() or (0, 0)
     assert (lean.mean, lean.low, lean.high) == pytest.approx((-noise.mean("lean").mean, max(0, -high), -low))
     assert not found.higher_is_better
-    pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("lean", "baseline"))
-    assert pair.difference > 0
-    baseline = found.result("baseline").quality.mean
-    assert found.margin == pytest.approx(0.05 * baseline)
-    assert "5%" in found.margin_words
-    assert "loss" in found.margin_words
-    perfect = folder_of(tmp_path / "p", ("baseline", "lean"), 3, sign=-1, best=3.0)  # clipped from below
-    for result in read_study(perfect).results:
-        assert result.quality.low >= 0.8
+    assert pair_of(found, "lean", "baseline").difference > 0
+    assert found.margin == pytest.approx(0.05 * found.result("baseline").quality.mean)
+    assert "5% of its loss" in found.margin_words
+    assert "points" not in found.margin_words
 
 
 @pytest.mark.parametrize(("best", "sign"), [(75.5, 1), (1.0245, -1)])
 def test_interval_ends_at_perfection(best: float, sign: int, tmp_path: Path) -> None:
-    found = (
-        read_study(folder_of(tmp_path / "s", ("baseline", "lean"), 3, sign=sign, best=best)).result("baseline").quality
-    )
+    found = study_of(tmp_path / "s", ("baseline", "lean"), 3, sign=sign, best=best).result("baseline").quality
     assert (found.high if sign > 0 else found.low) == best
     assert found.low < found.high
 
 
-def test_margin_defaults_to_share(tmp_path: Path) -> None:
-    """A margin is that asked for, or a share of what is left to lose."""
+def test_margin_is_share_of_errors_or_given(tmp_path: Path) -> None:
+    """Its words have the metric's unit."""
     errors = 100 - float(np.mean([outcomes_of("baseline", seed).mean() for seed in range(4)]))
-    share = read_study(folder_of(tmp_path / "share"))
+    share = study_of(tmp_path / "share")
     assert share.margin == pytest.approx(0.05 * errors)
-    assert "errors" in share.margin_words
     assert "points of top1" in share.margin_words
-    asked = read_study(folder_of(tmp_path / "asked", plan={"margin": 2.5}))
+    assert f"errors, from {errors:.3g} to {1.05 * errors:.3g}%" in share.margin_words
+    asked = study_of(tmp_path / "asked", plan={"margin": 2.5})
     assert asked.margin == 2.5
-    assert "2.5" in asked.margin_words
-    assert "5%" not in asked.margin_words
+    assert asked.margin_words.startswith("2.5 points")
     assert f"errors may grow from {errors:.3g} to {errors + 2.5:.3g}%" in asked.margin_words
-    assert f"from {errors:.3g} to {1.05 * errors:.3g}%" in share.margin_words
-    alone = read_study(folder_of(tmp_path / "alone", ("lean", "wide")))
-    assert alone.verdicts == ()
-    other = read_study(folder_of(tmp_path / "other", changes={"metric": "correlation", "unit": "points"}))
-    assert "distance to 100" in other.margin_words
-    assert "points" in other.margin_words
+    assert study_of(tmp_path / "alone", ("lean", "wide")).verdicts == ()
+    other = study_of(tmp_path / "other", changes={"metric": "correlation", "unit": "nats per token"}).margin_words
+    assert "distance to 100" in other
+    assert "nats per token" in other
+    assert "points" not in other
+
+
+def test_kappa_averages_over_runs(tmp_path: Path) -> None:
+    """First and last values."""
+    names = ("baseline", "lean")
+    kappas = {"kappas": ((0, 900.0), (10, 50.0), (20, 40.0)), "kappa_bounds": (39.0, 42.0)}
+    folder = folder_of(tmp_path / "s", names, 3, changes=kappas)
+    found = read_study(folder).result("lean")
+    assert (found.kappa_begin, found.kappa, found.kappa_bounds) == (900.0, 40.0, (39.0, 42.0))
+    endless = study_of(tmp_path / "e", names, 3, changes=kappas | {"kappa_bounds": (39.0, None)}).result("lean")
+    assert endless.kappa_bounds == (39.0, math.inf)
+    assert endless.to_json()["kappa_bounds"] == [39.0, "inf"]
+    without = study_of(tmp_path / "w", names, 3).result("lean")
+    assert (without.kappa_begin, without.kappa, without.kappa_bounds) == (None, None, None)
+    # one run without bounds
+    known = folder.outcome(Key("lean", 0))
+    folder.record(replace(known, kappa_bounds=None, kappas=((0, 300.0), (20, 10.0))))
+    mixed = read_study(folder).result("lean")
+    assert mixed.kappa_bounds is None
+    assert (mixed.kappa_begin, mixed.kappa) == pytest.approx((700.0, 30.0))
+
+
+# -- pairs, looks and answers -----------------------------------------------------------------------------------------
 
 
 def test_designs_face_baseline_and_control(tmp_path: Path) -> None:
     """Only questions keep their p."""
-    found = read_study(folder_of(tmp_path / "s"))
+    found = study_of(tmp_path / "s")
     noise = noise_of()
     wanted = {(name, "baseline") for name in NAMES if name != "baseline"}
     wanted |= {(name, "control") for name in NAMES if name not in ("baseline", "control")}
@@ -175,10 +201,9 @@ def test_designs_face_baseline_and_control(tmp_path: Path) -> None:
 
 
 def test_questions_with_and_without_margin(tmp_path: Path) -> None:
-    found = read_study(folder_of(tmp_path / "s"))
+    found = study_of(tmp_path / "s")
     noise = noise_of()
     margins = {"baseline": found.margin, "control": 0.0}
-    assert len(found.verdicts) == 2
     for verdict, (against, margin) in zip(found.verdicts, margins.items(), strict=True):
         decision = statistics.decide(noise.difference("lean", against), margin, 1)
         assert against in verdict.question
@@ -191,12 +216,12 @@ def test_questions_with_and_without_margin(tmp_path: Path) -> None:
 
 
 def test_later_looks_cost(tmp_path: Path) -> None:
-    """Each look after the third seed costs."""
+    """Each look after the third seed costs, also where another design has only three seeds."""
     two = folder_of(tmp_path / "two", seeds=2)
     two.look(2)
-    assert read_study(two).look == 0
-    assert all(verdict.answer == "undecided" for verdict in read_study(two).verdicts)
-    assert all("below 3 seeds" in verdict.words for verdict in read_study(two).verdicts)
+    found = read_study(two)
+    assert found.look == 0
+    assert all(verdict.answer == "undecided" and "below 3 seeds" in verdict.words for verdict in found.verdicts)
     folder = folder_of(tmp_path / "four")
     assert read_study(folder).look == 1
     for seeds in (2, 4, 7):  # too few to answer, this one, and one that is still to come
@@ -206,23 +231,60 @@ def test_later_looks_cost(tmp_path: Path) -> None:
     found = read_study(folder)
     assert found.look == 2
     assert all("look 2" in verdict.words for verdict in found.verdicts)
-    difference = noise_of().difference("lean", "baseline")
-    pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("lean", "baseline"))
+    difference, pair = noise_of().difference("lean", "baseline"), pair_of(found, "lean", "baseline")
     assert (pair.low, pair.high) == pytest.approx(difference.interval(statistics.alpha_of(2)))
     assert pair.p == pytest.approx(statistics.two_sided(difference, 2))
+    fewer = folder_of(tmp_path / "fewer", failed={"control": 1})
+    fewer.look(3)
+    assert read_study(fewer).look == 2
 
 
 def test_missing_answers_are_explained(tmp_path: Path) -> None:
-    unknown = read_study(folder_of(tmp_path / "unknown", kept=False))
+    unknown = study_of(tmp_path / "unknown", kept=False)
     assert unknown.evaluated == 0
-    assert all(verdict.answer == "undecided" for verdict in unknown.verdicts)
-    assert all("samples are unknown" in verdict.words for verdict in unknown.verdicts)
-    single = read_study(folder_of(tmp_path / "single", seeds=2, failed=dict.fromkeys(NAMES, 1)))
+    for verdict in unknown.verdicts:
+        assert verdict.answer == "undecided"
+        assert "samples are unknown" in verdict.words
+    single = study_of(tmp_path / "single", seeds=2, failed=dict.fromkeys(NAMES, 1))
     assert single.pairs[0].low is None
     assert all("1 seed;" in verdict.words for verdict in single.verdicts)
-    nothing = read_study(folder_of(tmp_path / "nothing", failed=dict.fromkeys(NAMES, 4)))
+    one = study_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"baseline": 1, "lean": 2})
+    assert (one.metric, one.steps, one.result("baseline").quality.seeds, one.pairs) == ("top1", 20, 1, ())
+    nothing = study_of(tmp_path / "nothing", failed=dict.fromkeys(NAMES, 4))
     assert (nothing.metric, nothing.verdicts, nothing.pairs) == (None, (), ())
     assert all(result.quality.mean is None and result.quality.failed == 4 for result in nothing.results)
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_failed_design_shows_nothing(failed: int, tmp_path: Path) -> None:
+    """The runs that survive are the lucky ones."""
+    verdict, _ = study_of(tmp_path / "s", failed={"lean": failed}).verdicts
+    assert verdict.answer == ("undecided" if failed else "shown")
+    assert ("1 of 4 runs of lean failed" in verdict.words) == bool(failed)
+
+
+NEARLY = Estimate(1.0, 5, 300, statistics.Part(1.0, 4.0), statistics.Part(1.0, 299.0))
+
+
+@pytest.mark.parametrize(
+    ("needed", "facts", "others"),
+    [
+        (statistics.Needed(12, 8, 30), ("about 12 seeds", "8 to 30"), ("samples",)),
+        (statistics.Needed(12, 8, None), ("about 12 seeds", f"8 to more than {statistics.MAX_SEEDS}"), ("samples",)),
+        (statistics.Needed(None, 9, None), (f"more than {statistics.MAX_SEEDS} seeds",), ("samples", "about")),
+        (statistics.Needed(None, None, None, 5_000), ("300 validation samples", "5,000"), ("more than",)),
+        (None, ("unknown",), ("about",)),
+    ],
+)
+def test_needed_seeds_or_samples_are_named(
+    needed: statistics.Needed | None, facts: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    words = describe_needed(NEARLY, needed)
+    assert all(fact in words for fact in facts)
+    assert not any(other in words for other in others)
+
+
+# -- models that have not learnt --------------------------------------------------------------------------------------
 
 
 def write_reference(folder: StudyFolder, found: np.ndarray) -> None:
@@ -234,6 +296,11 @@ def first_right(count: int) -> np.ndarray:
     return 100.0 * (np.arange(SAMPLES) < count)
 
 
+def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float], split: str = "train") -> None:
+    rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": split, "loss": loss} for i, loss in enumerate(losses)]
+    (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.mark.parametrize(("right", "learnt"), [(200, True), (299, False), (398, False)])
 def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) -> None:
     """Models no better than the reference."""
@@ -241,6 +308,7 @@ def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) ->
     write_reference(folder, first_right(right))
     found = read_study(folder)
     assert found.learnt is learnt
+    assert found.learnt_why.startswith("the baseline (")
     assert "a straight line" in found.learnt_why
     assert found.reference.value == pytest.approx(right / 4)
     if not learnt:
@@ -249,12 +317,23 @@ def test_weak_models_answer_nothing(right: int, learnt: bool, tmp_path: Path) ->
         assert all("not learnt" in verdict.words for verdict in found.verdicts)
 
 
-def test_best_design_replaces_baseline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sign", "best"), [(1, 100.0), (-1, 0.0)])
+def test_best_design_replaces_baseline(sign: int, best: float, tmp_path: Path) -> None:
     """Between the worst design's and the best one's: only the best beats it."""
-    for sign, best in ((1, 100.0), (-1, 0.0)):
-        folder = folder_of(tmp_path / f"s{sign}", ("lean", "control", "wide"), sign=sign, best=best)
-        write_reference(folder, outcomes_of("wide", 0) if sign > 0 else losses_of("wide", 0) - 0.01)
-        assert "lean" in read_study(folder).learnt_why
+    folder = folder_of(tmp_path / "s", ("lean", "control", "wide"), sign=sign, best=best)
+    write_reference(folder, outcomes_of("wide", 0) if sign > 0 else losses_of("wide", 0) - 0.01)
+    assert read_study(folder).learnt_why.startswith("lean (")
+
+
+def test_design_at_chance_answers_nothing(tmp_path: Path) -> None:
+    """The baseline beats the reference, and the control does not: its shape is not to blame."""
+    folder = folder_of(tmp_path / "s")
+    write_reference(folder, first_right(280))  # of 400: the control has 290 and a little more
+    found = read_study(folder)
+    assert found.learnt
+    to_baseline, to_control = found.verdicts
+    assert (to_baseline.answer, to_control.answer) == ("shown", "undecided")
+    assert "control does not beat a straight line" in to_control.words
 
 
 @pytest.mark.parametrize(("falling", "learnt"), [(4, False), (3, False), (2, True), (0, True)])
@@ -269,24 +348,29 @@ def test_falling_losses_have_not_learnt(falling: int, learnt: bool, tmp_path: Pa
     assert ("still falls" in found.learnt_why) is not learnt
 
 
-def test_kappa_averages_over_runs(tmp_path: Path) -> None:
-    """First and last values."""
-    kappas = {"kappas": ((0, 900.0), (10, 50.0), (20, 40.0)), "kappa_bounds": (39.0, 42.0)}
-    found = read_study(folder_of(tmp_path / "s", ("baseline", "lean"), 3, changes=kappas)).result("lean")
-    assert (found.kappa_begin, found.kappa, found.kappa_bounds) == (900.0, 40.0, (39.0, 42.0))
-    open_ended = kappas | {"kappa_bounds": (39.0, None)}
-    endless = read_study(folder_of(tmp_path / "e", ("baseline", "lean"), 3, changes=open_ended)).result("lean")
-    assert endless.kappa_bounds == (39.0, math.inf)
-    assert endless.to_json()["kappa_bounds"] == [39.0, "inf"]
-    without = read_study(folder_of(tmp_path / "w", ("baseline", "lean"), 3)).result("lean")
-    assert (without.kappa_begin, without.kappa, without.kappa_bounds) == (None, None, None)
-    folder = folder_of(tmp_path / "m", ("baseline", "lean"), 3, changes=kappas)
-    key = next(key for key in folder.plan.runs() if key.design == "lean")
-    known = folder.outcome(key)
-    folder.record(replace(known, kappa_bounds=None, kappas=((0, 300.0), (20, 10.0))))
-    mixed = read_study(folder).result("lean")
-    assert mixed.kappa_bounds is None
-    assert (mixed.kappa_begin, mixed.kappa) == pytest.approx((700.0, 30.0))
+def test_diverged_runs_are_named(tmp_path: Path) -> None:
+    """A run that loses what it has learnt counts in no mean, and what is left answers nothing."""
+    folder = folder_of(tmp_path / "s")
+    for key in folder.plan.runs():
+        write_losses(folder, key, [2.0, 1.1, 0.6, 0.5])
+    before = read_study(folder)
+    assert [verdict.answer for verdict in before.verdicts] == ["shown", "shown"]
+    write_losses(folder, Key("lean", 2), [2.0, 1.0, 2.2, 2.3])
+    write_losses(folder, Key("wide", 0), [2.0, 2.0, 2.0, 2.0])  # never began
+    write_losses(folder, Key("control", 1), [2.0, 1.2, 0.7, 0.6])  # a little worse
+    found = read_study(folder)
+    lean = found.result("lean")
+    assert (lean.quality.seeds, lean.quality.diverged, lean.quality.failed) == (3, 1, 0)
+    rest = [float(outcomes_of("lean", seed).mean()) for seed in (0, 1, 3)]
+    assert lean.quality.mean == pytest.approx(np.mean(rest))
+    assert [run.status for run in lean.runs] == ["finished", "finished", "diverged", "finished"]
+    assert (found.result("wide").quality.diverged, found.result("control").quality.diverged) == (1, 0)
+    assert {verdict.answer for verdict in found.verdicts} == {"undecided"}
+    assert all("1 of 4 runs of lean diverged" in verdict.words for verdict in found.verdicts)
+    assert "lean, seed 2, diverged: its training loss ended at 2.3" in report.render(found)
+
+
+# -- rates ------------------------------------------------------------------------------------------------------------
 
 
 def test_unfinished_study_counts_what_remains(tmp_path: Path) -> None:
@@ -343,124 +427,21 @@ def test_rates_move_once_for_all(
     assert plan.merge(replace(plan, more_rates=(), designs=())).more_rates == more
 
 
-def test_one_finished_run_is_enough(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "s", ("baseline", "lean"), 2, failed={"baseline": 1, "lean": 2})
-    found = read_study(folder)
-    assert (found.metric, found.split, found.steps) == ("top1", "validation", 20)
-    assert found.result("baseline").quality.seeds == 1
-    assert found.pairs == ()
-
-
-def test_rows_show_available_intervals(tmp_path: Path) -> None:
-    found = read_study(folder_of(tmp_path / "s", failed={"wide": 4}))
-    rows = {row["design"]: row for row in found.cells()}
-    lean = found.result("lean").quality
-    shown = [format_digits(one) for one in (lean.mean, lean.low, lean.high)]
-    assert rows["lean"]["top1"] == f"{shown[0]} ({shown[1]} … {shown[2]})"
-    assert rows["wide"]["top1"] == "–"
-    single = read_study(folder_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"lean": 1}, kept=False))
-    alone = single.result("lean").quality
-    assert (alone.low, alone.high) == (None, None)
-    assert {row["design"]: row["top1"] for row in single.cells()}["lean"] == format_digits(alone.mean)
-
-
-def test_margin_has_metric_unit(tmp_path: Path) -> None:
-    """The run's own, or points of a metric that grows."""
-    loss = read_study(folder_of(tmp_path / "loss", sign=-1, best=0.0)).margin_words
-    assert "points" not in loss
-    assert " loss (" in loss
-    own = read_study(folder_of(tmp_path / "own", changes={"unit": "nats per token"})).margin_words
-    assert "nats per token" in own
-    assert "points" not in own
-
-
-def test_reference_comparisons_are_named(tmp_path: Path) -> None:
-    for names, said in ((NAMES, "the baseline ("), (("lean", "control"), "lean (")):
-        folder = folder_of(tmp_path / str(len(names)), names)
-        write_reference(folder, first_right(200))
-        assert read_study(folder).learnt_why.startswith(said)
-
-
-def test_look_counts_most_seeds(tmp_path: Path) -> None:
-    """Three seeds were looked at before the fourth; that the control has only three of them does not undo that."""
-    folder = folder_of(tmp_path / "s", failed={"control": 1})
-    folder.look(3)
-    assert read_study(folder).look == 2
-
-
-def write_losses(folder: StudyFolder, key: Key, losses: Sequence[float], split: str = "train") -> None:
-    rows = [{"step": 5 * i + 5, "epoch": 1.0, "split": split, "loss": loss} for i, loss in enumerate(losses)]
-    (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.mark.parametrize("failed", [0, 1])
-def test_failed_design_shows_nothing(failed: int, tmp_path: Path) -> None:
-    """The runs that survive are the lucky ones."""
-    verdict, _ = read_study(folder_of(tmp_path / "s", failed={"lean": failed})).verdicts
-    assert verdict.answer == ("undecided" if failed else "shown")
-    assert ("1 of 4 runs of lean failed" in verdict.words) == bool(failed)
-
-
-def test_diverged_runs_are_named(tmp_path: Path) -> None:
-    """A run that loses what it has learnt counts in no mean, and what is left answers nothing."""
-    folder = folder_of(tmp_path / "s")
-    for key in folder.plan.runs():
-        write_losses(folder, key, [2.0, 1.1, 0.6, 0.5])
-    before = read_study(folder)
-    assert [verdict.answer for verdict in before.verdicts] == ["shown", "shown"]
-    write_losses(folder, Key("lean", 2), [2.0, 1.0, 2.2, 2.3])
-    write_losses(folder, Key("wide", 0), [2.0, 2.0, 2.0, 2.0])  # never began
-    write_losses(folder, Key("control", 1), [2.0, 1.2, 0.7, 0.6])  # a little worse
-    found = read_study(folder)
-    lean = found.result("lean")
-    assert (lean.quality.seeds, lean.quality.diverged, lean.quality.failed) == (3, 1, 0)
-    rest = [float(outcomes_of("lean", seed).mean()) for seed in (0, 1, 3)]
-    assert lean.quality.mean == pytest.approx(np.mean(rest))
-    assert [run.status for run in lean.runs] == ["finished", "finished", "diverged", "finished"]
-    assert (found.result("wide").quality.diverged, found.result("control").quality.diverged) == (1, 0)
-    assert {verdict.answer for verdict in found.verdicts} == {"undecided"}
-    assert all("1 of 4 runs of lean diverged" in verdict.words for verdict in found.verdicts)
-    assert "lean, seed 2, diverged: its training loss ended at 2.3" in report.render(found)
-
-
-def test_design_at_chance_answers_nothing(tmp_path: Path) -> None:
-    """The baseline beats the reference, and the control does not: its shape is not to blame."""
-    folder = folder_of(tmp_path / "s")
-    write_reference(folder, first_right(280))  # of 400: the control has 290 and a little more
-    found = read_study(folder)
-    assert found.learnt
-    to_baseline, to_control = found.verdicts
-    assert to_baseline.answer == "shown"
-    assert to_control.answer == "undecided"
-    assert "control does not beat a straight line" in to_control.words
+# -- as a table -------------------------------------------------------------------------------------------------------
 
 
 def test_study_shows_itself_as_table(tmp_path: Path) -> None:
-    study = read_study(folder_of(tmp_path / "s"))
+    """With the intervals that there are."""
+    study = study_of(tmp_path / "s", failed={"wide": 4})
     lines = repr(study).splitlines()
     assert lines[0].startswith("made · 4 seeds · top1")
     assert [line.split()[0] for line in lines[3:7]] == list(NAMES)
     assert study.verdicts[0].words in lines
-
-
-NEARLY = Estimate(1.0, 5, 300, statistics.Part(1.0, 4.0), statistics.Part(1.0, 299.0))
-
-
-@pytest.mark.parametrize(
-    ("needed", "facts", "others"),
-    [
-        (statistics.Needed(12, 8, 30), ("about 12 seeds", "8 to 30"), ("samples",)),
-        (statistics.Needed(12, 8, None), ("about 12 seeds", f"8 to more than {statistics.MAX_SEEDS}"), ("samples",)),
-        (statistics.Needed(None, 9, None), (f"more than {statistics.MAX_SEEDS} seeds",), ("samples", "about")),
-        (statistics.Needed(None, None, None, 5_000), ("300 validation samples", "5,000"), ("more than",)),
-        (None, ("unknown",), ("about",)),
-    ],
-)
-def test_needed_seeds_or_samples_are_named(
-    needed: statistics.Needed | None, facts: tuple[str, ...], others: tuple[str, ...]
-) -> None:
-    words = describe_needed(NEARLY, needed)
-    assert all(fact in words for fact in facts)
-    assert not any(other in words for other in others)
-    assert "below 3 seeds" in describe_needed(replace(NEARLY, seeds=2), needed)
-    assert "samples are unknown" in describe_needed(replace(NEARLY, sample_part=None), needed)
+    rows = {row["design"]: row["top1"] for row in study.cells()}
+    lean = study.result("lean").quality
+    shown = [format_digits(one) for one in (lean.mean, lean.low, lean.high)]
+    assert (rows["lean"], rows["wide"]) == (f"{shown[0]} ({shown[1]} … {shown[2]})", "–")
+    single = study_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"lean": 1}, kept=False)
+    alone = single.result("lean").quality
+    assert (alone.low, alone.high) == (None, None)
+    assert single.cells()[1]["top1"] == format_digits(alone.mean)
