@@ -387,30 +387,6 @@ def test_outcomes_must_match_plan(tmp_path: Path) -> None:
         folder.outcomes()
 
 
-@pytest.mark.long
-def test_killed_study_leaves_no_process(tmp_path: Path) -> None:
-    """Its workers and their runs end with the process that was killed."""
-    process = subprocess.Popen(
-        command(str(recipe_file(tmp_path)), "-o", str(tmp_path / "s"), "--designs", f"baseline,{NARROW}",
-                "--set", "schedule.epochs=1000", "--seeds", "2", "--rates", "1"),
-        stderr=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
-    log = tmp_path / "s" / "runs" / "baseline-0" / "metrics.jsonl"
-    while not (log.exists() and log.read_text()):
-        time.sleep(0.05)
-        assert process.poll() is None
-    process.kill()
-    process.wait()
-    process.stderr.close()
-    for _ in range(200):
-        size = log.stat().st_size
-        time.sleep(0.25)
-        if log.stat().st_size == size:
-            break
-    else:
-        pytest.fail("a run went on after its study was killed")
-
-
 SCRIPT = """
 import leanify
 leanify.compare({recipe!r}, {study!r}, designs=["baseline"], seeds=2, rates=[1], settings=["schedule.epochs=1"],
@@ -445,17 +421,25 @@ def wait_for_a_step(study: StudyFolder, is_running: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_terminated_study_saves_runs(endless: StudyFolder) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_study_leaves_no_process(number: signal.Signals, endless: StudyFolder) -> None:
     """SIGTERM as Ctrl-C: a checkpoint, the line that resumes, the exit code that shells have."""
     process = subprocess.Popen(command(str(endless.path), "--jobs", "1"), stderr=-1, text=True, env=environment())
     wait_for_a_step(endless, lambda: process.poll() is None)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, message = process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert f"leanify: interrupted; continue with: leanify compare {endless.path}" in message
-    saved = RunDirectory.open(endless.run(Key("baseline", 0))).checkpoints()
-    assert saved[-1].step >= endless.rows(Key("baseline", 0))[-1]["step"] > 0
-    assert endless.outcomes() == []
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + signal.SIGTERM
+        assert f"leanify: interrupted; continue with: leanify compare {endless.path}" in message
+        saved = RunDirectory.open(endless.run(Key("baseline", 0))).checkpoints()
+        assert saved[-1].step >= endless.rows(Key("baseline", 0))[-1]["step"] > 0
+        assert endless.outcomes() == []
+    log = endless.run(Key("baseline", 0)) / "metrics.jsonl"
+    sizes = [-1]
+    while log.stat().st_size != sizes[-1]:
+        sizes.append(log.stat().st_size)
+        assert len(sizes) < 200, "a run went on after its study had ended"
+        time.sleep(0.25)
 
 
 @pytest.mark.slow

@@ -38,10 +38,11 @@ from leanify.search.plan import Plan
 from leanify.search.redesign import redesign
 from leanify.sources import find
 from leanify.sources.find import ModelSource
+from leanify.training.preparation import model_on_meta
 from leanify.upstream.inputs import example_inputs
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 # bounds of a lean that a study trains all the same, the nearest first
 BEYOND_BOUNDS = ({"min_depth": 1}, {"min_depth": 1, "min_mlp": 1.0}, {"min_depth": 1, "min_mlp": 0.5})
@@ -161,7 +162,7 @@ class Designer:
         try:
             return self.plan_within_bounds
         except BudgetError:
-            depths = [stage.depth for stage in surgery.read(self._built(self.recipe.model)).stages]
+            depths = [stage.depth for stage in surgery.read(model_on_meta(self.recipe.model)).stages]
             return self.make_redesign(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
 
     @cached_property
@@ -189,10 +190,10 @@ class Designer:
         shape = surgery.read(model)
         if self._is_same_model(source):
             section = self.section(shape)
-            model = self._built(section)  # the recipe's inputs and classes may differ from the directory's
+            model = model_on_meta(section)  # the recipe's inputs and classes may differ from the directory's
         else:
             section = ModelSection(str(path.absolute()))
-            own, wanted = _signature(model), _signature(self._built(self.recipe.model))
+            own, wanted = _signature(model), _signature(model_on_meta(self.recipe.model))
             if own != wanted:
                 raise LeanifyError(
                     f"{path} is for another task than the recipe's model: its inputs and its output are {own}, those "
@@ -202,10 +203,6 @@ class Designer:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)  # a valid name for a folder of runs
         cost = counting.count(model, self.length)
         return PlannedDesign(name, section, **sizes, params=cost.params, macs=cost.macs, predicted=self.score(shape))
-
-    def _built(self, section: ModelSection) -> nn.Module:
-        """Build the recipe's model with this section, on meta."""
-        return find.build_on_meta(find.find(replace(self.recipe, model=section)))
 
     def score(self, shape: Architecture) -> float | None:
         """The ranking's score of a shape (lower is better); None if its stages differ from the recipe's model."""

@@ -95,7 +95,12 @@ def profile(
 
     # counted twice, by torch's counter and by fvcore
     counts = counting.count(model, tokens)
-    products, others, note = fvcore_macs(model, tokens)
+    products, others, cross_check = fvcore_macs(model, tokens)
+    if products is not None:
+        cross_check = COUNTERS_AGREE
+        if products != counts.macs:
+            share = products / max(counts.macs, 1) - 1
+            cross_check = f"torch's counter says {counts.macs:,} MACs, fvcore {products:,} ({share:+.2%})"
     predicted_bytes = None
     with suppress(UnsupportedModel, ShapeError):  # it runs as it was counted, but in no other mode or batch
         predicted_bytes = predict_training_bytes(model, batch_size, tokens, is_fused=place.type == "cuda")
@@ -132,7 +137,7 @@ def profile(
         macs=counts.macs,
         flops=2 * counts.macs,
         fvcore_macs=products,
-        cross_check=note or _agreement(counts.macs, products),
+        cross_check=cross_check,
         uncounted=others,
         weights_bytes=size,
         batch_size=batch_size,
@@ -167,8 +172,8 @@ def weights_bytes(model: nn.Module) -> int:
 # -- counting by a second opinion -------------------------------------------------------------------------------------
 
 
-def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
-    """fvcore's count of matrix products, with handles for fused attention; omitted operations; why it failed."""
+def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str]:
+    """fvcore's count of matrix products, with handles for fused attention; omitted operations; why it failed or ""."""
     # fvcore traces the model on meta, or in memory if that fails
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its import calls what torch now deprecates
@@ -194,7 +199,7 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
             reason = first_line(error)
             continue
         # matrix products alone, which is what both counters count
-        return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), uncounted_ops, None
+        return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), uncounted_ops, ""
     return None, [], f"fvcore could not trace the model: {reason}"
 
 
@@ -202,14 +207,6 @@ def attention_macs(inputs: list[Any], outputs: list[Any]) -> int:
     """MACs of softmax(q kᵀ) v: every query meets every key (q·k, d each) and every value (d_v each)."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
     return int(math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
-
-
-def _agreement(total_macs: int, products: int | None) -> str:
-    if products is None:
-        return "no second count"
-    if products == total_macs:
-        return COUNTERS_AGREE
-    return f"torch's counter says {total_macs:,} MACs, fvcore {products:,} ({products / max(total_macs, 1) - 1:+.2%})"
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
