@@ -197,8 +197,15 @@ def test_loss_matches_transformers(stories: Path) -> None:
 
 
 def test_run_learns_and_resumes_identically(stories: Path, tmp_path: Path) -> None:
+    """Its tokenizer is in Hugging Face's layout, and the run's own."""
+    from transformers import AutoTokenizer
+
     run = RunDirectory.open(training.train(at(stories), tmp_path / "run"))
     expected = final_state(run.path)
+    tokenizer, model = AutoTokenizer.from_pretrained(run.path), leanify.load(run.path)
+    assert tokenizer.tokenize("the old cat") == ["the", "old", "cat"]
+    inputs = tokenizer("the old [MASK] saw", return_tensors="pt", return_token_type_ids=False)
+    assert model(**inputs).shape[-1] == 300
     evaluated = [row for row in expected["rows"] if row["split"] == "validation"]
     assert evaluated[-1]["loss"] < evaluated[0]["loss"] < np.log(300)
     assert 0 < evaluated[-1]["accuracy"] < 100
@@ -212,18 +219,6 @@ def test_run_learns_and_resumes_identically(stories: Path, tmp_path: Path) -> No
     training.train(resume=run.path)
     assert final_state(run.path) == expected
     assert not list(cache.home().glob("tokenizers/wordpiece-*"))
-
-
-def test_tokenizer_has_huggingface_layout(stories: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    run = training.train(
-        at(stories, "schedule.tokens=600", "schedule.warmup=0", "schedule.cooldown=0"), tmp_path / "run"
-    )
-    found = AutoTokenizer.from_pretrained(run)
-    assert found.tokenize("the old cat") == ["the", "old", "cat"]
-    model = leanify.load(run)
-    assert model(**found("the old [MASK] saw", return_tensors="pt", return_token_type_ids=False)).shape[-1] == 300
 
 
 @pytest.mark.slow

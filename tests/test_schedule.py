@@ -51,9 +51,8 @@ def test_schedule_units_convert() -> None:
     assert steps_per_unit(ScheduleSection(8, steps=1), 7, 50, None) == 1
     budget = ScheduleSection(8, tokens=1280)
     assert build_rate(budget, OptimSection(1.0), steps_per_unit(budget, 7, 56, 16)).steps == 10
-    assert (
-        build_rate(budget, OptimSection(1.0), steps_per_unit(budget, 1, 4, 16)).steps == 20
-    )  # a text of less than a batch
+    short_text = build_rate(budget, OptimSection(1.0), steps_per_unit(budget, 1, 4, 16))  # less than a batch
+    assert short_text.steps == 20
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])

@@ -107,13 +107,16 @@ def test_bare_loop_finds_same_weights() -> None:
         (["schedule.batch_size=0"], RecipeError, "batch_size is below 1"),
         (["data.prefetch=0"], RecipeError, "prefetch is below 1"),
         (["run.compile=true", "run.compile_mode=reduce-overhead", "run.accumulate=2"], RecipeError, "overwrites"),
+        (['run.trackers=["wendb"]'], RecipeError, r"run\.trackers .*'wendb'"),
+        (["model.source=gpt2.py:Gpt2", "model.override=", "run.gradient_checkpointing=true"], RecipeError,
+         r"run\.gradient_checkpointing: Gpt2 has none"),
         (["data.holdout=1.5"], RecipeError, "a share"),
         (["data.samples=1"], DataError, "would be empty"),
         (["data.img_size=16"], RecipeError, "do not apply"),
         (["model.override.num_classes=9"], DataError, "9 outputs; --set model.override.num_classes=10"),
         (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
     ],
-)
+)  # fmt: skip
 def test_conflicting_settings_write_nothing(
     settings: list[str], error: type[Exception], words: str, tmp_path: Path
 ) -> None:

@@ -38,11 +38,9 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_logit_loss_matches_torch() -> None:
-    """It is torch's divergence of softened distributions."""
     mine, theirs = torch.randn(5, 7, 11), torch.randn(5, 7, 11)
-    wanted = torch.distributions.kl_divergence(
-        *(torch.distributions.Categorical(logits=logits / 3) for logits in (theirs, mine))
-    )
+    softened = [torch.distributions.Categorical(logits=logits / 3) for logits in (theirs, mine)]
+    wanted = torch.distributions.kl_divergence(*softened)
     torch.testing.assert_close(distillation.divergence(mine, theirs, 3.0), wanted)
 
 

@@ -68,31 +68,6 @@ def test_last_stories_validate(stories: Path) -> None:
     assert "as bytes" in words
 
 
-def test_tinystories_folder_has_own_splits(tmp_path: Path) -> None:
-    """A table has its own splits, too."""
-    (tmp_path / "train.txt").write_text(END.join(STORIES[:9]))
-    (tmp_path / "validation.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES[9:12]))
-    train, validation, *_ = corpora(DataSection("x", "causal-lm", str(tmp_path)), 16, 256)
-    assert bytes(train.ids).decode() == END.join(STORIES[:9])
-    assert bytes(validation.ids).decode() == END.join(STORIES[9:12])
-
-
-def test_table_formats_hold_equal_text(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"id": range(40), "text": STORIES}), tmp_path / "stories.parquet")
-    (tmp_path / "stories.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES))
-    found = [
-        corpora(DataSection("x", "causal-lm", str(tmp_path / f"stories.{kind}")), 16, 256)
-        for kind in ("parquet", "jsonl")
-    ]
-    assert bytes(found[0][0].ids) == bytes(found[1][0].ids)
-    (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="Parquet"):
-        corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
-
-
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize(
     ("column", "named"), [("text", ()), ("Tweet", ()), ("body", ()), ("headline", ()), ("lines", ("lines",))]
@@ -256,8 +231,16 @@ def test_bad_input_is_one_message(
         training.train(at(stories, *settings), tmp_path / "run")
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"", "no text"), (b"caf\xe9", "byte 3 is 0xe9"), (b"a", "0 tokens")])
-def test_non_text_file_is_named(content: bytes, words: str, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(content)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("text.txt", b"", "no text"),
+        ("text.txt", b"caf\xe9", "byte 3 is 0xe9"),
+        ("text.txt", b"a", "0 tokens"),
+        ("stories.parquet", b"PAR1 and no more", "Parquet"),
+    ],
+)
+def test_non_text_file_is_named(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=words):
-        training.train(at(tmp_path / "text.txt"), tmp_path / "run")
+        training.train(at(tmp_path / name), tmp_path / "run")

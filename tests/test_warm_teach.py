@@ -29,9 +29,10 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import heads
 from leanify.tasks import usual_settings
 from leanify.tasks.sentence_embedding import embed, pool
-from leanify.training import default_recipe, rates, teachers
+from leanify.training import default_recipe, rates
 from leanify.training import start as training
 from leanify.training.loop import Trainer
+from leanify.training.teachers import check_alike
 from leanify.upstream.libraries import import_transformers
 
 WORDS = ["a", "the", "good", "bad", "film", "was", "is", "great", "poor", "very", "story", "end", "long", "short"]
@@ -80,16 +81,17 @@ def train(
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def first_loss(home: Path, out: Path, weight: float, **names: str) -> float:
-    words = [f"distill.hidden_weight={weight}", "distill.layers=output", "schedule.epochs=1"]
+def first_loss(home: Path, out: Path, weight: float, layers: str, **names: str) -> float:
+    words = [f"distill.hidden_weight={weight}", f"distill.layers={layers}", "schedule.epochs=1"]
     rows = train(home, out, *words, **names).rows()
     return next(float(row["loss"]) for row in rows if row["split"] == "train")
 
 
-def test_states_of_tokens_add_their_weight(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", ["output", "even"])
+def test_hidden_states_add_their_weight(layers: str, home: Path, tmp_path: Path) -> None:
     """The teacher itself has nothing to learn; a student's loss grows evenly with the weight."""
-    assert first_loss(home, tmp_path / "own", 3.0, source="teacher") == pytest.approx(0, abs=1e-5)
-    none, one, three = (first_loss(home, tmp_path / f"run{weight}", weight) for weight in (0.0, 1.0, 3.0))
+    assert first_loss(home, tmp_path / "own", 3.0, layers, source="teacher") == pytest.approx(0, abs=1e-5)
+    none, one, three = (first_loss(home, tmp_path / f"run{weight}", weight, layers) for weight in (0.0, 1.0, 3.0))
     assert one > none
     assert three - none == pytest.approx(3 * (one - none), rel=1e-3)
 
@@ -156,6 +158,8 @@ def test_teacher_runs_once_and_resumes(home: Path, tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
     assert len(train(home, tmp_path / "other", "optim.lr=1e-3").rows()) == len(run.rows())
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
+    train(home, tmp_path / "taught", teacher="student")  # other weights, other files
+    assert len(list((cache.home() / "teachers").iterdir())) > len(kept)
 
 
 @pytest.mark.slow
@@ -168,13 +172,6 @@ def test_unused_pooler_blocks_no_process(home: Path, tmp_path: Path) -> None:
     assert "find_unused_parameters" not in said
     rows = list(zip(one.rows(), RunDirectory.open(tmp_path / "two").rows(), strict=True))
     assert [mine["loss"] for mine, _ in rows] == pytest.approx([theirs["loss"] for _, theirs in rows], abs=1e-4)
-
-
-def test_layers_learn_beside_embeddings(home: Path, tmp_path: Path) -> None:
-    run = train(home, tmp_path / "run", "distill.hidden_weight=1")
-    first = next(row["loss"] for row in run.rows() if row["split"] == "train")
-    alone = next(row["loss"] for row in train(home, tmp_path / "alone").rows() if row["split"] == "train")
-    assert first > alone
 
 
 def test_sentences_come_from_lines_or_pairs(home: Path, tmp_path: Path) -> None:
@@ -255,8 +252,6 @@ def test_teacher_kind_must_match(home: Path, tmp_path: Path) -> None:
     for size in (32, 48):
         drawn("ViTModel", **SHAPE, patch_size=8, image_size=size).save_pretrained(tmp_path / f"vit{size}")
     refused(home, tmp_path, RecipeError, "takes input_ids and the teacher", teacher=str(tmp_path / "vit32"))
-    from leanify.training.teachers import check_alike
-
     small, large = (leanify.load(tmp_path / f"vit{size}") for size in (32, 48))
     with pytest.raises(RecipeError, match="3 × 32 × 32 and the teacher large of 3 × 48 × 48"):
         check_alike(small, large, "large", None)
@@ -348,14 +343,6 @@ def test_truncated_cache_is_rebuilt(home: Path, tmp_path: Path, monkeypatch: pyt
     train(home, tmp_path / "second")
     assert {file: file.read_bytes() for file in kept} == kept
     assert final_state(tmp_path / "first") == final_state(tmp_path / "second")
-
-
-def test_file_name_identifies_embeddings(home: Path) -> None:
-    """By weights, pooling and tokens."""
-    first, second = (leanify.load(home / name) for name in ("teacher", "student"))
-    digests = [teachers.weights_digest(model) for model in (first, second, leanify.load(home / "teacher"))]
-    assert digests[0] != digests[1]
-    assert digests[0] == digests[2]
 
 
 def test_trained_weights_compete_with_originals(home: Path, tmp_path: Path) -> None:
