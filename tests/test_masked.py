@@ -21,7 +21,7 @@ from leanify.data.texts import tokenizers
 from leanify.data.texts.corpus import END
 from leanify.data.texts.masked import Masked, encode_text
 from leanify.runs.run_directory import RunDirectory
-from leanify.tasks import masked_lm
+from leanify.tasks import language_modelling as masked_lm
 from leanify.training import loop
 from leanify.training import start as training
 

@@ -11,8 +11,7 @@ from test_compare_page import study as study  # a study that is trained by nobod
 
 from leanify.comparison import learning
 from leanify.core import recipe as recipes
-from leanify.tasks.causal_lm import CausalLm
-from leanify.tasks.masked_lm import MaskedLm
+from leanify.tasks.language_modelling import CausalLm, MaskedLm
 from leanify.tasks.references import Linear, Mean, trivial
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.training.reference import score_reference

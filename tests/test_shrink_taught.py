@@ -19,7 +19,7 @@ from leanify.core.recipe import DistillSection
 from leanify.data.samples import IGNORED, Selection
 from leanify.data.texts.corpus import Corpus
 from leanify.shrinking.taught import TaughtSamples, taught_tokens
-from leanify.tasks.causal_lm import CausalLm
+from leanify.tasks.language_modelling import CausalLm
 from leanify.training.distillation import TAUGHT, distill
 from leanify.training.engine import build_accelerator
 from leanify.vocabulary.closure import RankedTokens

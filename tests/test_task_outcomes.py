@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED
 from leanify.tasks import Task, merge_tallies, outcomes
-from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
-from leanify.tasks.masked_lm import MaskedLm, _max_targets
-from leanify.tasks.regression import Regression
+from leanify.tasks.language_modelling import CausalLm, MaskedLm, _max_targets
+from leanify.tasks.regression import Regression, TextRegression
 from leanify.tasks.sentence_embedding import SentenceEmbedding
-from leanify.tasks.text_regression import TextRegression
 
 
 class Says(nn.Module):

@@ -18,10 +18,10 @@ IMAGES, SENTENCES = "data.images.folder", "data.texts.own_texts"
 TASKS: Mapping[str, TaskFiles] = {
     "classification": TaskFiles("classification", IMAGES),
     "text-classification": TaskFiles("classification", SENTENCES),
-    "text-regression": TaskFiles("text_regression", SENTENCES),
+    "text-regression": TaskFiles("regression", SENTENCES),
     "pair-classification": TaskFiles("classification"),
-    "masked-lm": TaskFiles("masked_lm", "data.texts.masked"),
-    "causal-lm": TaskFiles("causal_lm", "data.texts.corpus"),
+    "masked-lm": TaskFiles("language_modelling", "data.texts.masked"),
+    "causal-lm": TaskFiles("language_modelling", "data.texts.corpus"),
     "regression": TaskFiles("regression"),
     "sentence-embedding": TaskFiles("sentence_embedding", "data.texts.sentences"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
-from leanify.tasks import UsualSettings, answer, mean
+from leanify.tasks import Tally, UsualSettings, answer, mean
 from leanify.tasks.references import Linear
 
 USUAL = UsualSettings(
@@ -105,7 +104,7 @@ class Classification:
     def count(self, targets: Tensor) -> int:
         return len(targets)
 
-    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
         logits = answer(model, inputs)
         top = logits.topk(min(5, logits.shape[1])).indices
         best = top == targets[:, None]
@@ -118,7 +117,7 @@ class Classification:
             "count": torch.ones_like(targets),
         }
 
-    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Tally) -> dict[str, float]:
         """Mean loss in nats, and in per cent top-1, and top-5 if there are more than five classes.
 
         With ``is_unbalanced``, also the macro-F1: the mean over classes of the harmonic mean of precision and recall.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Inputs, Splits
 from leanify.sources.heads import Dense, Pooling
-from leanify.tasks import UsualSettings, get_hidden, mean
+from leanify.tasks import Tally, UsualSettings, get_hidden, mean
 from leanify.tasks.references import Mean
 
 USUAL = UsualSettings(
@@ -40,10 +38,10 @@ class SentenceEmbedding:
     def count(self, targets: Tensor) -> int:
         return len(targets)
 
-    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
         return {"cosine": self._cosines(model, inputs, targets), "count": torch.ones(len(targets))}
 
-    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Tally) -> dict[str, float]:
         """The mean loss and the mean cosine similarity."""
         cosine = mean(tally, "cosine")
         return {"loss": 1 - cosine, "cosine": cosine}

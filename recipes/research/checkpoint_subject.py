@@ -23,8 +23,8 @@ from leanify.layouts.faults import Faults
 from leanify.shrinking.original import resolve
 from leanify.sources.heads import read_pooling
 from leanify.tasks import answer
+from leanify.tasks.regression import correlation
 from leanify.tasks.sentence_embedding import embed
-from leanify.tasks.text_regression import correlation
 from leanify.training.preparation import data_section
 
 SCORES = {  # what the score of a task is called in the table; more is better

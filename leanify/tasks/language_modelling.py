@@ -1,9 +1,8 @@
-"""Masked language modelling."""
+"""Language modelling: of the next token, and of masked ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,14 +12,18 @@ from torch import Tensor, nn
 from leanify.core.errors import RecipeError
 from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import IGNORED, Inputs, Splits
-from leanify.tasks import UsualSettings, get_logits, mean
+from leanify.tasks import Tally, Task, UsualSettings, answer, get_logits, mean
 from leanify.tasks.references import Grams
 from leanify.upstream.inputs import takes_chosen
 
-USUAL = UsualSettings("a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0))
+USUAL = UsualSettings(  # a teacher's distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
+    "a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0)
+)
 
 
-def task(recipe: TrainingRecipe, splits: Splits) -> MaskedLm:
+def task(recipe: TrainingRecipe, splits: Splits) -> Task:
+    if recipe.data.task == "causal-lm":
+        return CausalLm(recipe.optim.label_smoothing, splits.bytes_per_target)
     return MaskedLm(recipe.optim.label_smoothing, _max_targets(splits))
 
 
@@ -29,6 +32,43 @@ def _max_targets(splits: Splits) -> int | None:
     parts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
     counts = [int(part.max()) for part in parts if part is not None]
     return max(counts) if len(counts) == len(parts) else None
+
+
+class CausalLm:
+    """Next-token prediction: cross-entropy, perplexity, bits per byte."""
+
+    metric, sign, best, unit = "loss", -1, 0.0, "nats per token"
+    mean_column = ("loss", 1.0)
+
+    def __init__(self, smoothing: float, bytes_per_target: float | None) -> None:
+        self.smoothing, self.bytes_per_target = smoothing, bytes_per_target
+        self.reference = Grams(is_masked=False)
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """input_ids and targets (B, N) → the loss summed over targets"""
+        return self._nats(model, inputs, targets, self.smoothing).sum()
+
+    def _nats(self, model: nn.Module, inputs: Inputs, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """→ the loss of every position, (B, N)"""
+        logits = answer(model, inputs)
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none"
+        )
+        return loss.view_as(targets)
+
+    def count(self, targets: Tensor) -> Tensor:
+        return (targets != IGNORED).sum()
+
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
+        return {"loss": self._nats(model, inputs, targets).sum(1), "count": (targets != IGNORED).sum(1)}
+
+    def metrics(self, tally: Tally) -> dict[str, float]:
+        """Mean loss in nats per token, perplexity, and bits per byte (by the split's bytes per token)."""
+        loss = mean(tally, "loss")
+        report = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        if self.bytes_per_target:
+            report["bits_per_byte"] = loss / math.log(2) / self.bytes_per_target
+        return report
 
 
 class MaskedLm:
@@ -75,7 +115,7 @@ class MaskedLm:
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
 
-    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+    def tally_batch(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
         logits, tokens, rows = self._predictions(model, inputs, targets)
         losses = F.cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
         none = torch.zeros(len(targets), device=losses.device)
@@ -85,7 +125,7 @@ class MaskedLm:
             "count": (targets != IGNORED).sum(1),
         }
 
-    def metrics(self, tally: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, tally: Tally) -> dict[str, float]:
         """Mean loss in nats per masked token, perplexity, and accuracy in per cent."""
         loss, right = (mean(tally, name) for name in ("loss", "right"))
         return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": 100 * right}
