@@ -105,7 +105,7 @@ READERS = {  # modules besides core/files/reading.py that open files by name, an
     "data/texts/corpus.py": "Python's own library",
     "exporting/export.py": "what was written a moment ago",
     "core/machine.py": "the kernel's own files",
-    "runs/shards.py": "what was written a moment ago",
+    "runs/checkpoint_writing.py": "what was written a moment ago",
     "search/published.py": PACKAGED,
     "sources/names.py": "an installed library's own files",
     "shrinking/folder.py": "the lock of a folder, which is not read",

@@ -1,9 +1,10 @@
-"""Write a checkpoint: complete and synced, or not at all."""
+"""Write a checkpoint: complete and synced, or not at all; and write and read its sharded part."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from leanify.core.errors import TrainingError
 from leanify.core.files import writing
 from leanify.core.files.reading import Crc32
-from leanify.runs.checkpoints import CARD, STATE, WEIGHTS, is_removable
+from leanify.runs.checkpoints import CARD, SHARDS, STATE, WEIGHTS, is_removable
 
 CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
 DTYPES = {  # safetensors' names, in the order in which it lays tensors out: widest dtype first
@@ -42,7 +45,7 @@ def write(
     """
     # a hidden folder, renamed when it is complete; one left by a killed process is removed first
     folder = target.with_name(f".{target.name}")
-    is_main = shards is None or torch.distributed.get_rank() == 0
+    is_main = shards is None or dist.get_rank() == 0
     digests: dict[str, str] = {}
     if is_main:
         if is_removable(folder):  # of a process that was killed
@@ -51,8 +54,6 @@ def write(
     try:
         # every process writes its rows of the sharded tensors
         if shards is not None:
-            from leanify.runs.shards import write_shards
-
             digests = write_shards(folder, shards)
         # the first process writes the rest, with checksums taken while the bytes are written
         if is_main:
@@ -70,7 +71,7 @@ def write(
         raise
     # every process waits until the checkpoint is complete
     if shards is not None:
-        torch.distributed.barrier()
+        dist.barrier()
 
 
 @contextmanager
@@ -142,3 +143,48 @@ def write_tensors(tensors: Mapping[str, Tensor], file: HashedFile) -> None:
     for name in names:
         if tensors[name].numel():
             file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())
+
+
+# -- the sharded part: STEP/shards/shard-RANK-….safetensors has one process's rows of every tensor, and any number of
+# processes can read them. torch's own format would store its metadata as a pickle, which could run code.
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write each process's rows into a folder that the first one made. → the SHA-256 of all files by name"""
+    dcp, place = _import_dcp(), folder / SHARDS
+    dist.barrier()
+    dcp.save(dict(tensors), storage_writer=dcp.HuggingFaceStorageWriter(str(place), save_distributed=True))
+    digests = {}
+    for path in sorted(place.glob(f"shard-{dist.get_rank() + 1:05d}-*")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            digests[f"{SHARDS}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()
+
+    # the first process writes them all into the checkpoint's card
+    digests_by_rank: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(digests_by_rank, digests)
+    all_digests: dict[str, str] = {}
+    for part in digests_by_rank:
+        all_digests |= part
+    return all_digests
+
+
+def shard_sizes(folder: Path) -> dict[str, torch.Size]:
+    """The full shapes of the tensors saved under ``folder``, by name."""
+    metadata = _import_dcp().HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
+    return {name: entry.size for name, entry in metadata.items()}
+
+
+def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors in place: full tensors, or this process's rows of sharded ones."""
+    dcp = _import_dcp()
+    reader = dcp.HuggingFaceStorageReader(str(folder / SHARDS))
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+def _import_dcp() -> Any:
+    import torch.distributed.checkpoint as dcp  # slow, and needed for sharded models alone
+
+    if not hasattr(dcp, "HuggingFaceStorageReader"):
+        raise TrainingError(f"sharded checkpoints need torch 2.9 or later; installed is {torch.__version__}")
+    return dcp

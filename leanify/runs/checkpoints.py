@@ -2,7 +2,7 @@
 
     STEP/model.safetensors   the weights used for evaluation and loading (the averaged ones with EMA)
     STEP/state.pt            the rest of the training state: optimiser moments, raw weights under EMA
-    STEP/shards/             the same for a sharded model, one file of rows per process (see `shards`)
+    STEP/shards/             the same for a sharded model, one file of rows per process (see `checkpoint_writing`)
     STEP/checkpoint.json     metrics, the length of metrics.jsonl, and a checksum of every file
 
 Checksums are taken as the bytes are written, in one pass: SHA-256 of weights, CRC-32 of the rest, in place of

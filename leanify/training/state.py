@@ -1,6 +1,6 @@
 """The tensors and sums of a training that its checkpoints hold, and the thread that writes them.
 
-One process writes all of them; processes with a sharded model write their rows in parallel (`runs.shards`).
+One process writes all of them; processes with a sharded model write their rows in parallel (`runs.checkpoint_writing`).
 Either kind is read by any number of processes, sharded or not.
 """
 
@@ -22,7 +22,7 @@ from leanify.core import machine
 from leanify.core.errors import DirectoryError
 from leanify.core.files.reading import preview
 from leanify.core.files.tensor_files import open_tensors
-from leanify.runs import shards
+from leanify.runs.checkpoint_writing import read_shards, shard_sizes
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.training import sharding
 from leanify.upstream.libraries import reraise_as
@@ -129,7 +129,7 @@ class TrainingState:
 
         # the moments are not there before the first step: make empty ones to read into
         state: dict[int, dict[str, Tensor]] = {}
-        for path, size in shards.sizes(folder).items():
+        for path, size in shard_sizes(folder).items():
             if path.startswith("optimizer/"):
                 name, _, key = path.removeprefix("optimizer/").rpartition("/")
                 parameter = parameters[name].detach()
@@ -137,7 +137,7 @@ class TrainingState:
                 state.setdefault(numbers[id(parameters[name])], {})[key] = tensors[path]
 
         # read in place, then hand the moments to the optimiser
-        shards.read(folder, tensors)
+        read_shards(folder, tensors)
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
