@@ -96,7 +96,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool,
     out = console(width=120)
     if is_search or not out.is_terminal:
         longest = max(len(_name(model)) for model in models)
-        rows = [(f"{_name(model):{longest}}  {model['status']:9}", _describe(model, explain)) for model in models]
+        rows = [(f"{_name(model):{longest}}  {model['status']:9}", describe(model, explain)) for model in models]
         if out.is_terminal:  # models with the same reason share it
             groups: dict[str, list[str]] = {}
             for name, notes in rows:
@@ -128,7 +128,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], is_search: bool,
         print_next(f"leanify redesign {_name(first)}")
 
 
-def _describe(model: dict[str, Any], explain: bool) -> str:
+def describe(model: dict[str, Any], explain: bool) -> str:
     """The reason for a refusal, or the options that a model needs; with ``explain`` also the untested laws."""
     reason = model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ")
     notes = [reason.lstrip()]
