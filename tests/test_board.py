@@ -15,6 +15,7 @@ from leanify.cli import app
 from leanify.cli.screen import Screen
 from leanify.cli.study_tables import Board, render_study
 from leanify.comparison import comparing as studies
+from leanify.comparison import planning
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core.errors import LeanifyError
@@ -26,8 +27,8 @@ FIRST, SECOND = Key("baseline", 0), Key("narrow", 0)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     """A study of two designs and two seeds, none of which has run."""
     where = tmp_path_factory.mktemp("board")
-    request = studies.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2, rates=(1.0,))
-    return studies.open_folder(request, where / "study")
+    request = planning.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2, rates=(1.0,))
+    return planning.open_folder(request, where / "study")
 
 
 def outcome(folder: StudyFolder, status: str, **values: Any) -> Outcome:

@@ -15,7 +15,7 @@ from studies import NARROW, outcomes, recipe_file
 
 import leanify
 from leanify.comparison import comparing as studies
-from leanify.comparison import runner, warm_start, worker
+from leanify.comparison import planning, runner, warm_start, worker
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan
 from leanify.core import recipe as recipes
@@ -56,9 +56,9 @@ def test_engines_give_equal_results(engine: str, tmp_path: Path, monkeypatch: py
     """Without Slurm submitit starts its jobs as processes here; Ray makes a cluster of this machine."""
     package = pytest.importorskip(runner.PACKAGES[engine], reason="an extra")
     monkeypatch.setattr(runner, "check_engine", lambda name: package)
-    request = studies.Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
+    request = planning.Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
     for name, place in (("local", "here"), (engine, "there")):
-        folder = studies.open_folder(request, tmp_path / place)
+        folder = planning.open_folder(request, tmp_path / place)
         with runner.open_engine(name, folder, 2) as runs:
             studies.train_all(folder, runs)
     assert len(outcomes(tmp_path / "there")) >= 10  # of 2 designs: 3 trials of rates and 2 seeds each, or more rates
@@ -78,8 +78,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_designs_share_start_and_teacher(trained: Path, tmp_path: Path) -> None:
     """The baseline takes them as they are, others carried over; every seed of a design has the same start."""
     file = str(recipe_file(tmp_path))
-    request = studies.Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
-    folder = studies.open_folder(request, tmp_path / "s")
+    request = planning.Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
+    folder = planning.open_folder(request, tmp_path / "s")
     warm_start.prepare(folder)
     old, kept, carried = (leanify.load(path) for path in (trained, folder.start("baseline"), folder.start("narrow")))
     assert all(torch.equal(a, b) for a, b in zip(old.state_dict().values(), kept.state_dict().values(), strict=True))
@@ -88,12 +88,12 @@ def test_designs_share_start_and_teacher(trained: Path, tmp_path: Path) -> None:
         recipe = folder.run_recipe(key)
         assert (recipe.model.source, recipe.run.seed) == (str(folder.start(key.design)), key.seed)
         assert recipe.distill.teacher == str(trained)
-    cold = studies.make_plan(replace(request, weights=None))
+    cold = planning.make_plan(replace(request, weights=None))
     assert not {cold.fingerprint(key) for key in cold.runs()} & {folder.plan.fingerprint(key) for key in cold.runs()}
     with pytest.raises(RecipeError, match=r"weights: .*run → random"):
-        studies.open_folder(replace(request, weights=None), tmp_path / "s")
+        planning.open_folder(replace(request, weights=None), tmp_path / "s")
     with pytest.raises(LeanifyError, match="has no weights"):
-        studies.open_folder(replace(request, weights="vit_tiny_patch16_224"), tmp_path / "t")
+        planning.open_folder(replace(request, weights="vit_tiny_patch16_224"), tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 

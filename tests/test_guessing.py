@@ -12,6 +12,7 @@ from studies import RECIPE
 
 import leanify
 from leanify.comparison import comparing as studies
+from leanify.comparison import planning
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
@@ -98,8 +99,8 @@ def test_validation_text_is_held_out(tmp_path: Path) -> None:
 
 
 def test_identical_failures_stop_the_study(tmp_path: Path) -> None:
-    request = studies.Request(recipes.parse(RECIPE), designs=("baseline", "narrow=depth:2,heads:3,mlp:16"), seeds=2)
-    folder = StudyFolder.create(tmp_path / "s", studies.make_plan(request))
+    request = planning.Request(recipes.parse(RECIPE), designs=("baseline", "narrow=depth:2,heads:3,mlp:16"), seeds=2)
+    folder = StudyFolder.create(tmp_path / "s", planning.make_plan(request))
     keys = list(folder.plan.runs())
 
     def failed(key: Key, reason: str) -> None:

@@ -18,7 +18,7 @@ from runs import DIGITS
 from leanify.cli import COMMANDS
 from leanify.cli.output import entries, print_table, table
 from leanify.cli.screen import print_end
-from leanify.comparison import comparing as studies
+from leanify.comparison import planning
 from leanify.comparison.tables import interval
 from leanify.core import recipe as recipes
 from leanify.core import units
@@ -179,7 +179,7 @@ def test_proposed_study_can_be_planned(depth: int, line: str, tmp_path: Path, ca
     print_end(RunDirectory.open(training.train(short, tmp_path / "run")), "digits")
     assert capsys.readouterr().out.splitlines()[-1].strip() == line
     chosen = line.removeprefix("leanify compare").strip() or None
-    assert studies.make_plan(studies.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
+    assert planning.make_plan(planning.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
 
 
 def test_spectra_of_models_are_separate() -> None:

@@ -21,7 +21,7 @@ import leanify
 from leanify.cli import app
 from leanify.cli.predict import _print
 from leanify.cli.show import _build, _read_shape
-from leanify.comparison import comparing as study
+from leanify.comparison import planning
 from leanify.comparison.folder import find_studies
 from leanify.core import recipe as recipes
 from leanify.core.path_kinds import is_study
@@ -256,8 +256,8 @@ def test_resume_command_can_be_typed(done: Path, tmp_path: Path, monkeypatch: An
 
 
 def test_study_hides_its_runs(done: Path, tmp_path: Path) -> None:
-    request = study.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))
-    folder = study.open_folder(request, tmp_path / "mine")
+    request = planning.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))
+    folder = planning.open_folder(request, tmp_path / "mine")
     key = next(iter(folder.plan.runs()))
     shutil.copytree(done, folder.run(key))
     (found,) = find_studies(tmp_path)

@@ -16,7 +16,7 @@ from zoo import tiny, widths
 from zoo.running import LawBroken
 
 import leanify
-from leanify.comparison import comparing
+from leanify.comparison import planning
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.verdicts import question_margins
 from leanify.core import recipe as recipes
@@ -164,7 +164,7 @@ def test_ignored_argument_is_refused(tmp_path: Path) -> None:
 
 def test_study_asks_a_third_question(tmp_path: Path) -> None:
     designs = ("baseline", "lean", "control", "narrow")
-    plan = comparing.make_plan(comparing.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1)))
+    plan = planning.make_plan(planning.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1)))
     assert plan.rivals == ("control", "narrow")
     assert list(question_margins(plan, 1.0)) == ["baseline", "control", "narrow"]
     lean, narrow = plan.design("lean"), plan.design("narrow")
@@ -177,8 +177,8 @@ def test_study_asks_a_third_question(tmp_path: Path) -> None:
 
 def test_shape_called_narrow_is_no_rival() -> None:
     designs = ("baseline", "lean", "narrow=depth:2,heads:4")
-    request = comparing.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1))
-    assert comparing.make_plan(request).rivals == ()
+    request = planning.Request(STUDY, designs=designs, target_params=0.7, seeds=(0, 1))
+    assert planning.make_plan(request).rivals == ()
 
 
 def test_pinned_width_is_the_budget() -> None:

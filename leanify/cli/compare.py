@@ -104,6 +104,7 @@ def compare(
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
         from leanify.comparison import comparing as studies
+        from leanify.comparison import planning
         from leanify.comparison.designs import parse_sweep, split_names
         from leanify.comparison.folder import REPORT
         from leanify.comparison.rates import parse
@@ -114,7 +115,7 @@ def compare(
     check_engine(engine)
     if jobs is None:
         jobs = 2 if recipe is None else 1
-    request = studies.Request(
+    request = planning.Request(
         recipe=recipe,
         target_params=target_params,
         seeds=seeds,
@@ -134,14 +135,14 @@ def compare(
     # predict the cost
     if dry_run:
         with progress("pricing the designs and timing a few steps of each", None):
-            prediction = studies.forecast(request)
+            prediction = planning.forecast(request)
         command = typed_without("--dry-run")
         return show(kind, prediction, prediction["designs"], lambda: study_tables.render_forecast(prediction, command))
 
     # train the runs that the folder lacks
     with progress("planning the study", None):
         runs_here = engine == "local" and not report
-        folder = studies.open_folder(request, output, runs_here, announces=runs_here)
+        folder = planning.open_folder(request, output, runs_here, announces=runs_here)
     if not report:
         if retry:
             folder.forget_failures()

@@ -29,7 +29,7 @@ from leanify.core.terminal import note
 from leanify.core.units import format_sizes
 from leanify.profiling import counting
 from leanify.profiling.cost import read_shape
-from leanify.profiling.forward import Countable, call, disable_gradients
+from leanify.profiling.forward import signature
 from leanify.reshaping import surgery
 from leanify.reshaping.width import differs_in_width
 from leanify.search import alternatives
@@ -39,7 +39,6 @@ from leanify.search.redesign import redesign
 from leanify.sources import find
 from leanify.sources.find import ModelSource
 from leanify.training.preparation import model_on_meta
-from leanify.upstream.inputs import example_inputs
 
 if TYPE_CHECKING:
     pass
@@ -193,7 +192,7 @@ class Designer:
             model = model_on_meta(section)  # the recipe's inputs and classes may differ from the directory's
         else:
             section = ModelSection(str(path.absolute()))
-            own, wanted = _signature(model), _signature(model_on_meta(self.recipe.model))
+            own, wanted = signature(model), signature(model_on_meta(self.recipe.model))
             if own != wanted:
                 raise LeanifyError(
                     f"{path} is for another task than the recipe's model: its inputs and its output are {own}, those "
@@ -309,13 +308,3 @@ def _sizes(text: str, value: str) -> int | list[int]:
     if min(numbers) < 1:
         raise ShapeError(f"{text!r} has a size below 1; sizes must be at least 1")
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-    """Return the shapes of a model's inputs, by name, and of its first output, for one sample."""
-    inputs = example_inputs(model, 1, device="meta")
-    with disable_gradients(model), Countable():
-        outputs: Any = call(model, inputs)
-    if not hasattr(outputs, "shape"):
-        outputs = next(value for value in outputs.values() if hasattr(value, "shape"))
-    return {name: tuple(value.shape) for name, value in inputs.items()}, tuple(outputs.shape)

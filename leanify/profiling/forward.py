@@ -38,6 +38,16 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     return model(inputs["x"]) if set(inputs) == {"x"} and get_example(model) is None else model(**inputs)
 
 
+def signature(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """The shapes of a meta model's inputs, by name, and of its first output, for one sample."""
+    inputs = example_inputs(model, 1, device="meta")
+    with disable_gradients(model), Countable():
+        outputs: Any = call(model, inputs)
+    if not hasattr(outputs, "shape"):
+        outputs = next(value for value in outputs.values() if hasattr(value, "shape"))
+    return {name: tuple(value.shape) for name, value in inputs.items()}, tuple(outputs.shape)
+
+
 class Positional(nn.Module):
     """A model for tracers: it takes inputs by position and returns the tensors that ``select`` takes."""
 
