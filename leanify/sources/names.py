@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from leanify.core import recipe
 from leanify.core.errors import SourceError
+from leanify.core.files.reading import preview
 from leanify.core.recipe_code import is_code
 from leanify.upstream.libraries import first_line, import_transformers
 
@@ -30,6 +31,7 @@ HUB = (  # the hub's well-known models without a slash, as suggestions
 )  # fmt: skip
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # tried in order to complete a timm family's name
 CLOSE = 0.85  # likeness above which a name is taken for a misspelt one
+CONFIGURATIONS = "models/*/configuration_*.py"  # a file of transformers for each of its models
 KINDS = "timm model, transformers model type, recipe, hub id or path"
 
 
@@ -80,10 +82,7 @@ def complete_name(source: str, name: str) -> str:
             raise SourceError(f"{source[:200]!r} is not a {KINDS}; did you mean {' or '.join(similar)}?")
         members = sorted((one for one in names if one.startswith(bare)), key=standard_first)
     if members:
-        member_list = ", ".join(members[:8])
-        if len(members) > 8:
-            member_list += f", … ({len(members)} in all)"
-        raise SourceError(f"{source!r} is ambiguous: timm has {member_list}")
+        raise SourceError(f"{source!r} is ambiguous: timm has {preview(members, 8)}")
     # else a message with the nearest names of every kind
     if source.startswith("timm/"):
         raise SourceError(unknown_name(source, bare, sorted(names)))
@@ -121,14 +120,13 @@ def _registered() -> frozenset[str]:
 @cache
 def model_types() -> list[str]:
     """transformers' model types: its folders, and the types of parts that its configurations name."""
-    names = _find_all("transformers", "models/*/configuration_*.py", r'^    model_type(?:: str)? = "([\w.-]+)"')
-    return sorted({*names, *(path.parent.name for path in _files("transformers", "models/*/configuration_*.py"))})
+    names = _find_all("transformers", CONFIGURATIONS, r'^    model_type(?:: str)? = "([\w.-]+)"')
+    return sorted({*names, *(path.parent.name for path in _files("transformers", CONFIGURATIONS))})
 
 
 def is_model_type(name: str) -> bool:
     """Whether transformers has a folder of this name: the models themselves, without their parts."""
-    folders = {path.parent.name for path in _files("transformers", "models/*/configuration_*.py")}
-    return name.replace("-", "_") in folders
+    return name.replace("-", "_") in {path.parent.name for path in _files("transformers", CONFIGURATIONS)}
 
 
 def _find_all(package: str, pattern: str, expression: str) -> set[str]:
@@ -191,10 +189,10 @@ def config_on_hub(name: str) -> dict[str, Any]:
         )
     except Exception as error:  # the hub client raises from several libraries
         why = (
-            "did not serve it: " + first_line(error) if hub_answers() else "cannot be reached: this machine is offline"
+            f"did not serve it: {first_line(error)}" if hub_answers() else "cannot be reached: this machine is offline"
         )
-        similar = similar_paths(name)
-        hint = f" (similar: {', '.join(similar)})" if similar else ""
+        similar = ", ".join(similar_paths(name))
+        hint = f" (similar: {similar})" if similar else ""
         raise SourceError(f"there is no file or directory {name!r}{hint}, and the Hugging Face hub {why}") from error
     # timm's models on the hub are opened by timm
     if "model_type" not in config or config["model_type"] == "timm_wrapper":
@@ -214,10 +212,7 @@ def download_file(name: str, file: str) -> Path | None:
 
 
 def snapshot(name: str, patterns: Iterable[str]) -> Path:
-    """The folder in the hub's cache that has a model's files of these patterns, fetched where the hub answers.
-
-    The hub client raises from several libraries.
-    """
+    """The folder in the hub's cache that has a model's files of these patterns, fetched where the hub answers."""
     from huggingface_hub import snapshot_download
 
     repository, revision = split_revision(name)

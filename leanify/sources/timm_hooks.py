@@ -92,10 +92,10 @@ def describe_when_saving(module: ModuleType) -> None:  # timm.models._hub
     @functools.wraps(save)
     def save_config_for_hf(model: Any, config_path: Any, *positional: Any, **named: Any) -> None:
         from leanify.sources.source import describe
-        from leanify.upstream.origin import is_stamped
+        from leanify.upstream.origin import get_record
 
         # a model that leanify did not build is timm's to describe
-        if not is_stamped(model):
+        if not get_record(model).is_stamped:
             save(model, config_path, *positional, **named)
             return
         # for the time of the call, the name and arguments that build this shape

@@ -77,7 +77,6 @@ def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dic
             f"first axis of the inputs given: give inputs of {batch} samples, or ask for no other batch"
         )
 
-    # repeat and cut every tensor with an axis of samples
     def resized(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dim() and value.shape[0] == length:
             return value.repeat(-(-batch // length), *(1 for _ in value.shape[1:]))[:batch]
@@ -91,9 +90,3 @@ def resize_batch(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dic
 def infer_batch_size(inputs: Mapping[str, Any] | None) -> int | None:
     """The number of samples in an example: the length of its first tensor's first axis; None without tensors."""
     return next((len(value) for _, value in named_tensors(inputs or {}) if value.dim()), None)
-
-
-def describe_example(inputs: Mapping[str, Any]) -> str:
-    """Describe an example: "x 2 × 3 × 32 × 32, as given"."""
-    parts = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in named_tensors(inputs)]
-    return f"{', '.join(parts)}, as given"

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.upstream.build import NothingToDraw
-from leanify.upstream.example_inputs import Given, describe_example, resize_batch
+from leanify.upstream.example_inputs import Given, named_tensors, resize_batch
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
 from leanify.upstream.origin import get_example, get_origin, is_hf, text_config
 from leanify.upstream.spelling import longest_context
@@ -309,7 +309,8 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 def describe_inputs(inputs: dict[str, Tensor]) -> str:
     """Describe one sample, such as "224 × 224 image" or "512 token ids"; masks and grids are not mentioned."""
     if isinstance(inputs, Given):
-        return describe_example(inputs)
+        parts = [f"{name} {' × '.join(map(str, x.shape)) or 'a number'}" for name, x in named_tensors(inputs)]
+        return f"{', '.join(parts)}, as given"
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
     parts = []

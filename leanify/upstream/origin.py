@@ -90,11 +90,6 @@ def set_origin(model: nn.Module, origin: Origin | None) -> None:
     note_fact(model, origin=origin, is_stamped=True)
 
 
-def is_stamped(model: nn.Module) -> bool:
-    """Whether leanify built or reshaped this model."""
-    return get_record(model).is_stamped
-
-
 def get_origin(model: Any) -> Origin | None:
     """How upstream built this model, by leanify's stamp or the library's record; None for any other module."""
     record = get_record(model)

@@ -31,10 +31,10 @@ from leanify.core.files import cache, writing
 from leanify.core.files.reading import read_bytes
 from leanify.upstream.example_inputs import give
 from leanify.upstream.libraries import format_error
-from leanify.upstream.origin import Origin, is_stamped, set_origin
+from leanify.upstream.origin import Origin, get_record, set_origin
 
 LIBRARY, LIVE = "module", "live"
-ALLOWED_SOURCES: set[str] = set()
+ALLOWED_SOURCES: set[tuple[str, str]] = set()  # names and digests
 MODEL, DATA = "this model is built by", "this data is read by"
 HOW_TO_NAME = {  # the line that names code, by its purpose
     MODEL: "leanify profile {name}, or leanify.load({name!r})",
@@ -50,7 +50,7 @@ def parse_module_source(text: str) -> Origin:
     origin = origin_of_code(text)
     if is_shipped(origin):
         return origin
-    ALLOWED_SOURCES.add(_key(origin))
+    ALLOWED_SOURCES.add((origin.name, origin.cls))
     record = _record(origin)
     with suppress(OSError):  # without a cache it holds for this process
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -140,7 +140,7 @@ def build(origin: Origin, device: str) -> nn.Module:
         if inputs is not None:
             give(model, inputs)
         model.eval()
-    if not is_stamped(model):
+    if not get_record(model).is_stamped:
         set_origin(model, origin)
     return copy_to_meta(model) if device == "meta" else model
 
@@ -211,7 +211,7 @@ def _check(origin: Origin, what: str) -> None:
     # named, as it is now or as it was when the model was written
     now = origin_of_code(origin.name)
     versions = [version for version in (origin, now) if version.cls]
-    if not any(_key(version) in ALLOWED_SOURCES or _record(version).is_file() for version in versions):
+    if not any((one.name, one.cls) in ALLOWED_SOURCES or _record(one).is_file() for one in versions):
         raise SourceError(
             f"{what} code, {origin.name}, which was not named here before, so it was not run. If you trust the file, "
             f"name it once: {HOW_TO_NAME[what].format(name=origin.name)}"
@@ -225,12 +225,9 @@ def _check(origin: Origin, what: str) -> None:
         )
 
 
-def _key(origin: Origin) -> str:
-    return hashlib.sha256(f"{origin.name}\n{origin.cls}".encode()).hexdigest()
-
-
 def _record(origin: Origin) -> Path:
-    return cache.home() / "named-code" / f"{_key(origin)}.json"
+    digest = hashlib.sha256(f"{origin.name}\n{origin.cls}".encode()).hexdigest()
+    return cache.home() / "named-code" / f"{digest}.json"
 
 
 def copy_to_meta(model: nn.Module) -> nn.Module:

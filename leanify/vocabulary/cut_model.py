@@ -19,7 +19,7 @@ from leanify.core.errors import ShapeError, UnsupportedModel
 from leanify.sources.side_files import side_file_folder
 from leanify.upstream.build import build_model
 from leanify.upstream.on_disk import deep_copy, place
-from leanify.upstream.origin import is_hf, is_stamped, live_origin, set_origin
+from leanify.upstream.origin import get_record, is_hf, live_origin, set_origin
 from leanify.vocabulary.closure import KeptTokens
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 
@@ -73,7 +73,7 @@ def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
             old = vars(built[path]).get(key)
             if path in modules and type(value) in (int, list) and old != value:
                 setattr(modules[path], key, value)
-    if is_stamped(model):
+    if get_record(model).is_stamped:
         set_origin(result, live_origin(result))
     return result
 
