@@ -39,6 +39,7 @@ from typing import Any
 import commands
 from PIL import Image
 
+from leanify.core import recipe as recipes
 from leanify.training.callbacks import Callback
 
 SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP} | {
@@ -82,6 +83,14 @@ eval_every = 5
 checkpoint_every = 2
 keep = 2
 """
+
+
+def digits(*settings: str) -> recipes.Recipe:
+    """This recipe with settings."""
+    return recipes.apply_settings(recipes.parse(DIGITS), settings)
+
+
+SHORT = digits("data.samples=200", "schedule.epochs=2", "run.eval_every=2")
 
 
 class Warnings(Callback):

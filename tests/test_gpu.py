@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from cases import CASES, batch, outputs
-from runs import DIGITS, final_state, launched
+from runs import digits, final_state, launched
 
 import leanify
 from leanify.core import machine
-from leanify.core import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import start as training
 from leanify.training.loop import Trainer
@@ -20,10 +19,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none here"),
 ]
-
-
-def tiny(*settings: str) -> recipes.Recipe:
-    return recipes.apply_settings(recipes.parse(DIGITS), ["schedule.epochs=1", *settings])
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "llama"])
@@ -46,7 +41,7 @@ def test_torch_and_nvml_peaks_are_shown() -> None:
 def test_gpu_run_learns_and_resumes(tmp_path: Path, precision: str) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported():
         pytest.skip("this GPU has no bf16")
-    whole = training.train(tiny(f"run.precision={precision}"), tmp_path / "whole")
+    whole = training.train(digits("schedule.epochs=1", f"run.precision={precision}"), tmp_path / "whole")
     losses = [row["loss"] for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
     assert losses[-1] < losses[0]
     last = RunDirectory.open(whole).checkpoints()[-1]
@@ -62,7 +57,7 @@ def test_gpu_run_learns_and_resumes(tmp_path: Path, precision: str) -> None:
 
 def test_step_waits_for_nothing() -> None:
     """No copy from the GPU in a step: torch raises at the first one."""
-    trainer = Trainer(tiny("data.workers=0"))
+    trainer = Trainer(digits("schedule.epochs=1", "data.workers=0"))
     batches = trainer.batches(0)
     trainer.step(0, batches)
     torch.cuda.set_sync_debug_mode("error")
@@ -77,7 +72,7 @@ def test_step_waits_for_nothing() -> None:
 def test_compiled_model_learns_the_same(tmp_path: Path) -> None:
     still = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "run.precision=fp32"]
     plain, compiled = (
-        final_state(training.train(tiny(*still, f"run.compile={word}"), tmp_path / word))["rows"]
+        final_state(training.train(digits("schedule.epochs=1", *still, f"run.compile={word}"), tmp_path / word))["rows"]
         for word in ("false", "true")
     )
     for mine, theirs in zip(plain, compiled, strict=True):
@@ -85,13 +80,13 @@ def test_compiled_model_learns_the_same(tmp_path: Path) -> None:
 
 
 def test_oversized_batch_is_split(tmp_path: Path) -> None:
-    run = training.train(tiny("schedule.batch_size=2000000000", "schedule.epochs=1"), tmp_path / "run")
+    run = training.train(digits("schedule.epochs=1", "schedule.batch_size=2000000000"), tmp_path / "run")
     assert RunDirectory.open(run).recipe.run.accumulate > 1
 
 
 @pytest.mark.parametrize("shard", ["false", "true"])
 def test_processes_match_gpu_count(tmp_path: Path, shard: str) -> None:
-    (tmp_path / "recipe.toml").write_text(tiny(f"parallel.shard={shard}").to_toml())
+    (tmp_path / "recipe.toml").write_text(digits("schedule.epochs=1", f"parallel.shard={shard}").to_toml())
     gpus = torch.cuda.device_count()
     for processes, code in ((gpus + 1, 2), (gpus, 0)):
         words = ["train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / f"run{processes}")]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS, Warnings, final_state, nothing_left, refused, run_modes
+from runs import SHORT, Warnings, final_state, nothing_left, refused, run_modes
 from safetensors.torch import save_file
 
 import leanify
@@ -28,7 +28,6 @@ from leanify.training import loop
 from leanify.training import start as training
 from leanify.training.interrupts import Interrupted
 
-TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 TEXT = """
 [model]
 source = "gpt2.py:Gpt2"
@@ -50,7 +49,7 @@ checkpoint_every = 2
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unbroken run; not to be written to."""
-    return training.train(TINY, tmp_path_factory.mktemp("whole") / "run")
+    return training.train(SHORT, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_last_and_best_checkpoints_stay(whole: Path) -> None:
 
 def test_run_records_its_environment(whole: Path) -> None:
     """It holds what was asked and where it ran."""
-    assert recipes.load(whole / "recipe.toml") == TINY
+    assert recipes.load(whole / "recipe.toml") == SHORT
     entry = json.loads((whole / "environment.json").read_text())[0]
     assert entry["versions"]["torch"] == version("torch")
     assert {"git", "command", "threads", "processes", "device"} <= entry.keys()
@@ -158,7 +157,7 @@ def test_run_records_its_environment(whole: Path) -> None:
 
 
 def test_row_has_its_steps_rate(whole: Path) -> None:
-    trainer = loop.Trainer(TINY)
+    trainer = loop.Trainer(SHORT)
     rows = [row for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
     assert [row["lr"] for row in rows] == [trainer.schedule.lr(row["step"] - 1) for row in rows]
     assert len({row["lr"] for row in rows}) == len(rows)
@@ -175,7 +174,7 @@ def test_run_is_a_source(whole: Path) -> None:
 def test_resume_names_recipe_differences(copied: Path) -> None:
     words = r"data.cutmix: 1.0 → unset; optim.lr: 0.002 → 0.01"
     with pytest.raises(RecipeError, match=words):
-        training.train(recipes.apply_settings(TINY, ["optim.lr=0.01", "data.cutmix="]), resume=copied)
+        training.train(recipes.apply_settings(SHORT, ["optim.lr=0.01", "data.cutmix="]), resume=copied)
     with pytest.raises(RecipeError, match=r"run.seed: unset → 3"):
         training.train(resume=copied, settings=["run.seed=3"])
 
@@ -264,7 +263,7 @@ def test_full_disk_at_row_recovers(whole: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(RunDirectory, "append", limited)
     try:
         with pytest.raises(TrainingError, match=r"metrics\.jsonl .*step 2 "):
-            training.train(TINY, tmp_path / "run")
+            training.train(SHORT, tmp_path / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     monkeypatch.undo()
@@ -290,7 +289,7 @@ def test_full_disk_at_checkpoint_is_named(room: int, tmp_path: Path) -> None:
 def test_kills_leave_nothing_and_change_nothing(whole: Path, tmp_path: Path) -> None:
     """Inside a row of the log, inside the writing and the pruning of checkpoints, and wherever the clock says."""
     modes = ("event:21", "aim:9", "aim:17", "write:60", "time:0.8", "whole")
-    codes = run_modes(tmp_path / "run", *modes, recipe=TINY.to_toml())
+    codes = run_modes(tmp_path / "run", *modes, recipe=SHORT.to_toml())
     assert [code for code, _ in codes[:4]] == [-9] * 4, codes
     assert codes[-1] == (0, 6)
     nothing_left(tmp_path / "run")
@@ -298,13 +297,13 @@ def test_kills_leave_nothing_and_change_nothing(whole: Path, tmp_path: Path) -> 
 
 
 def test_signals_save_the_run(whole: Path, tmp_path: Path) -> None:
-    codes = run_modes(tmp_path / "run", "int:2", "term:3", "hup:5", "whole", recipe=TINY.to_toml())
+    codes = run_modes(tmp_path / "run", "int:2", "term:3", "hup:5", "whole", recipe=SHORT.to_toml())
     assert codes == [(130, 2), (143, 3), (129, 5), (0, 6)]
     assert final_state(tmp_path / "run") == final_state(whole)
 
 
 def test_stopped_run_goes_on(whole: Path, tmp_path: Path) -> None:
-    assert run_modes(tmp_path / "run", "stop:3", recipe=TINY.to_toml()) == [(0, 6)]
+    assert run_modes(tmp_path / "run", "stop:3", recipe=SHORT.to_toml()) == [(0, 6)]
     assert final_state(tmp_path / "run") == final_state(whole)
 
 
@@ -318,6 +317,6 @@ def test_interrupt_names_step_and_resume(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(loop.Trainer, "step", interrupted)
     words = rf"^saved at step 1; continue with: leanify train --resume {tmp_path}/run$"
     with pytest.raises(Interrupted, match=words) as caught:
-        training.train(TINY, tmp_path / "run")
+        training.train(SHORT, tmp_path / "run")
     assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from kills import KINDS, kill_often
-from runs import DIGITS, final_state, launched, make_pictures, nothing_left, run_modes
+from runs import SHORT, final_state, launched, make_pictures, nothing_left, run_modes
 from test_training_processes import RECIPE as TWO
 
 import leanify
@@ -24,7 +24,6 @@ from leanify.data.sampling import MODEL, seed_everything
 from leanify.training import preparation
 
 KILLS = int(os.environ.get("LEANIFY_KILLS", "20"))
-SHORT = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 
 
 def distilled(home: Path) -> str:

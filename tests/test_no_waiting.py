@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import DIGITS
+from runs import digits
 from test_labelled_text import TINY, write
 from test_masked import at, stories  # noqa: F401
 from torch import Tensor, nn
@@ -66,12 +66,12 @@ def test_waiting_is_noticed() -> None:
 
 @pytest.mark.parametrize("settings", [(), ("data.mixup=0", "data.cutmix=0"), ("optim.label_smoothing=0.1",)])
 def test_image_steps_never_wait(settings: tuple[str, ...]) -> None:
-    step(recipes.apply_settings(recipes.parse(DIGITS), [*settings, "data.workers=0"]))
+    step(digits(*settings, "data.workers=0"))
 
 
 @pytest.mark.parametrize("words", [("weight=0.5",), ("weight=0", "hidden_weight=1"), ("weight=0.5", "hidden_weight=1")])
 def test_teacher_steps_never_wait(tmp_path: Path, words: tuple[str, ...]) -> None:
-    value = recipes.apply_settings(recipes.parse(DIGITS), ["data.workers=0"])
+    value = digits("data.workers=0")
     leanify.save(preparation.build_model(value), tmp_path / "teacher")
     taught = [f"distill.teacher={tmp_path / 'teacher'}", *(f"distill.{word}" for word in words)]
     step(recipes.apply_settings(value, taught))

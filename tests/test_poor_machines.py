@@ -17,13 +17,10 @@ from pathlib import Path
 
 import commands
 import pytest
-from runs import DIGITS, final_state, make_documents
+from runs import SHORT, final_state, make_documents
 from studies import NARROW, recipe_file
 from test_small_disks import needs_root
 
-from leanify.core import recipe as recipes
-
-TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
 COMMANDS = {
     "train": "train r.toml -o out",
     "resume": "train --resume run",
@@ -41,7 +38,7 @@ COMMANDS = {
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, recipes, a sentence encoder and sentences."""
     folder = tmp_path_factory.mktemp("poor")
-    (folder / "r.toml").write_text(TINY.to_toml())
+    (folder / "r.toml").write_text(SHORT.to_toml())
     recipe_file(folder)
     make_documents(folder, sentences="reviews", checkpoint="old")
     assert commands.run("train", "r.toml", "-o", "run", cwd=folder).returncode == 0

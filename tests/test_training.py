@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import DIGITS, final_state, refused
+from runs import digits, final_state, refused
 
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, RecipeError, TrainingError
@@ -15,16 +15,11 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
 from leanify.training import start as training
 
-TINY = recipes.parse(DIGITS)
 STILL = ("data.mixup=", "data.cutmix=", "model.override.drop_path_rate=0", "model.override.proj_drop_rate=0")
 
 
-def tiny(*settings: str) -> recipes.Recipe:
-    return recipes.apply_settings(TINY, settings)
-
-
 def test_growing_batch_resumes_identically(tmp_path: Path) -> None:
-    recipe = tiny("schedule.batch_ramp=0.4", "run.keep=0", "run.eval_every=")
+    recipe = digits("schedule.batch_ramp=0.4", "run.keep=0", "run.eval_every=")
     run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
     expected = final_state(run.path)
     assert expected["step"] > 24  # smaller batches, as many samples
@@ -39,7 +34,7 @@ def test_growing_batch_resumes_identically(tmp_path: Path) -> None:
 def test_nan_loss_stops_the_run(tmp_path: Path) -> None:
     """It names the step and the last good checkpoint."""
     with pytest.raises(TrainingError, match=r"step \d+ is not finite.* step \d+") as e:
-        training.train(tiny("optim.lr=1e30", "optim.ema=", "schedule.warmup=0", "run.log_every=50"), tmp_path / "run")
+        training.train(digits("optim.lr=1e30", "optim.ema=", "schedule.warmup=0", "run.log_every=50"), tmp_path / "run")
     assert "optim.lr" in str(e.value)
     assert "the loss of step 2 is" in str(e.value)  # the first step makes weights of 1e30
     found = RunDirectory.open(tmp_path / "run").checkpoints()
@@ -64,7 +59,7 @@ def take_steps(value: recipes.Recipe, steps: int) -> list[tuple[float, torch.Ten
 @pytest.mark.parametrize("mixing", [[], ["data.mixup=0.8", "data.cutmix=1.0"]])
 def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
     """Over an epoch of eight steps and the first of another."""
-    one, three = (take_steps(tiny(*STILL, "optim.ema=", *mixing, *more), 9) for more in ((), ("run.accumulate=3",)))
+    one, three = (take_steps(digits(*STILL, "optim.ema=", *mixing, *more), 9) for more in ((), ("run.accumulate=3",)))
     for (loss, weight), (loss3, weight3) in zip(one, three, strict=True):
         assert loss3 == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(weight3, weight, rtol=0, atol=2e-5)
@@ -72,7 +67,7 @@ def test_accumulation_equals_full_batch(mixing: list[str]) -> None:
 
 def test_bare_loop_finds_same_weights() -> None:
     """An oracle: torch's AdamW and cross-entropy on the same batches."""
-    trainer = loop.Trainer(tiny(*STILL, "optim.ema=", "optim.weight_decay=0"))
+    trainer = loop.Trainer(digits(*STILL, "optim.ema=", "optim.weight_decay=0"))
     model = preparation.build_model(trainer.recipe)
     model.load_state_dict(trainer.unwrapped_model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -121,12 +116,12 @@ def test_conflicting_settings_write_nothing(
     settings: list[str], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with refused(error, words):
-        training.train(TINY, tmp_path / "run", settings=settings)
+        training.train(digits(), tmp_path / "run", settings=settings)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_mixing_allows_extra_outputs(tmp_path: Path) -> None:
     """Mixed classes train a head with more outputs than classes."""
     settings = ["data.mixup=0.8", "model.override.num_classes=12", "schedule.steps=1", "schedule.epochs="]
-    run = training.train(recipes.apply_settings(TINY, settings), tmp_path / "run")
+    run = training.train(digits(*settings), tmp_path / "run")
     assert RunDirectory.open(run).rows()[0]["loss"] > 0

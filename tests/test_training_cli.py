@@ -10,7 +10,7 @@ from pathlib import Path
 
 import commands
 import pytest
-from runs import DIGITS, final_state, refused
+from runs import DIGITS, digits, final_state, refused
 
 import leanify
 from leanify.core import recipe as recipes
@@ -19,7 +19,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 from leanify.training import start as training
 
-TINY = recipes.apply_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
+TINY = digits("data.samples=100", "schedule.epochs=1")
 
 
 def run(*arguments: str, where: Path | None = None) -> commands.Result:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import DIGITS, final_state, refused
+from runs import digits, final_state, refused
 from test_training import take_steps
 
 import leanify
@@ -23,7 +23,7 @@ STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "
 
 
 def student(*settings: str) -> recipes.Recipe:
-    return recipes.apply_settings(recipes.parse(DIGITS), [*STILL, *settings])
+    return digits(*STILL, *settings)
 
 
 @pytest.fixture(scope="module")

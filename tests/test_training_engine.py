@@ -11,7 +11,7 @@ from pathlib import Path
 import allocated
 import pytest
 import torch
-from runs import DIGITS, Warnings, final_state
+from runs import Warnings, digits, final_state
 
 from leanify.core import machine
 from leanify.core import recipe as recipes
@@ -27,7 +27,7 @@ STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "
 
 
 def tiny(*settings: str) -> recipes.Recipe:
-    return recipes.apply_settings(recipes.parse(DIGITS), [*STILL, *settings])
+    return digits(*STILL, *settings)
 
 
 def weights(*settings: str, calls: list[int] | None = None) -> dict[str, torch.Tensor]:
