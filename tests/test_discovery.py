@@ -1,7 +1,8 @@
-"""An attention without a row is read live, by the law on one module, or refused with what was tried."""
+"""An attention without a row is read by trial, or refused with what was tried; wrong rows are named, with their law."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,16 @@ import pytest
 import torch
 from torch import nn
 from zoo import laws, tiny
+from zoo.propose import propose
+from zoo.running import randomise
+from zoo.verdict import verdict
 
 import leanify
+from leanify.core.errors import LeanifyError
+from leanify.discovery import discover
 from leanify.discovery.row_laws import Trial
-from leanify.lens import families
+from leanify.lens import families, forwards
+from leanify.lens.families import Row
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import get_origin
 
@@ -21,14 +28,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def table() -> Iterator[None]:
-    """What a test forgets is put back."""
+def table() -> Iterator[dict[str, list[Row]]]:
+    """The table of rows; what a test learns or forgets is put back."""
     tiny.warm()
-    rows = families.all_rows()
-    before = dict(rows)
-    yield
-    rows.clear()
-    rows.update(before)
+    rows, freed = families.all_rows(), forwards.FREED_CLASSES
+    before, freed_before = dict(rows), dict(freed)
+    freed.clear()
+    yield rows
+    for now, then in ((rows, before), (freed, freed_before)):
+        now.clear()
+        now.update(then)
 
 
 def forget(model: nn.Module) -> list[str]:
@@ -142,13 +151,57 @@ def test_discovered_row_is_ordinary() -> None:
     assert (mlp.rows, mlp.columns) == ({"intermediate.dense": "m"}, {"output.dense": "m"})
     assert families.parse_rows(families.toml(attention)) == [replace(attention, name=families.short(name))]
     assert name not in families.all_rows()
-
-
-def test_readings_stay_with_their_model() -> None:
-    one, _ = tiny.build("hf", "bert")
     other, _ = tiny.build("hf", "bert")
-    forget(one)
-    table = dict(families.all_rows())
-    leanify.read(one)
-    assert families.all_rows() == table
     assert not any(families.attached_row(module) for module in other.modules())
+
+
+# -- proposals of rows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "package"),
+    [
+        ("timm", "davit_tiny", "timm.models.davit."),  # a forward that takes the width for inner
+        ("hf", "bert", "transformers.models.bert."),  # an output projection outside, an MLP in the layer itself
+        ("hf", "phi", "transformers.models.phi."),  # a head_dim that stays
+    ],
+)
+def test_proposal_equals_the_table(table: dict[str, list[Row]], library: str, name: str, package: str) -> None:
+    gone = {path: table.pop(path)[0] for path in list(table) if path.startswith(package)}
+    found = propose(library, name)
+    assert not found.broken_law
+    rows = tomllib.loads(found.toml())["reading"]
+    assert {f"{row['classes']}" for row in rows} <= {f"{[families.short(path)]}" for path in gone}
+    for row in found.rows:
+        written = gone[row.name]
+        assert row.columns.items() <= written.columns.items()
+        assert row.rows.items() <= written.rows.items()
+        assert row.attributes.items() <= written.attributes.items()
+        assert (row.edits, row.constant) == (written.edits, written.constant)
+
+
+def test_wrong_row_is_told_from_others(table: dict[str, list[Row]]) -> None:
+    name = "timm.models.davit.WindowAttention"
+    model, call = tiny.build("timm", "davit_tiny")
+    model = randomise(model)
+    assert laws.wrong_rows(model, call) == []
+    table[name] = [replace(table[name][0], rows={"qkv": "h 3 d"})]
+    (words,) = laws.wrong_rows(model, call)
+    assert words.startswith("models.davit.WindowAttention (outputs differ by ")
+    table[name] = [replace(table[name][0], edits={"reshape(B, N, C)": "reshape(B, N, -1)"})]
+    (words,) = laws.wrong_rows(model, call)
+    assert f"the row of {name} replaces 'reshape(B, N, C)' in forward" in words
+
+
+def test_trial_reading_is_not_supported(table: dict[str, list[Row]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover, "SECONDS", 100)  # however slow the machine
+    del table["transformers.models.phi.modeling_phi.PhiAttention"]
+    found = verdict("hf", "phi")
+    assert (found.status, found.read) == ("failing", True), found.reason
+    assert found.reason.startswith("no row describes phi.PhiAttention")  # and what else this process has learned
+    assert found.reason.endswith(": python -m tests.zoo --propose hf/phi prints one")
+
+
+def test_unknown_row_field_is_named() -> None:
+    with pytest.raises(LeanifyError, match=r"a\.B .*timm\.toml .*colums.*classes, when"):
+        list(families._parse_tables([{"classes": ["a.B"], "colums": {"proj": "h d"}}], "timm"))

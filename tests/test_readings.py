@@ -7,7 +7,6 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from leanify.core import machine
 from leanify.lens.parameter_parts import describe_kept
 from leanify.reshaping.sites import locate
 from recipes.research import further_styles, own_styles
-from recipes.research.own_modules import Example
 
 
 @pytest.mark.parametrize("style", own_styles.STYLES, ids=lambda style: style[0].__name__)
@@ -32,18 +30,20 @@ def test_style_is_read_right(style: own_styles.Shape) -> None:
     assert [(one.heads, one.head_dim, one.kv_heads, one.mlp, one.experts) for one in layers] == [
         (heads, head_dim, kv_heads, units, experts)
     ] * len(model.blocks)
-
-
-@pytest.mark.parametrize("make", [one[0] for one in own_styles.STYLES], ids=lambda make: make.__name__)
-def test_style_grows_and_shrinks(make: Callable[[], Example]) -> None:
-    """Growth keeps the outputs, and a design has the parameters that its price said."""
-    torch.manual_seed(0)
-    model, inputs = make()
     model, inputs = model.double().eval(), inputs.double()
-    grown = leanify.grow(model, factor=2, inputs=inputs)
-    with torch.no_grad():
-        assert float((grown(inputs) - model(inputs)).abs().max()) < 1e-10
-    plan = leanify.redesign(model, inputs=inputs, target_params=0.95, min_depth=1, min_mlp=0.1)
+    check_growth(model, inputs)
+    check_price(model, inputs, 0.95)
+
+
+@torch.no_grad()
+def check_growth(model: Any, inputs: torch.Tensor) -> None:
+    """Twice the heads give the same outputs."""
+    assert float((leanify.grow(model, factor=2, inputs=inputs)(inputs) - model(inputs)).abs().max()) < 1e-10
+
+
+def check_price(model: Any, inputs: torch.Tensor, share: float, **options: Any) -> None:
+    """A design has the parameters that its price said."""
+    plan = leanify.redesign(model, target_params=share, min_depth=1, min_mlp=0.1, **options)
     lean = plan.build()
     assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
     lean(inputs).sum().backward()
@@ -51,6 +51,8 @@ def test_style_grows_and_shrinks(make: Callable[[], Example]) -> None:
 
 REFUSED = ("OutputPerHead", "HeadModules", "HardWidth", "FusedParallel")
 NO_LIST = ("FeedForwardOutside", "HeadsOutside")  # attentions and MLPs in lists of their own
+# maps over heads grow with their square, low-rank additions with their map
+PRICED = ("TalkingHeads", "LowRankEverywhere", "Palm", "OneFeedForward", "BiasOfModel")
 
 
 @pytest.mark.parametrize("name", [name for name in further_styles.STYLES if name not in (*REFUSED, *NO_LIST)])
@@ -73,8 +75,9 @@ def test_further_style_is_read_right(name: str) -> None:
         warnings.simplefilter("ignore")  # blocks outside lists, MLPs that a norm mixes: they are reported
         stages = str(leanify.read(model, inputs=inputs)).split("; ")
     assert "; ".join(stage.partition(": ")[2] or stage for stage in stages) == shape
-    with torch.no_grad():
-        assert float((leanify.grow(model, factor=2)(inputs) - model(inputs)).abs().max()) < 1e-10
+    check_growth(model, inputs)
+    if name in PRICED:
+        check_price(model, inputs, 0.8, multiple=4)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -102,16 +105,6 @@ def test_blocks_leave_with_what_is_between(name: str) -> None:
         assert len(entries) == 2 * depth
         assert torch.isfinite(lean(inputs)).all()
         assert leanify.read(lean).stages[0].depth == depth
-
-
-@pytest.mark.parametrize("name", ["TalkingHeads", "LowRankEverywhere", "Palm", "OneFeedForward", "BiasOfModel"])
-def test_designs_have_the_parameters_of_their_price(name: str) -> None:
-    """Maps over heads grow with their square, low-rank additions with their map."""
-    model, inputs = further_styles.STYLES[name][0]()
-    plan = leanify.redesign(model, inputs=inputs, target_params=0.8, multiple=4, min_depth=1, min_mlp=0.1)
-    lean = plan.build()
-    assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
-    lean(inputs).sum().backward()
 
 
 @pytest.mark.filterwarnings("ignore")
