@@ -129,7 +129,7 @@ def test_unreadable_model_names_attempts(library: str, name: str) -> None:
     assert not families.all_rows().keys() & set(gone)
 
 
-def test_unrunnable_model_is_refused() -> None:
+def test_attention_that_does_not_run_is_refused() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,6 +138,10 @@ def test_unrunnable_model_is_refused() -> None:
 
     with pytest.raises(leanify.UnsupportedModel, match="it could not be run"):
         leanify.read(nn.Sequential(Attention()))
+    model, _ = tiny.build("timm", "vit_tiny_patch16_224")
+    model.blocks[1].extra = Attention()  # type: ignore[index, union-attr]
+    with pytest.raises(leanify.UnsupportedModel, match=r"blocks\.1\.extra.*Attention"):
+        leanify.read(model)
 
 
 def test_discovered_row_is_ordinary() -> None:

@@ -105,13 +105,6 @@ def test_prices_equal_counts(share: float) -> None:
     assert live.cost(target).macs == observe_on_cpu(built, None, counting.macs)
 
 
-def test_module_in_memory_is_refused() -> None:
-    model, inputs = torch_encoder()
-    shape = leanify.read(model, inputs)
-    with pytest.raises(ShapeError, match=r"make\(width=…\)"):
-        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=layer.width // 2)))
-
-
 MODULE = """
 import torch
 from torch import nn
@@ -138,28 +131,32 @@ def make(ARGUMENTS):
 """
 
 
-@pytest.mark.parametrize(("arguments", "values"), [("width=32, heads=4", "width, heads"), ("", "32, 4")])
-def test_own_function_takes_the_width(tmp_path: Path, arguments: str, values: str) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(MODULE.replace("ARGUMENTS", arguments).replace("VALUES", values))
-    model = leanify.load(f"{file}:make")
-    shape = leanify.read(model)
-    target = shape.map_layers(lambda layer: replace(layer.set_heads(2), width=16, mlp=32))
-    if not arguments:
-        with pytest.raises(ShapeError, match="no argument width"):
+@pytest.mark.parametrize(
+    ("arguments", "values", "refusal"),
+    [
+        ("width=32, heads=4", "width, heads", ""),
+        ("width=32, heads=4", "32, heads", "builds 32 wide"),  # it ignores its argument
+        ("", "32, 4", "no argument width"),
+        (None, "", r"make\(width=…\)"),  # a module in memory, which no function makes
+    ],
+)
+def test_own_function_takes_the_width(tmp_path: Path, arguments: str | None, values: str, refusal: str) -> None:
+    if arguments is None:
+        model, inputs = torch_encoder()
+        shape = leanify.read(model, inputs)
+    else:
+        file = tmp_path / "model.py"
+        file.write_text(MODULE.replace("ARGUMENTS", arguments).replace("VALUES", values))
+        model = leanify.load(f"{file}:make")
+        shape = leanify.read(model)
+    target = shape.map_layers(lambda layer: replace(layer.set_heads(2), width=layer.width // 2, mlp=32))
+    if refusal:
+        with pytest.raises(ShapeError, match=refusal):
             leanify.write(model, target)
         return
     narrow = leanify.write(model, target)
     assert leanify.read(narrow) == target
     assert narrow(torch.randn(1, 5, 6)).shape == (1, 5, 16)
-
-
-def test_ignored_argument_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(MODULE.replace("ARGUMENTS", "width=32, heads=4").replace("VALUES", "32, heads"))
-    model = leanify.load(f"{file}:make")
-    with pytest.raises(ShapeError, match="builds 32 wide"):
-        leanify.write(model, narrowed(leanify.read(model), 0.5))
 
 
 def test_study_asks_a_third_question(tmp_path: Path) -> None:
@@ -266,19 +263,6 @@ def test_width_that_does_not_run_is_named() -> None:
         leanify.redesign("mobilebert", width=64, overrides={"num_hidden_layers": 6, "vocab_size": 99})
 
 
-def test_saved_narrow_model_opens_upstream(tmp_path: Path) -> None:
-    import timm
-
-    plan = leanify.redesign("vit_tiny", width=128, min_depth=2, target_params=0.9, overrides=SMALL_VIT)
-    assert plan.narrow is not None
-    model = plan.build(design=plan.narrow).eval()
-    leanify.save(model, tmp_path / "narrow")
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(leanify.load(tmp_path / "narrow")(images), model(images))
-    opened = timm.create_model(f"local-dir:{tmp_path / 'narrow'}", pretrained=True).eval()
-    assert torch.equal(opened(images), model(images))
-
-
 FOLDERS = [  # source, its small size, the width: heads divide it, so that upstream alone builds the shape
     ("vit_tiny", {"depth": 3, "img_size": 32}, 128),
     ("deit_tiny", {"depth": 3, "img_size": 32}, 128),
@@ -310,9 +294,11 @@ torch.save(result, folder + "-outputs.pt")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("source", "overrides", "width"), FOLDERS)
+@pytest.mark.parametrize(
+    ("source", "overrides", "width"),
+    [FOLDERS[0], *(pytest.param(*folder, marks=pytest.mark.slow) for folder in FOLDERS[1:])],
+)
 def test_upstream_alone_opens_narrow_folders(
     tmp_path: Path, source: str, overrides: dict[str, Any], width: int
 ) -> None:

@@ -71,13 +71,16 @@ def supported(patterns: list[str]) -> list[tuple[str, str]]:
 
 def try_widths(patterns: list[str]) -> int:
     """Print for every supported model whether it can have another residual width, and how many can."""
+    import warnings
+
     from . import widths
 
+    warnings.simplefilter("ignore")
     counts: dict[str, list[bool]] = {}
-    for verdict in widths.width_verdicts(supported(patterns)):
-        counts.setdefault(verdict.library, []).append(verdict.changes)
-        sizes = ", ".join(map(str, verdict.widths))
-        print(f"{verdict.library}/{verdict.name}: {f'yes, {sizes}' if verdict.changes else verdict.reason}", flush=True)
+    for library, name in supported(patterns):
+        sizes, reason = widths.other_width(library, name)
+        counts.setdefault(library, []).append(bool(sizes))
+        print(f"{library}/{name}: {reason or 'yes, ' + ', '.join(map(str, sizes))}", flush=True)
     for library, answers in counts.items():
         print(f"{library}: {sum(answers)} of {len(answers)} can have another width", file=sys.stderr)
     return 0

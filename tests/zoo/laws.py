@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.core.architecture import Architecture, primary_layer
+from leanify.core.architecture import Architecture, Layer, primary_layer
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.discovery import row_laws
 from leanify.lens import resize
@@ -66,19 +66,18 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
     require(surgery.read(same) == shape, "written", "another shape is read back")
     require(difference(outputs(same, call), reference) == 0, "written", "writing a model's own shape changes it")
     applicable = {"written": True, "complete": True}
-    with holding("grown"):
-        applicable["grown"] = applicable["alive"] = check_growth(model, shape, call, reference)
-    with holding("reordered"):
-        applicable["reordered"] = check_reordered(model, call, reference)
-    with holding("wider"):
-        applicable["wider"] = check_wider(model, shape, call, reference)
-    with holding("shorter"):
-        applicable["shorter"] = check_shorter(model, shape, call)
-    with holding("cached"):
-        applicable["cached"] = check_cache(model, shape, call, applicable["grown"])
-    with holding("split"):
-        applicable["split"] = check_split(model, shape, call)
-    return applicable
+    laws = {
+        "grown": lambda: check_growth(model, shape, call, reference),
+        "reordered": lambda: check_reordered(model, call, reference),
+        "wider": lambda: check_wider(model, shape, call, reference),
+        "shorter": lambda: check_shorter(model, shape, call),
+        "cached": lambda: check_cache(model, shape, call, applicable["grown"]),
+        "split": lambda: check_split(model, shape, call),
+    }
+    for law, check in laws.items():
+        with holding(law):
+            applicable[law] = check()
+    return {**applicable, "alive": applicable["grown"]}
 
 
 def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
@@ -288,18 +287,14 @@ def wrong_rows(model: nn.Module, call: Call) -> list[str]:
 
 def _double_row(location: LocatedModel, name: str) -> Architecture:
     """The shape with twice the heads and hidden units in the layers of one row, where that keeps outputs."""
-    stages = []
-    for located_stage, stage in zip(location.stages, location.architecture.stages, strict=True):
-        blocks = []
-        for places in located_stage.blocks:
-            layers = []
-            for place in places:
-                layer = place.read()
-                if place.attention.reading.name == name:
-                    layer = layer.set_heads(2 * layer.heads)
-                if place.mlp and place.mlp.reading.name == name and not place.mlp.mixing_part:
-                    layer = replace(layer, mlp=2 * layer.mlp)
-                layers.append(layer)
-            blocks.append(tuple(layers))
-        stages.append(replace(stage, blocks=tuple(blocks)))
-    return replace(location.architecture, stages=tuple(stages))
+    places = location.layers
+
+    def double(layer: Layer) -> Layer:
+        place = next(places)
+        if place.attention.reading.name == name:
+            layer = layer.set_heads(2 * layer.heads)
+        if place.mlp and place.mlp.reading.name == name and not place.mlp.mixing_part:
+            layer = replace(layer, mlp=2 * layer.mlp)
+        return layer
+
+    return location.architecture.map_layers(double)

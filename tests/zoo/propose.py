@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -82,16 +83,11 @@ def _relax_rows(model: nn.Module, call: Call) -> list[Row]:
         rows[row.name] = row
     rows = dict(sorted(rows.items()))
 
-    def attach_rows(constant: bool) -> list[Row]:
-        attached_rows = {name: row if constant else replace(row, constant=()) for name, row in rows.items()}
+    free_rows = {name: replace(row, constant=()) for name, row in rows.items()}
+    for choice in (free_rows, rows):
         for site in new:
-            families.attach(site.module, attached_rows[site.reading.name])
-        return list(attached_rows.values())
-
-    free = attach_rows(constant=False)
-    try:
-        if laws.check_split(model, surgery.read(model), call):
-            return free
-    except (LawBroken, LeanifyError):
-        pass
-    return attach_rows(constant=True)
+            families.attach(site.module, choice[site.reading.name])
+        with suppress(LawBroken, LeanifyError):
+            if laws.check_split(model, surgery.read(model), call):
+                return list(choice.values())
+    return list(rows.values())

@@ -18,12 +18,10 @@ The count is made at each model's default configuration, on meta; the law at a s
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,41 +43,32 @@ TOLERANCE = 1e-10
 SHARES = (0.75, 0.5, 2 / 3)
 
 
-@dataclass(frozen=True)
-class WidthVerdict:
-    """Whether a model can have another width; otherwise ``reason`` says why not. ``widths`` are the new ones."""
+def other_width(library: str, name: str) -> tuple[tuple[int, ...], str]:
+    """Try three quarters, a half and two thirds of the width at the default configuration, on meta.
 
-    library: str
-    name: str
-    changes: bool
-    widths: tuple[int, ...] = ()
-    reason: str = ""
-
-
-def width_verdict(library: str, name: str) -> WidthVerdict:
-    """Try three quarters, a half and two thirds of the width at the default configuration, on meta."""
+    Returns the new widths, or () and the reason why there is no other.
+    """
+    reason = "another shape is read back"
     try:
         settings = UNSET.get(name, {}) if library == "hf" else {}
         model = find.build_on_meta(find.find(f"{library}/{name}", overrides=settings))
         shape = surgery.read(model)
-    except LeanifyError as error:
-        return WidthVerdict(library, name, False, reason=_line(error))
+    except Exception as error:  # upstream's constructors may raise anything
+        return (), format_error(error, 300)
     scale = WidthScale.read(shape)
-    reason = f"its widths {sorted(set(primary_widths(shape)))} have no common part that could be smaller"
+    units = scale.smaller_units()
+    if not units:
+        return (), f"its widths {sorted(set(primary_widths(shape)))} have no common part that could be smaller"
     for share in SHARES:
-        units = scale.smaller_units()
-        if not units:
-            break
         target = scale.reshape(min(units, key=lambda unit: abs(unit - share * scale.unit)))
         try:
             written = surgery.write(model, target)
-        except LeanifyError as error:
-            reason = _line(error)
+        except Exception as error:
+            reason = format_error(error, 300)
             continue
         if surgery.read(written) == target:
-            return WidthVerdict(library, name, True, tuple(dict.fromkeys(primary_widths(target))))
-        reason = "another shape is read back"
-    return WidthVerdict(library, name, False, reason=reason)
+            return tuple(dict.fromkeys(primary_widths(target))), ""
+    return (), reason
 
 
 def check_permuted(model: nn.Module, call: Call, forgotten: str = "") -> bool:
@@ -117,7 +106,7 @@ def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> bool:
     """Law `runs`: a narrower model takes the same inputs, or those with fewer channels. Does not apply where `write`
     refuses every width. Raises LawBroken.
     """
-    scale = WidthScale.read(shape)
+    scale, widths = WidthScale.read(shape), set(primary_widths(shape))
     reason = ""
     for unit in scale.smaller_units():
         try:
@@ -126,7 +115,7 @@ def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> bool:
             continue
         keep_experts(narrow, model)
         for share in (Fraction(1), Fraction(unit, scale.unit)):
-            with _changed_inputs(narrow, set(primary_widths(shape)), partial(_cut, share)):
+            with _changed_inputs(narrow, widths, lambda x, axis, s=share: x.narrow(axis, 0, int(x.shape[axis] * s))):
                 try:
                     outputs(narrow, call)
                 except Exception as error:  # another width may do, such as a multiple of what the code divides by
@@ -135,10 +124,6 @@ def _run_narrow(model: nn.Module, shape: Architecture, call: Call) -> bool:
                     return True
     require(not reason, "runs", reason)
     return False
-
-
-def _cut(share: Fraction, tensor: Tensor, axis: int) -> Tensor:
-    return tensor.narrow(axis, 0, int(tensor.shape[axis] * share))
 
 
 class _ConstantSines(TorchFunctionMode):
@@ -232,26 +217,5 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _at_unit(scale: WidthScale, unit: int) -> Architecture:
     """The shape of this unit with the old heads and hidden units."""
-    old, new = scale.architecture, scale.reshape(unit)
-    stages = []
-    for stage, narrow in zip(old.stages, new.stages, strict=True):
-        blocks = []
-        for block, narrow_block in zip(stage.blocks, narrow.blocks, strict=True):
-            pairs = zip(block, narrow_block, strict=True)
-            blocks.append(tuple(replace(layer, width=other.width) for layer, other in pairs))
-        stages.append(replace(stage, blocks=tuple(blocks)))
-    return replace(old, stages=tuple(stages))
-
-
-def width_verdicts(models: Sequence[tuple[str, str]]) -> Iterator[WidthVerdict]:
-    """Yield the verdict of every model."""
-    warnings.simplefilter("ignore")
-    for library, name in models:
-        try:
-            yield width_verdict(library, name)
-        except Exception as error:  # upstream's constructors may raise anything
-            yield WidthVerdict(library, name, False, reason=f"{type(error).__name__}: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    layers = scale.reshape(unit).layers()
+    return scale.architecture.map_layers(lambda layer: replace(layer, width=next(layers).width))
