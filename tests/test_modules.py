@@ -127,20 +127,6 @@ def test_missing_example_input_is_named() -> None:
         leanify.read(model)
 
 
-def test_missing_mlp_is_warned_about() -> None:
-    class Only(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-            self.other = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.other(self.attn(x, x, x)[0])
-
-    with pytest.warns(UserWarning, match="no MLP was found"):
-        leanify.read(nn.Sequential(*(Only() for _ in range(2))), inputs=torch.randn(2, 5, WIDTH))
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_reading_takes_five_forwards() -> None:
     for make in EXAMPLES:

@@ -112,24 +112,8 @@ def test_grow_wants_heads_or_factor() -> None:
 SIZES = {"h": 4, "g": 2, "d": 3, "m": 10}
 
 
-@pytest.mark.parametrize(
-    ("how", "length"),
-    [
-        ("h d", 12),
-        ("3 h d", 36),
-        ("h 3 d", 36),
-        ("h d | g d | g d", 24),
-        ("m", 10),
-        ("m | 3 h d", 46),
-        ("h /g", 2),
-        ("d^-0.5", 3**-0.5),
-    ],
-)
-def test_layout_gives_axis_length(how: str, length: float) -> None:
-    assert notation.evaluate(how, SIZES) == length
-
-
 def test_sizes_solve_from_axes() -> None:
+    assert (notation.evaluate("h /g", SIZES), notation.evaluate("d^-0.5", SIZES)) == (2, 3**-0.5)  # of attributes
     assert notation.solve([("h d", 12), ("g d", 6), ("d", 3)], {}) == {"h": 4, "g": 2, "d": 3}
     assert notation.solve([("m | 3 h d", 46), ("h d", 12), ("h", 4)], {})["m"] == 10
     assert notation.solve([("h d", 12), ("d", 4), ("g d", 4)], {}) == {"h": 3, "d": 4, "g": 1}
@@ -155,6 +139,7 @@ def test_positions_place_every_head(how: str) -> None:
     source, target = notation.positions(how, SIZES, new)
     before, after = labels(SIZES), labels(new)
     assert [before[i] for i in source] == [after[i] for i in target] == before
+    assert notation.evaluate(how, new) == len(after)
 
 
 def test_split_keeps_channel_order() -> None:

@@ -86,7 +86,7 @@ def _agrees(moved: Sequence[int], inner: int, head_dim: int, group: int) -> bool
 NARROW_LETTERS = "eckpqsw"  # head sizes of queries, keys or gates that differ from the values' head_dim
 
 
-def head_layouts(length: int, sizes: Mapping[str, int], letter: str = "e", is_pair: bool = False) -> list[str]:
+def head_layouts(length: int, sizes: Mapping[str, int], letter: str, is_pair: bool) -> list[str]:
     """Return the layouts that an axis of this length may have.
 
     ``letter`` names a head size other than the values' head_dim; ``is_pair`` allows one map to produce both queries
@@ -123,8 +123,8 @@ def attention_guesses(
     path: str,
     candidate: Candidate,
     numbers: Mapping[str, int],
-    moved: Sequence[int] = (),
-    mlp: Candidate | None = None,
+    moved: Sequence[int],
+    mlp: Candidate | None,
 ) -> Iterator[Row]:
     """Yield possible rows of an attention, most likely first; ``mlp`` takes its hidden units from the same map."""
     # the hidden units in the length of a shared map: once, or twice if gated

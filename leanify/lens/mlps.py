@@ -160,19 +160,17 @@ def pair_layers(attentions: list[Site], mlps: list[Site], of_user: bool) -> list
     # mixtures or dense MLPs, whichever lead
     mixtures = [mlp for mlp in mlps if "x" in mlp.sizes]
     dense = [mlp for mlp in mlps if "x" not in mlp.sizes]
-    if mixtures and (
-        not of_user or _parameters(mixtures) >= max(map(_parameters, ([one] for one in dense)), default=0)
-    ):
+    if mixtures and (not of_user or sum(map(_parameters, mixtures)) >= max(map(_parameters, dense), default=0)):
         mlps = mixtures
     elif of_user:
         mlps = dense
     if of_user and mlps:  # drop adapters and gates
-        largest = max(_parameters([mlp]) for mlp in mlps)
-        mlps = [mlp for mlp in mlps if _parameters([mlp]) >= MINOR_SHARE * largest or _width(mlp) != _width(mlps[0])]
+        largest = max(map(_parameters, mlps))
+        mlps = [mlp for mlp in mlps if _parameters(mlp) >= MINOR_SHARE * largest or _width(mlp) != _width(mlps[0])]
     # more MLPs than attentions: the largest leads
     twins: list[Site] = []
     if len(mlps) > len(attentions):
-        lead = max(mlps, key=lambda mlp: _parameters([mlp]))
+        lead = max(mlps, key=_parameters)
         equal = [mlp for mlp in mlps if signature(mlp) == signature(lead)]
         if len(equal) == len(attentions):
             mlps = equal
@@ -200,11 +198,8 @@ def _convolves(mlp: Site) -> bool:
     return any(isinstance(part, nn.modules.conv._ConvNd) and part.groups > 1 for part in parts)
 
 
-def _parameters(sites: Sequence[Site]) -> int:
-    count = 0
-    for site in sites:
-        count += sum(parameter.numel() for parameter in map_parameters(site.module, site.reading))
-    return count
+def _parameters(site: Site) -> int:
+    return sum(parameter.numel() for parameter in map_parameters(site.module, site.reading))
 
 
 def _width(mlp: Site) -> int:

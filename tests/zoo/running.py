@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from leanify.core.errors import LeanifyError
+from leanify.discovery.row_laws import InDouble
 from leanify.lens.located import is_inside
 from leanify.reshaping import sites
 from leanify.upstream.libraries import format_error
@@ -81,7 +82,7 @@ def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Float64(), torch.set_grad_enabled(grad):
+        with InDouble(), torch.set_grad_enabled(grad):
             tensors = list(result_tensors(call(model)))
     finally:
         torch.set_default_dtype(before)
@@ -111,17 +112,6 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
         max_error = (x.detach().nan_to_num() - y.detach().nan_to_num()).abs().max()
         ratios.append(float(max_error) / size)
     return max(ratios)
-
-
-class _Float64(TorchFunctionMode):
-    """Compute in float64 what upstream casts to float32 (norms, rotary tables)."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-        kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
-        return func(*args, **kwargs)
 
 
 class _Softmaxes(TorchFunctionMode):

@@ -27,9 +27,7 @@ def warm() -> None:
 
 def build(library: str, name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     """Return the small model, and a function that runs it (or a reshaped version) on fixed random inputs."""
-    if library == "timm":
-        return _build_timm(name)
-    return tiny_transformers.build(name)
+    return _build_timm(name) if library == "timm" else tiny_transformers.build(name)
 
 
 def names(library: str) -> list[str]:
