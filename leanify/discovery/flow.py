@@ -237,15 +237,12 @@ class Follower(TorchFunctionMode):
         if names is None:
             entry: tuple[str, tuple[int, ...] | None] | None = self._weights.get(tensor)
             return entry
-        return self._nearest(names), tuple(range(tensor.dim()))
-
-    def _nearest(self, names: list[str]) -> str:
-        """Return the name of a shared parameter inside the module that is being called."""
+        # a shared parameter has several names: the one inside the innermost module that is being called
         for frame in reversed(self.stack):
-            for name in names:
-                if name.startswith(f"{frame.path}.") or not frame.path:
-                    return name
-        return names[0]
+            inside = [name for name in names if is_inside(name, frame.path)]
+            if inside:
+                return inside[0], tuple(range(tensor.dim()))
+        return names[0], tuple(range(tensor.dim()))
 
     def _axes(self, name: str, view: Tensor) -> tuple[int, ...] | None:
         """Return the parameter's axis for each axis of a view; None if the view is not a permutation of its axes."""

@@ -337,19 +337,13 @@ class _Guess:
         """Add the tuples of the module by which a forward splits the outputs of a map (``x.split(self.lengths)``)."""
         pieces = [piece.strip() for piece in how.split("|")]
         pieces += [piece.partition(" ")[2] for piece in pieces if piece[0].isdigit()]
+        known_pieces = {piece: evaluate(piece, self.sizes) for piece in pieces if symbols(piece) <= self.sizes.keys()}
+        unknown = next((piece for piece in pieces if piece not in known_pieces), "")
+        layouts = {size: piece for piece, size in reversed(known_pieces.items())}
         for name, value in vars(self.module).items():
             is_lengths = type(value) in (tuple, list) and len(value) > 1 and all(type(one) is int for one in value)
-            if is_lengths and sum(value) == length:
-                layouts = tuple(self._piece(one, pieces) for one in value)
-                if all(layouts):
-                    self.tensors[name] = layouts
-
-    def _piece(self, length: int, pieces: list[str]) -> str:
-        """Return the piece of a layout that has this length."""
-        known_pieces = [piece for piece in pieces if symbols(piece) <= self.sizes.keys()]
-        unknown = [piece for piece in pieces if piece not in known_pieces]
-        matching = [piece for piece in known_pieces if evaluate(piece, self.sizes) == length]
-        return next(iter([*matching, *unknown]), "")
+            if is_lengths and sum(value) == length and all(layouts.get(one, unknown) for one in value):
+                self.tensors[name] = tuple(layouts.get(one, unknown) for one in value)
 
     def _put_table(self, name: str, value: Tensor) -> None:
         """Add an embedding or a buffer that has an axis with one entry per head."""

@@ -237,8 +237,16 @@ class Trial:
 
     def _outputs(self, module: nn.Module, args: Any = None, kwargs: Any = None) -> list[Tensor]:
         args, kwargs = (self.args, self.kwargs) if args is None else (args, kwargs)
-        with _same_random_numbers(), torch.no_grad(), InDouble():
-            result = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        default_dtype, state = torch.get_default_dtype(), random.getstate()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), InDouble():
+                torch.manual_seed(0)
+                random.seed(0)
+                torch.set_default_dtype(torch.float64)
+                result = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        finally:
+            torch.set_default_dtype(default_dtype)
+            random.setstate(state)
         if not isinstance(result, (Tensor, dict, tuple, list)):  # a dataclass, a ModelOutput
             result = dict(getattr(result, "__dict__", {}))
         return [tensor for tensor in iterate_tensors(result) if tensor.is_floating_point()]
@@ -367,20 +375,6 @@ def count_moved_channels(bench: Trial, candidate: Candidate, path: str) -> list[
     except Exception:  # if it cannot be observed, the rows are tried without these counts
         return []
     return counts
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    default_dtype, state = torch.get_default_dtype(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            random.seed(0)
-            torch.set_default_dtype(torch.float64)
-            yield
-    finally:
-        torch.set_default_dtype(default_dtype)
-        random.setstate(state)
 
 
 def _outputs_match(one: list[Tensor], other: list[Tensor]) -> bool:

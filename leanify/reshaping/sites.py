@@ -329,13 +329,18 @@ class _BlockFinder:
         """Move one level out if the list is itself a block, like DaViT's Sequential of two different layers."""
         layers = self.model.get_submodule(container)
         outer, _, index = container.rpartition(".")
-        if index.isdigit() and _may_lack_parts(self.model.get_submodule(outer)):
-            return outer, container
-        if type(layers) is not nn.Sequential or not index.isdigit():
+        if not index.isdigit():
             return container, block
+        # a list whose entries are lists of as many parts, of which some are None
+        blocks = self.model.get_submodule(outer)
+        parts = [list(entry._modules.values()) for entry in blocks.children() if isinstance(entry, nn.ModuleList)]
+        is_regular = isinstance(blocks, nn.ModuleList) and len(parts) == len(blocks) and len(set(map(len, parts))) == 1
+        if is_regular and any(None in part for part in parts):
+            return outer, container
+        # a list that repeats a Sequential of different layers
         kinds = [type(layer) for layer in layers.children()]
-        is_repeated = len(kinds) == len(set(kinds)) > 1 and _is_uniform(self.model.get_submodule(outer))
-        return (outer, container) if is_repeated else (container, block)
+        is_varied = type(layers) is nn.Sequential and len(kinds) == len(set(kinds)) > 1
+        return (outer, container) if is_varied and _is_uniform(blocks) else (container, block)
 
     def _holds_more(self, block: str) -> bool:
         return block in self.around_mlps or self._has_other_matrices(block)
@@ -345,13 +350,6 @@ class _BlockFinder:
             if parameter.dim() > 1 and self.attentions.isdisjoint(ancestors(f"{path}.{name}".lstrip("."))):
                 return True
         return False
-
-
-def _may_lack_parts(blocks: nn.Module) -> bool:
-    """Whether each entry of a list is a list of as many parts, of which some are None."""
-    parts = [list(block._modules.values()) for block in blocks.children() if isinstance(block, nn.ModuleList)]
-    is_regular = isinstance(blocks, nn.ModuleList) and len(parts) == len(blocks) and len(set(map(len, parts))) == 1
-    return is_regular and any(None in part for part in parts)
 
 
 def _is_uniform(blocks: nn.Module) -> bool:

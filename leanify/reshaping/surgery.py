@@ -153,7 +153,25 @@ def change_depth(located_model: LocatedModel, architecture: Architecture) -> tup
     _check_shape(located_model, architecture)
     _check_constants(located_model, architecture)
     _check_routers(located_model, architecture)
-    cut = _cut(located_model, architecture)
+    # a copy without the blocks beyond each new depth: they may be most of the model, so they are not copied
+    depths = {stage.name: stage.depth for stage in architecture.stages}
+    dropped_blocks: list[nn.Module] = []
+    for stage in located_model.stages:
+        dropped_blocks += _children(stage)[depths[stage.name] :]
+    # a module may keep results of a training step, which torch does not copy
+    with reraise_as(f"{type(located_model.model).__name__} cannot be copied", UnsupportedModel):
+        model = copy.deepcopy(located_model.model, {id(block): nn.Identity() for block in dropped_blocks})
+    set_origin(model, get_origin(located_model.model))
+    # the first blocks are kept, and the last one is repeated if needed
+    for stage in located_model.stages:
+        if stage.container is not None:
+            blocks = get_container(model, stage.name)
+            originals = _children(stage)
+            del blocks[depths[stage.name] :]
+            for _ in range(depths[stage.name] - len(originals)):
+                blocks.append(copy.deepcopy(originals[-1]))
+    cut = located_model.locate_copy(model)
+    # the new sizes of its attentions, MLPs and tables
     sizes: dict[str, Sizes] = {}
     for layer, new_layer in zip(cut.layers, architecture.layers(), strict=True):
         symbols = {"h": new_layer.heads, "g": new_layer.kv_heads, "d": new_layer.head_dim, "m": new_layer.mlp}
@@ -327,26 +345,6 @@ def _check_routers(located_model: LocatedModel, new: Architecture) -> None:
 
 
 # -- depth -------------
-
-
-def _cut(located_model: LocatedModel, architecture: Architecture) -> LocatedModel:
-    """Return a copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed."""
-    depths = {stage.name: stage.depth for stage in architecture.stages}
-    dropped_blocks: list[nn.Module] = []  # they may be most of the model, so they are not copied
-    for stage in located_model.stages:
-        dropped_blocks += _children(stage)[depths[stage.name] :]
-    # a module may keep results of a training step, which torch does not copy
-    with reraise_as(f"{type(located_model.model).__name__} cannot be copied", UnsupportedModel):
-        model = copy.deepcopy(located_model.model, {id(block): nn.Identity() for block in dropped_blocks})
-    set_origin(model, get_origin(located_model.model))
-    for stage in located_model.stages:
-        if stage.container is not None:
-            blocks = get_container(model, stage.name)
-            originals = _children(stage)
-            del blocks[depths[stage.name] :]
-            for _ in range(depths[stage.name] - len(originals)):
-                blocks.append(copy.deepcopy(originals[-1]))
-    return located_model.locate_copy(model)
 
 
 def _children(stage: LocatedStage) -> list[nn.Module]:
