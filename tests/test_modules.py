@@ -74,6 +74,17 @@ def test_own_module_is_read(make: Callable[[], Example]) -> None:
         assert (stage.primary.heads, stage.primary.head_dim, stage.primary.mlp) == (HEADS, WIDTH // HEADS, UNITS)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert leanify.read(model) == shape  # what was found is kept with the model
+    # other shapes are written and read back; its own shape computes the same
+    one, lean = (
+        replace(shape, stages=tuple(stage.reshape(**sizes) for stage in shape.stages))
+        for sizes in ({"depth": 1}, {"depth": 2, "heads": HEADS + 2, "mlp": UNITS // 2})
+    )
+    assert leanify.read(leanify.write(model, one)) == one
+    written = leanify.write(model, lean)
+    assert leanify.read(written) == lean
+    assert difference(outputs(written.double(), inputs), outputs(copy.deepcopy(written), inputs)) == 0
+    same = leanify.write(model, shape)
+    assert difference(outputs(model.double(), inputs), outputs(same.double(), inputs)) == 0
 
 
 @pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
@@ -91,22 +102,6 @@ def test_growth_keeps_outputs(make: Callable[[], Example]) -> None:
                 for parameter in module.parameters():
                     parameter.normal_()
     assert difference(outputs(model, inputs), outputs(grown, inputs)) > 1e-6  # the new heads are alive
-
-
-@pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
-def test_shapes_are_written_and_read(make: Callable[[], Example]) -> None:
-    model, inputs = made(make)
-    shape = leanify.read(model, inputs=inputs)
-    one, lean = (
-        replace(shape, stages=tuple(stage.reshape(**sizes) for stage in shape.stages))
-        for sizes in ({"depth": 1}, {"depth": 2, "heads": HEADS + 2, "mlp": UNITS // 2})
-    )
-    assert leanify.read(leanify.write(model, one)) == one
-    written = leanify.write(model, lean)
-    assert leanify.read(written) == lean
-    assert difference(outputs(written.double(), inputs), outputs(copy.deepcopy(written), inputs)) == 0
-    same = leanify.write(model, shape)
-    assert difference(outputs(model.double(), inputs), outputs(same.double(), inputs)) == 0
 
 
 def test_discovered_row_prints_and_parses() -> None:
