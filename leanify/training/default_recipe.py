@@ -229,9 +229,6 @@ def model_recipe(
 
     A text model with a table of labelled texts at ``path`` becomes a classifier or a regressor. A model with a
     teacher keeps the head that both have; an encoder without a head learns the teacher's embeddings.
-
-    The optimiser is AdamW with a cosine and a short warm-up. A model with weights gets a tenth of the learning rate
-    of a fresh one.
     """
     # an image model, or an encoder that learns embeddings
     source = find.find(name)

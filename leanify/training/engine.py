@@ -186,10 +186,9 @@ def freeze_unused(model: nn.Module, sample_loss: Callable[[nn.Module], Tensor], 
 def disable_malloc_trim() -> Iterator[None]:
     """Keep freed memory in the C library's heap between steps; trim it on exit.
 
-    By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which
-    took 5% of the time of a small ViT on a CPU. Blocks of 32 MiB and more are still mapped one by one, so the
-    peak does not rise: 32 and 64 MiB are the upper ends of glibc's adaptive thresholds. Does nothing under
-    other C libraries.
+    By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which took 5% of
+    the time of a small ViT on a CPU. Blocks of 32 MiB and more are still mapped one by one, so the peak does not rise:
+    32 and 64 MiB are the upper ends of glibc's adaptive thresholds. Does nothing under other C libraries.
     """
     machine.set_malloc_thresholds(mmap=32 << 20, trim=-1)
     try:

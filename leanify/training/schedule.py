@@ -63,14 +63,10 @@ def steps_per_unit(schedule: ScheduleSection, steps_per_epoch: int, samples: int
 
 
 def ramp_steps(schedule: ScheduleSection, steps: int) -> int:
-    """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches.
-
-    The ramp takes the share ``batch_ramp`` of the run in the unit of its length. A share of samples takes twice as
-    many steps, because their batches are half as large on average.
-    """
+    """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches."""
     if not 0 <= schedule.batch_ramp < 1:
         raise RecipeError(f"[schedule] batch_ramp is {schedule.batch_ramp:g}; it is a share of the run, 0 … 1")
-    if schedule.steps is None:
+    if schedule.steps is None:  # a share of the samples: batches that grow are half as large on average
         steps *= 2
     return round(schedule.batch_ramp * steps)
 

@@ -193,17 +193,16 @@ def load_safetensors(model: nn.Module, path: Path, names: Sequence[str]) -> None
 
 @dataclass
 class Window:
-    """Summed loss (nats) and targets of this process, the samples of all processes, and the first step whose loss
-    is not finite.
+    """The sums since the last row of the log.
 
     Losses are read from the device on demand and added up one by one in float64: the sum has the same bits however
     often it is read.
     """
 
-    loss: float = 0.0
-    targets: float = 0.0
-    samples: int = 0
-    first_broken_step: float = math.inf
+    loss: float = 0.0  # in nats, of this process
+    targets: float = 0.0  # of this process
+    samples: int = 0  # of all processes
+    first_broken_step: float = math.inf  # whose loss is not finite
     began: float = 0.0
     unread: list[tuple[int, Tensor, Tensor | int]] = field(default_factory=list)
 

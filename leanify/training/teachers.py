@@ -52,10 +52,7 @@ class Teacher:
 
 
 def build_teacher(recipe: TrainingRecipe, student: nn.Module, model: nn.Module | None = None) -> Teacher | None:
-    """The recipe's teacher, which takes the student's inputs; None without ``[distill]``. Raises RecipeError.
-
-    ``model`` is the teacher if it is loaded already.
-    """
+    """The recipe's teacher, or ``model`` if it is loaded already; None without ``[distill]``. Raises RecipeError."""
     section = recipe.distill
     if section is None:
         return None
@@ -149,10 +146,7 @@ class TeacherTargets:
 
 
 def add_targets(splits: Splits, teacher: Teacher | None, place: Accelerator) -> Splits:
-    """The splits with the teacher's embeddings as targets, if the recipe learns them and the splits lack them.
-
-    One process a machine makes them.
-    """
+    """The splits with the teacher's embeddings as targets, if the recipe learns them and the splits lack them."""
     if teacher is None or not teacher.gives_targets or splits.pooling:
         return splits
     # the teacher's folder says how it pools hidden states into an embedding
