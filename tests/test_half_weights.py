@@ -10,7 +10,7 @@ import torch
 from runs import make_documents
 
 import leanify
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.sources.find import build_on_meta, find
 from leanify.sources.weights import has_weights
 from leanify.training.loop import Trainer

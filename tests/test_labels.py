@@ -14,7 +14,7 @@ from leanify.cli.plans import next_lines
 from leanify.data.labels import match_labels
 from leanify.data.splits import load_splits
 from leanify.shrinking.judging import check_original, judge
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.training import preparation, start
 from leanify.upstream.libraries import import_transformers
 

@@ -21,7 +21,7 @@ from leanify.data.data_checks import Look, inspect_splits, inspect_tokens
 from leanify.data.samples import Splits
 from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.masked import Masked
-from leanify.shrinking.original import resolve as resolve_original
+from leanify.shrinking.resolve import resolve as resolve_original
 from leanify.training import start
 from leanify.training.preparation import build_data, build_model
 from leanify.training.start import resolve

@@ -17,7 +17,7 @@ from test_shrink_heads import SIZES, drawn
 
 import leanify
 from leanify.shrinking.judging import judge
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.sources import find
 from leanify.upstream.libraries import import_timm, import_transformers
 

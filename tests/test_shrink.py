@@ -27,7 +27,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.search.options import Options
 from leanify.shrinking.candidates import Prices, candidates
 from leanify.shrinking.carry import calibration_samples
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.shrinking.time_plan import SAMPLE_LIMITS, limit_samples
 from leanify.training import start
 from leanify.upstream.libraries import import_transformers

@@ -27,7 +27,8 @@ from leanify.shrinking.carry import MAX_TOKENS, MIN_TOKENS, Carried
 from leanify.shrinking.folder import ShrinkFolder
 from leanify.shrinking.healing import heal, healing_copy
 from leanify.shrinking.judging import compare_embeddings, judge
-from leanify.shrinking.original import Original, resolve
+from leanify.shrinking.original import Original
+from leanify.shrinking.resolve import resolve
 from leanify.shrinking.shrink import is_late
 from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
 from leanify.sources.source import describe

@@ -13,7 +13,7 @@ import leanify
 from leanify.core.errors import LeanifyError
 from leanify.core.files.reading import read_json
 from leanify.shrinking import shrink as shrinking
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.shrinking.tokens import price_blocks
 
 

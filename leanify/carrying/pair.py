@@ -6,9 +6,8 @@ Each layer has its own norms, LayerScale and biases: gains and biases of norms a
 read them, LayerScale into the output projections. (Calvo González et al., Leveraging the True Depth of LLMs, TMLR
 2026, arXiv 2502.02790, run pairs of layers in this way for speed.)
 
-The depth halves, no weight is lost, and the number of parameters stays the same except for one block's norms. The
-function changes: the second layer no longer sees the output of the first. Every pair is checked against its two layers
-run side by side.
+No weight is lost, but the second layer no longer sees the output of the first. Every pair is checked against its two
+layers run side by side.
 """
 
 from __future__ import annotations

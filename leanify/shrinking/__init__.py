@@ -1,6 +1,7 @@
 """`leanify shrink`: a checkpoint, data and a budget of parameters in, the best smaller checkpoint out.
 
-original    the checkpoint, its data and its quality, resolved once
+original    the checkpoint with its data and recipe, read once
+resolve     how it is found, and what is refused
 tokens      the tokens that stay, chosen with the blocks under one budget
 candidates  the shapes that meet the budget
 carry       the original's weights in a candidate's shape (`leanify.carrying`)

@@ -22,7 +22,8 @@ from leanify.core.errors import DataError, LeanifyError
 from leanify.core.units import format_metric, format_share
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection
-from leanify.shrinking.original import Original, remedy
+from leanify.shrinking.original import Original
+from leanify.shrinking.resolve import remedy
 from leanify.sources.heads import Pooling
 from leanify.sources.weights import is_headless
 from leanify.tasks.sentence_embedding import embed

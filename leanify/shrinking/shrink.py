@@ -34,7 +34,8 @@ from leanify.shrinking.carry import save as save_model
 from leanify.shrinking.folder import MOVING, ShrinkFolder
 from leanify.shrinking.healing import Healed, heal, rehearse
 from leanify.shrinking.judging import CROWD, Quality, check_original, judge, judged_on
-from leanify.shrinking.original import Original, resolve
+from leanify.shrinking.original import Original
+from leanify.shrinking.resolve import resolve
 from leanify.shrinking.time_plan import (
     HEALING_SHARE,
     PRIORITY,

@@ -227,9 +227,19 @@ def cut_original(
     if distill is not None and original.teacher is not None:
         distill = replace(distill, teacher=str(folder))
     recipe = replace(original.recipe, data=data, distill=distill)
-    splits = _split_anew(original.splits, folder) or load_splits(data_section(recipe), shell)
-    facts = _facts(original.splits, splits, vocabulary, kept_tokens, counts)
-    old, new = (token_stream(base_samples(one.train)) for one in (original.splits, splits))
+    before = original.splits
+    if isinstance(base_samples(before.train), Sentences):
+        parts: dict[str, Any] = {"tokenizer": tokenizers.load(folder)}
+        for name in SPLITS:
+            samples = getattr(before, name)
+            if samples is not None:
+                places = base_places(samples).tolist()
+                parts[name] = base_samples(samples).retokenise(parts["tokenizer"], places)
+        splits = replace(before, **parts)
+    else:  # windows of a text
+        splits = load_splits(data_section(recipe), shell)
+    facts = _facts(before, splits, vocabulary, kept_tokens, counts)
+    old, new = (token_stream(base_samples(one.train)) for one in (before, splits))
     taught = None if old is None or new is None else taught_tokens(old, new, vocabulary, kept_tokens)
     fewer = FewerTokens(original, folder, facts, taught)
     return original.with_model(shell, load, recipe=recipe, splits=splits, fewer=fewer)
@@ -248,19 +258,6 @@ def _tokenizer_folder(original: Original, vocabulary: Vocabulary, kept_tokens: K
             side_files.copy_side_files(original.module, folder)
             cut_tokenizer(folder, vocabulary, kept_tokens)
     return place
-
-
-def _split_anew(splits: Splits, folder: Path) -> Splits | None:
-    """Return the same samples in the same order, split by another tokenizer; None if they are windows of a text."""
-    if not isinstance(base_samples(splits.train), Sentences):
-        return None
-    tokenizer = tokenizers.load(folder)
-    parts: dict[str, Any] = {"tokenizer": tokenizer}
-    for name in SPLITS:
-        samples = getattr(splits, name)
-        if samples is not None:
-            parts[name] = base_samples(samples).retokenise(tokenizer, base_places(samples).tolist())
-    return replace(splits, **parts)
 
 
 def _facts(

@@ -59,17 +59,22 @@ def cut_model(model: nn.Module, tokens: KeptTokens) -> nn.Module:
     for name, tensor in _tensors(result):
         shape = old_shapes.get(name, tensor.shape)
         axes = [axis for axis, size in enumerate(shape) if new_shapes.get(name, shape)[axis] != size]
+        if axes and id(tensor) not in cut:
+            if len(axes) != 1 or tensor.shape != shape:
+                raise ShapeError(f"the vocabulary's axis of {name} {tuple(tensor.shape)} is not known")
+            rows = torch.tensor(tokens.rows(tensor.shape[axes[0]]), device=tensor.device)
+            new = place(tensor.detach().index_select(axes[0], rows))
+            is_parameter = isinstance(tensor, nn.Parameter)
+            cut[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
         if axes:
-            if id(tensor) not in cut:
-                cut[id(tensor)] = _cut_tensor(name, tensor, axes, shape, tokens)
             path, _, leaf = name.rpartition(".")
             setattr(result.get_submodule(path), leaf, cut[id(tensor)])
 
     # the numbers in modules that upstream sets otherwise with the smaller vocabulary
     modules = dict(result.named_modules(remove_duplicate=False))
     built = dict(before.named_modules(remove_duplicate=False))
-    for path, new in after.named_modules(remove_duplicate=False):
-        for key, value in vars(new).items():
+    for path, module in after.named_modules(remove_duplicate=False):
+        for key, value in vars(module).items():
             old = vars(built[path]).get(key)
             if path in modules and type(value) in (int, list) and old != value:
                 setattr(modules[path], key, value)
@@ -84,14 +89,6 @@ def check_cuttable(model: Any) -> None:
         raise UnsupportedModel(f"{type(model).__name__} is no model of transformers, whose vocabularies can be cut")
     if type(getattr(model.config.get_text_config(), "vocab_size", None)) is not int:
         raise UnsupportedModel(f"{type(model).__name__} has no vocabulary of tokens")
-
-
-def _cut_tensor(name: str, tensor: Tensor, axes: list[int], built: torch.Size, tokens: KeptTokens) -> Tensor:
-    if len(axes) != 1 or tensor.shape != built:
-        raise ShapeError(f"the vocabulary's axis of {name} {tuple(tensor.shape)} is not known")
-    rows = torch.tensor(tokens.rows(tensor.shape[axes[0]]), device=tensor.device)
-    new = place(tensor.detach().index_select(axes[0], rows))
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

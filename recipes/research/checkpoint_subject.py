@@ -20,7 +20,7 @@ from leanify.data.samples import Keyed, Splits
 from leanify.data.texts import corpus, own_texts, sentences, tokenizers
 from leanify.data.texts.encoded import takes_types
 from leanify.layouts.faults import Faults
-from leanify.shrinking.original import resolve
+from leanify.shrinking.resolve import resolve
 from leanify.sources.heads import read_pooling
 from leanify.tasks import answer
 from leanify.tasks.regression import correlation
