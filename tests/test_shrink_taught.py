@@ -20,7 +20,7 @@ from leanify.data.samples import IGNORED, Selection
 from leanify.data.texts.corpus import Corpus
 from leanify.shrinking.taught import TaughtSamples, taught_tokens
 from leanify.tasks.language_modelling import CausalLm
-from leanify.training.distillation import TAUGHT, distill
+from leanify.training.distillation import TAUGHT, Distilled, Learner
 from leanify.training.engine import build_accelerator
 from leanify.vocabulary.closure import RankedTokens
 from leanify.vocabulary.kinds import read_vocabulary
@@ -73,9 +73,9 @@ def test_texts_teach_where_the_teacher_does_not(tmp_path: Path) -> None:
     inputs, targets = {"input_ids": ids[:, :-1]}, ids[:, 1:]
     taught = torch.rand(targets.shape) < 0.5
     for weight in (1.0, 0.6):
-        section = DistillSection("x", weight=weight)
-        task = distill(section, CausalLm(0.0, None), student, teacher, inputs, 0, place)
-        loss = task.loss(task.learner, {**inputs, TAUGHT: taught}, targets)
+        section, learner = DistillSection("x", weight=weight), Learner(student, [], [])
+        task = Distilled(CausalLm(0.0, None), section, learner, teacher, [], place)
+        loss = task.loss(learner, {**inputs, TAUGHT: taught}, targets)
         mine, theirs = student(**inputs).logits, teacher(**inputs).logits
         nats = cross_entropy(mine.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         distributions = [torch.distributions.Categorical(logits=logits) for logits in (theirs, mine)]
