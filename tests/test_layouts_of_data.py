@@ -262,10 +262,3 @@ def test_labels_for_none_are_left_out_of_pictures_too(tmp_path: Path) -> None:
     found = recognise(tmp_path)
     assert "n/a, nan are none" in found.description
     assert (found.classes, read(tmp_path, found)[0]) == (2, ["cat", "dog"])
-
-
-def test_spellings_of_one_class_are_said(tmp_path: Path) -> None:
-    put(tmp_path, "train.csv", '"{a}",{label}', "text,label", values="Good good bad")
-    assert "Good, good differ in their case alone" in recognise(tmp_path).description
-    pictures(tmp_path / "other", "train/Cat", "train/cat", "train/dog")
-    assert "Cat, cat differ in their case alone" in recognise(tmp_path / "other").description

@@ -165,7 +165,7 @@ CASES: dict[str, tuple[Any, str]] = {
     ),
     "texts by year": (
         lambda place: [labelled(place / year / month / "a.txt") for year in ("2023", "2024") for month in ("a", "b")],
-        "texts in such folders (a, b) are not read: the texts of a class are .txt files in a folder of its name",
+        "found 2023, 2024. It looks for images or texts in DIR/CLASS/ or DIR/train/CLASS/",
     ),
     "hub": (
         lambda place: [

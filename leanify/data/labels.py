@@ -52,12 +52,10 @@ class LabelMatch:
         else:
             return
         order = "the labels were taken in order, since names say nothing, and a" if self.kind == "guess" else "a"
-        remedy = "Write the data's labels as the model's outputs are called, or correct id2label in its config.json"
-        if self.kind == "same":
-            remedy = (
-                "They are called alike, so the names in its config.json (id2label) may be in another order: correct it"
-            )
-        raise DataError(f"{order} score of {share:.1%} on {samples:,} samples {problem}: {self.lists}. {remedy}")
+        raise DataError(
+            f"{order} score of {share:.1%} on {samples:,} samples {problem}: {self.lists}. Write the data's labels as "
+            "the model's outputs are called, or correct the order of id2label in its config.json"
+        )
 
 
 def match_labels(labels: Sequence[str], outputs: Sequence[str]) -> LabelMatch:

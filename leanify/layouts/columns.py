@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import chain
@@ -336,13 +335,6 @@ def missing_labels(labels: Iterable[str], order: Sequence[str] = ()) -> list[str
     words = [value for value in sorted(values) if value.lower() in MISSING_LABELS]
     words = words if any(len(value) > 2 for value in values.difference(words)) else []
     return ["-", *words] if "-" in values and "+" not in values and len(values) > 2 else words
-
-
-def note_alike(names: Sequence[str]) -> str:
-    """A note on classes that differ in their case alone, as spellings of one do; "" without."""
-    spellings = Counter(map(str.casefold, names))
-    alike = [name for name in names if spellings[name.casefold()] > 1]
-    return f"; {preview(alike)} differ in their case alone" if alike else ""
 
 
 def parse_number(text: str) -> float | None:

@@ -76,9 +76,6 @@ class NamedColumns:
     def text_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         return self.texts if self.texts and set(self.texts) <= set(names) else columns.guess_texts(names)
 
-    def label_column(self, names: Sequence[str]) -> str | None:
-        return self.label if self.label in names else columns.match_column(columns.LABELS, names)
-
     def picture_column(self, file: Path, rows: Sequence[Row]) -> str | None:
         """The column of images: the one asked for, one of a usual name, the only one with such cells."""
         row = rows[0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 
@@ -18,7 +18,7 @@ from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColum
 from leanify.layouts.rows import find_table, labels_pictures
 from leanify.layouts.split_names import FILLERS, are_split_names, has_filler, is_split, parse_split, synonyms
 from leanify.layouts.table_data import MAX_NAMES, NO_IMAGES, count_noun, describe_table
-from leanify.layouts.text_folders import class_texts, describe_unlabelled, find_texts, list_texts
+from leanify.layouts.text_folders import describe_unlabelled, find_texts, list_texts
 
 MAX_FILES = 1000  # of a folder, by which it has sounds or videos
 DEPTH, MAX_FOLDERS = 2, 100  # of folders below one without data that are looked into, each with all its contents
@@ -301,16 +301,20 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
     if 0 < len(sets) < len(names) and (are_again or are_named):
         faults.append(f"{preview([*sets])} has folders of classes, and pictures lie beside it: name one of them")
     # what may be meant otherwise
-    shared_folders = _same_folders(image_files.data_folder(train / name) for name in names)
-    inner_folders = [] if shared_folders else _inner_classes([train / name for name in names])
-    if inner_folders:
+    classes = [image_files.data_folder(train / name) for name in names]
+    inner_names: list[list[str]] = []
+    if not any(map(image_files.has_picture, classes)):
+        inner_names = [[folder.name for folder in image_files.class_folders(place)] for place in classes]
+    is_nested = 2 * sum(len(inner) > 1 for inner in inner_names) > len(inner_names)
+    if is_nested and any(inner != inner_names[0] for inner in inner_names):
+        inner_folders = preview([*chain(*inner_names)])
         description += (
-            f"; their images are in folders of their own ({preview(inner_folders)}): if those are the classes, put "
-            "them side by side"
+            f"; their images are in folders of their own ({inner_folders}): if those are the classes, put them side by "
+            "side"
         )
-    if shared_folders:
-        description += f"; each of these folders has the folders {preview(shared_folders)}: "
-        if are_split_names(shared_folders):
+    elif is_nested:
+        description += f"; each of these folders has the folders {preview(inner_names[0])}: "
+        if are_split_names(inner_names[0]):
             description += "their images are mixed, unless you move them to DIR/train/CLASS and DIR/validation/CLASS"
         else:
             description += "if those are the classes, name one of the outer ones"
@@ -326,7 +330,6 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
         description += f"; {preview(left_out)} is left out as a tool's folder: rename it if it is a class"
     if others:
         description += f"; {image_files.describe_unread(others)}"
-    description += columns.note_alike(names)
     if single := [name for name in names if counts[name] == 1]:
         description += f"; one image alone in {preview(single)}"
     fault = "; ".join(faults) or None
@@ -348,25 +351,6 @@ def _is_of_pictures(place: Path) -> bool:
     return len(stems) > max(1, len(texts)) or (len(stems) > 1 and {file.stem for file in texts} <= {*stems})
 
 
-def _same_folders(classes: Iterable[Path]) -> list[str]:
-    """The folders in every class, if all have the same two or more and no image; otherwise []."""
-    shared_names: list[str] | None = None
-    for place in classes:
-        names = [folder.name for folder in image_files.class_folders(place)]
-        if len(names) < 2 or shared_names not in (None, names) or image_files.has_picture(place):
-            return []
-        shared_names = names
-    return shared_names or []
-
-
-def _inner_classes(classes: Sequence[Path]) -> list[str]:
-    """The folders of pictures in classes which have no picture beside them, if most have several; otherwise []."""
-    inner = [[*image_files.class_folders(place)] for place in classes]
-    if any(map(image_files.has_picture, classes)) or 2 * sum(len(folders) > 1 for folders in inner) <= len(classes):
-        return []
-    return [folder.name for place in classes for folder in image_files.picture_folders(place)]
-
-
 # -- folders without data that are read -------------------------------------------------------------------------------
 
 
@@ -382,7 +366,6 @@ def _explain_folder(place: Path, selection: NamedColumns, depth: int) -> OwnData
         return nothing(names)
     return (
         _explain_tables(files, place, selection)
-        or _explain_texts(folders)
         or _explain_inner_data(folders, place, selection, depth)
         or _explain_images(place, folders)
         or _explain_files(files, folders, place, selection)
@@ -407,22 +390,6 @@ def _explain_tables(files: Sequence[Path], place: Path, selection: NamedColumns)
         f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them, or call them "
         "train.csv and validation.csv. Parts of one table are to be joined. If each has the rows of a class, write "
         "one table with their names in a column label"
-    )
-
-
-def _explain_texts(folders: Sequence[Path]) -> OwnData | None:
-    """Texts in folders of their splits or classes, unless folders have classes each, which are to be named."""
-    if any(map(class_texts, folders)):
-        return None
-    texts: set[str] = set()
-    for folder in folders:
-        inner = [folder, *(subfolder for subfolder in folder.iterdir() if subfolder.is_dir())]
-        texts.update(place.name for place in inner if list_texts(place))
-    if len(texts) < 2:
-        return None
-    return nothing(
-        f"texts in such folders ({preview(sorted(texts))}) are not read: the texts of a class are .txt files in a "
-        "folder of its name, DIR/CLASS or DIR/train/CLASS"
     )
 
 

@@ -129,7 +129,9 @@ def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
     needs_labels = selection.task not in columns.WITHOUT_LABELS
     label = None
     if needs_labels:
-        label = selection.label_column(list(rows[0]))
+        label = selection.label
+        if label not in rows[0]:
+            label = columns.match_column(columns.LABELS, list(rows[0]))
         # cells with several labels or texts, which nothing here learns
         cells = [] if label is None else [row.get(label) for row in rows]
         if any(isinstance(cell, (list, tuple)) and len(cell) != 1 for cell in cells):
@@ -233,12 +235,8 @@ def _describe_plain_rows(table: _Table, labels: Sequence[str], validation: Path 
     names = list(table.rows[0])
     if not table.texts or labels:
         return nothing(_describe_unclear(table.file, table.rows, labels, table.place), table.file if labels else "")
-    rest = (
-        "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(table.texts) else ""
-    )
-    for name, cell in table.rows[0].items():
-        if isinstance(cell, dict) and (inner := columns.match_column(columns.LABELS, list(cell))) is not None:
-            rest += f"; column {name} has a {inner} inside, which is learnt if it is a column beside the text"
+    has_others = len(names) > len(table.texts)
+    rest = "; a label is learnt if its column is named, --set data.label=COLUMN" * has_others
     description = f"texts in {table.file} (column {table.texts[0]}{rest})"
     return OwnData("text", description, validation is not None)
 
@@ -288,7 +286,7 @@ def _describe_samples(table: _Table, samples: str, of: tuple[str, ...], labels: 
             are = "are" if len(labels.missing) > 1 else "is"
             remedy = f"{preview(labels.missing)} {are} none, and such rows are left out"
         description += f"; {count_noun(labels.unlabelled, 'row')} without a label: {remedy}"
-    return description + ("" if labels.are_numbers else columns.note_alike(labels.names))
+    return description
 
 
 def _has_many_classes(labels: _Labels) -> bool:
