@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -219,13 +219,16 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
     for name in list(parts)[1:]:
         if max(len(training), len(parts[name])) > MAX_COMPARED:
             continue
-        sizes = [set(_sizes(samples)) for samples in (training, parts[name])]
-        shared_sizes = (sizes[0] & sizes[1]) - {-1}
-        training_digests = dict(_digests(training, shared_sizes))
-        pairs = []
-        for digest, other in _digests(parts[name], shared_sizes):
-            if digest in training_digests:
-                pairs.append((other, training_digests[digest]))
+        contents = [list(_contents(samples)) for samples in (training, parts[name])]
+        sizes, other_sizes = ({size for size, _, _ in samples} for samples in contents)
+        shared_sizes = (sizes & other_sizes) - {-1}
+        training_names, pairs = {}, []
+        for size, sample, read in contents[0]:
+            if size in shared_sizes:
+                training_names[hashlib.sha256(read()).digest()] = sample
+        for size, sample, read in contents[1]:
+            if size in shared_sizes and (digest := hashlib.sha256(read()).digest()) in training_names:
+                pairs.append((sample, training_names[digest]))
         if pairs:
             look.warnings.append(
                 f"{len(pairs):,} of {len(parts[name]):,} {name} samples are among the training samples, too: "
@@ -233,31 +236,22 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
             )
 
 
-def _sizes(samples: Any) -> Iterator[int]:
-    """The size of each sample: bytes of a picture, tokens of a text; none where samples are not compared."""
+def _contents(samples: Any) -> Iterator[tuple[int, str, Callable[[], bytes]]]:
+    """The size of each sample (tokens of a text, bytes of a picture), its name, and how to read it."""
     base, indices = _unwrap(samples)
-    if getattr(base, "flat", None):
-        yield from base.lengths[indices].tolist()
     files: Any = getattr(base, "files", None)
-    if hasattr(files, "size"):
-        yield from (files.size(int(index)) for index in indices)
 
+    def read_picture(index: int) -> bytes:
+        with files[index][0] as file:
+            content: bytes = file.read()
+            return content
 
-def _digests(samples: Any, sizes: set[int]) -> Iterator[tuple[bytes, str]]:
-    """(digest, name) of each sample that has one of some sizes."""
-    base, indices = _unwrap(samples)
-    if getattr(base, "flat", None):
-        ids, _ = base.flat["input_ids"]
-        for place in indices[np.isin(base.lengths[indices], list(sizes))].tolist():
-            tokens = ids[base.starts[place] : base.starts[place] + base.lengths[place]]
-            yield hashlib.sha256(tokens.tobytes()).digest(), f"sample {place + 1}"
-    files: Any = getattr(base, "files", None)
-    if not hasattr(files, "size"):
-        return
     for index in indices.tolist():
-        if files.size(index) in sizes:
-            with files[index][0] as file:
-                yield hashlib.sha256(file.read()).digest(), str(files.filename(index, absolute=True))
+        if getattr(base, "flat", None):
+            start, length = base.starts[index], int(base.lengths[index])
+            yield length, f"sample {index + 1}", base.flat["input_ids"][0][start : start + length].tobytes
+        elif hasattr(files, "size"):
+            yield files.size(index), str(files.filename(index, absolute=True)), partial(read_picture, index)
 
 
 def _look_for_equal_text(look: Look, parts: dict[str, Any]) -> None:

@@ -1,9 +1,7 @@
 """A fingerprint of a run's data, cheap enough to take at every start.
 
-For files: all names and sizes per folder, and the contents of up to 256 evenly spaced files (sixteen pieces
-of 64 KiB for a large one). For a hub data set: the fingerprint that ``datasets`` keeps. For data that comes
-with a library: sixteen samples. A change that keeps names and sizes and misses the sampled contents goes
-unnoticed.
+Of files it has all names and sizes, and the contents of some; of a hub data set what ``datasets`` keeps; of data that
+comes with a library some samples. A change that keeps names and sizes and misses these contents goes unnoticed.
 """
 
 from __future__ import annotations

@@ -132,7 +132,6 @@ class Order:
 
     @cached_property
     def _grouped(self) -> dict[str, Any]:
-        """Cache of `epoch_order` for the last epoch sorted by length."""
         return {}
 
     def passes(self, step: int) -> list[list[Key]]:

@@ -185,7 +185,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 
 def _counts(cells: Sequence[Any]) -> bool:
-    """Whether each cell is one more than the cell before it."""
     try:
         return len(cells) > 2 and all(int(after) == int(before) + 1 for before, after in pairwise(cells))
     except (TypeError, ValueError):

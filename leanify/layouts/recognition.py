@@ -150,7 +150,6 @@ def _describe_folder(place: Path, selection: NamedColumns, depth: int) -> OwnDat
 
 
 def _find_other_labels(place: Path) -> OwnData | None:
-    """Pictures whose labels are boxes or masks."""
     boxes = next((what for pattern, what in BOXES.items() if next(place.glob(pattern), None) is not None), None)
     if boxes is not None and image_files.has_images(place):
         return nothing(
@@ -264,7 +263,6 @@ def _describe_saved(place: Path, selection: NamedColumns) -> OwnData:
 
 
 def _describe_classes(place: Path, train: Path) -> OwnData:
-    """Describe images in a folder for each class."""
     # folders that hold pictures are the classes; images that are not read, by their endings
     others: Counter[str] = Counter()
     counts = image_files.count_images(image_files.class_folders(train), others)
@@ -402,7 +400,6 @@ def _explain_inner_data(folders: Sequence[Path], place: Path, selection: NamedCo
 
 
 def _name_inner_data(folders: Sequence[Path], place: Path, depth: int) -> str | None:
-    """Which folders below are data; None if none is."""
     kinds = {folder: recognise(folder, depth=depth - 1).kind for folder in folders[:MAX_FOLDERS] if depth}
     lists = "text" if _is_of_pictures(place) else None
     train = image_files.find_split_folder(place, "train")
@@ -444,7 +441,6 @@ def _explain_files(
 
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
-    """Images that are not in folders of their classes."""
     others: Counter[str] = Counter()
     image_counts = image_files.count_images(folders, others)
     if others:

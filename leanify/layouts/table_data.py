@@ -150,7 +150,6 @@ def _describe_rows(table: _Table, validation: Path | None) -> OwnData:
 
 
 def _describe_picture_rows(table: _Table, picture: str, label: str | None, validation: Path | None) -> OwnData:
-    """Pictures, with a label by the name of its column or by its values."""
     file, rows = table.file, table.rows
     names = list(rows[0])
     answer = label or guessing.guess_label(table.all_rows, (picture,))

@@ -1,9 +1,8 @@
 """Decode pictures as a viewer shows them. Training, `predict`, `condition` and the look at own data decode here.
 
 A photo is turned as its EXIF orientation says. Transparent pixels show a background: white, or black where white
-would hide what is drawn. Pictures of 16 bits a channel are scaled by the range of their data set. `choose_decoder`
-decides both from the data, and a run keeps the choice in its recipe, so that everything that reads pictures for
-its model decodes them alike.
+would hide what is drawn. Pictures of 16 bits a channel are scaled by the range of their data set. A run keeps both
+choices in its recipe, so that everything that reads pictures for its model decodes them alike.
 """
 
 from __future__ import annotations

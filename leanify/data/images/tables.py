@@ -1,9 +1,7 @@
-"""Images in tables: CSV, TSV or JSON lines with paths, Parquet with bytes, or a data set saved by ``datasets``.
+"""Images in tables: CSV, TSV or JSON with paths, Parquet with bytes, tar shards, data sets saved by ``datasets``.
 
-``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of
-tar shards (`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label``
-name the columns; by default they are guessed by name. Paths are relative to the table. Parquet images are
-kept in memory, still encoded; images of ``datasets`` are memory-mapped.
+``data.image`` and ``data.label`` name the columns; by default they are guessed by name. Parquet
+images are kept in memory, still encoded; images of ``datasets`` are memory-mapped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """The user's own texts, or text pairs, with a label each: a class or a number.
 
-``data.path`` is a file, or a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet; dev, valid,
-val and test also count as validation). ``data.text`` names one or two columns and ``data.label``
-one; by default they are guessed by name, and the run prints the guess.
-
-Classes are sorted numerically if all are integers, otherwise alphabetically. Whether labels are numbers is said by
-the task (text-regression), which `layouts.recognition` proposes where all are numbers and one has a fraction.
+``data.text`` names one or two columns and ``data.label`` one; by default they are guessed by name. Whether labels are
+numbers is said by the task (text-regression), which `layouts.recognition` proposes where one has a fraction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Sentences for embedding models: the texts of a table (labels are ignored), or the lines of a text file.
 
-``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with
-such a ``train`` file and optionally a ``validation`` file; a folder without one is the sentences of all its
-``.txt`` files. ``data.text`` names the columns, by default guessed by name; each column yields separate
-sentences. Sentences are truncated to ``data.length`` tokens.
+A folder without a file called train is the sentences of all its ``.txt`` files. ``data.text`` names the columns, by
+default guessed by name; each column yields separate sentences, truncated to ``data.length`` tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +78,6 @@ def find_file(path: Path, split: str) -> Path | None:
 
 
 def _find_files(path: Path, split: str) -> list[Path]:
-    """The file of a split, or the text files in its folder."""
     file, folder = find_file(path, split), find_split_folder(path, split)
     if file is not None:
         return [file]

@@ -5,9 +5,8 @@ wordpiece-32768    WordPiece (Wu et al. 2016) of at most that many tokens, lower
                    trained on the training text and cached
 DIR or a hub id    loaded by AutoTokenizer
 
-The library that reads a tokenizer's files is written in Rust. A damaged table makes it panic, or end the process; rules
-that replace one character by forty, one after another, fill any memory. Neither can be caught here, so a fork with
-limits reads them first, in the same way. What came of it is cached by the files' contents.
+The library that reads a tokenizer's files is written in Rust: a damaged table ends the process, and rules that replace
+one character by forty fill any memory. Neither can be caught here, so a fork with limits reads them first.
 """
 
 from __future__ import annotations
@@ -178,7 +177,6 @@ def _bytes() -> Any:
 
 
 def _wordpiece(size: int, lines: Lines, key: str) -> Any:
-    """A WordPiece from the cache, or trained and cached."""
     if size < 64:
         raise DataError(f"a wordpiece of {size} tokens is too small to spell words; use at least 64, better thousands")
     home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"

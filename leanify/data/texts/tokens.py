@@ -58,7 +58,6 @@ class Text:
 
     @property
     def _files(self) -> list[Path]:
-        """The files of a text that is not on the hub."""
         assert isinstance(self.place, Path)
         if hub.is_saved(self.place):
             return sorted(self.place.glob("*.arrow"))
