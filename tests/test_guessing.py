@@ -17,7 +17,7 @@ from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key
 from leanify.core import recipe as recipes
 from leanify.core.recipe import DataSection
-from leanify.data.texts import corpus, own_texts
+from leanify.data.texts import corpus
 from leanify.data.texts.own_texts import LabelledTable
 from leanify.layouts.faults import Faults
 from leanify.layouts.recognition import recognise
@@ -72,17 +72,6 @@ def test_text_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
     found = recognise(table(tmp_path, **columns))
     assert (found.kind, found.task, found.columns) == ("text", None, None)
     assert ("--set data.label=COLUMN" in found.description) == (len(columns) > 1)
-
-
-def test_dataset_class_order_is_kept(tmp_path: Path) -> None:
-    """A Parquet file as ``datasets`` writes it: numbers, and their names beside them."""
-    import datasets
-
-    names = ["sad", "neutral", "joy"]
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
-    rows = {"text": TEXTS, "label": [i % 3 for i in range(len(TEXTS))]}
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
-    assert own_texts.find_classes(DataSection("data", "text-classification", str(tmp_path))) == names
 
 
 def test_validation_text_is_held_out(tmp_path: Path) -> None:

@@ -16,13 +16,11 @@ import bounds
 import numpy as np
 import pytest
 import tokenizers as rust
-import torch
 from commands import CODE
 from PIL import Image
 from runs import DIGITS, Warnings, change_json, make_pictures, refused
 from test_hostile_runs import TEXT
 
-from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.core.files import cache
@@ -409,13 +407,6 @@ def test_timm_augmentation_runs_with_pillow(pictures: Path) -> None:
     for operation in hits:
         operation.prob, operation.magnitude, operation.magnitude_std = 1.0, 10, 0
         operation(image)
-
-
-def test_missing_device_is_named() -> None:
-    assert machine.parse_device("cpu") == torch.device("cpu")
-    for name in ("x", "cuda:99", "cpu:x", "meta", ""):
-        with refused(LeanifyError, "the device"):
-            machine.parse_device(name)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

@@ -135,10 +135,3 @@ def test_unread_kinds_are_counted(tmp_path: Path) -> None:
         path.unlink()
     assert recognise(tmp_path).kind is None
     assert "it has files that are not read: 3 .heic" in recognise(tmp_path).fault
-
-
-def test_classes_are_counted_by_number(tmp_path: Path) -> None:
-    for name in ("10", "9", "1"):
-        image(tmp_path / name / "0.png")
-    found = recognise(tmp_path)
-    assert "(1, 9, 10)" in found.description

@@ -55,6 +55,7 @@ def read(folder: Path, found: OwnData) -> tuple[list[str], str]:
                 reader[index][0].close()
         return classes, where
     table = own_texts.read_split_table(data, "train", Faults())
+    assert len(table.rows) == found.samples
     if found.is_validated:
         assert own_texts.read_split_table(data, "validation", Faults()).rows
     return table.names, table.columns
@@ -96,49 +97,6 @@ def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
     assert (found.kind, found.fault) == ("sentences", None)
     classes, said = read(tmp_path, found)
     assert (said, classes) == (columns, names)
-
-
-PICTURE_TABLES: dict[str, tuple[str, str, list[Table], list[str]]] = {  # a folder, an ending, and tables beside it
-    "list with commas": (
-        "images", ".png", [(name, "images/{i:03}.png,{label}", "", "0 1") for name in ("train.lst", "val.lst")],
-        ["0", "1"],
-    ),
-    "list with tabs": (
-        "jpg", ".jpg", [("meta/train.txt", "jpg/{i:03}.jpg\t{label}", "", "rose tulip")], ["rose", "tulip"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PICTURE_TABLES)
-def test_tables_name_pictures_beside_them(tmp_path: Path, name: str) -> None:
-    folder, suffix, tables, names = PICTURE_TABLES[name]
-    pictures(tmp_path, folder, number=ROWS, suffix=suffix)
-    for file, line, header, values in tables:
-        put(tmp_path, file, line, header, values=values)
-    found = recognise(tmp_path)
-    assert (found.kind, found.fault, found.is_validated) == ("images", None, len(tables) == 2)
-    assert read(tmp_path, found)[0] == names
-
-
-@pytest.mark.parametrize(
-    "splits",
-    [
-        ("Train_Set", "Validation_Set"),
-        ("train_data", "valid_data"),
-        ("1-train", "2-val"),
-        ("flowers_train", "flowers_test"),
-        ("imgs/training", "imgs/testing"),
-        ("train2014", "val2014"),
-        ("data/train", "data/dev"),
-        ("dataset-train/dataset-train", "dataset-test/dataset-test"),
-    ],
-)
-def test_split_folders_are_no_classes(tmp_path: Path, splits: tuple[str, str]) -> None:
-    for split in splits:
-        pictures(tmp_path, f"{split}/cat", f"{split}/dog")
-    found = recognise(tmp_path)
-    assert (found.kind, found.classes, found.is_validated, found.samples) == ("images", 2, True, 8)
-    assert read(tmp_path, found)[0] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(

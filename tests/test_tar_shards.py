@@ -5,21 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import final_state, refused
+from runs import refused
 
 import leanify
 from leanify.core.errors import DataError, SourceError
 from leanify.core.recipe import DataSection
 from leanify.data.images.folder import read, read_picture
 from leanify.layouts.recognition import check_is_no_data, recognise
-from leanify.runs.run_directory import RunDirectory
-from leanify.training import start as training
 
 NAMES = ("blue", "green", "red")
 SIZE = 8
@@ -89,22 +86,6 @@ def test_class_is_number_name_or_field(tmp_path: Path, kind: str) -> None:
     (train, _), names, _ = read(section(tmp_path, holdout=0.25))
     assert tuple(names) == NAMES
     assert [read_picture(train, index, "RGB")[1] for index in range(12)] == [index % 3 for index in range(12)]
-
-
-def test_shard_run_resumes_identically(place: Path, tmp_path: Path) -> None:
-    found = recognise(place)
-    assert found.kind == "images"
-    assert "3 tar shards" in found.description
-    sizes = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
-    leanify.save(leanify.load("vit_tiny_patch16_224", overrides={**sizes, "num_classes": 3}), tmp_path / "model")
-    told = [f"data.path={place}", "schedule.epochs=2", "schedule.batch_size=16", "run.checkpoint_every=2", "run.keep=0"]
-    run = training.train(training.resolve(tmp_path / "model", told), tmp_path / "run")
-    whole = final_state(run)
-    for point in RunDirectory.open(run).checkpoints():
-        if point.step > 2:
-            shutil.rmtree(point.path)
-    training.train(resume=run)
-    assert final_state(run) == whole
 
 
 def test_archive_beside_folders_is_ignored(tmp_path: Path) -> None:
