@@ -99,6 +99,26 @@ def test_labels_come_before_a_language_model(tmp_path: Path, name: str) -> None:
     assert (said, classes) == (columns, names)
 
 
+@pytest.mark.parametrize("mark", [",", "\t"])
+def test_lists_have_paths_and_classes(tmp_path: Path, mark: str) -> None:
+    pictures(tmp_path, "jpg", number=ROWS, suffix=".jpg")
+    put(tmp_path, "meta/train.txt", f"jpg/{{i:03}}.jpg{mark}{{label}}", values="rose tulip")
+    found = recognise(tmp_path)
+    assert (found.kind, found.fault) == ("images", None)
+    assert read(tmp_path, found)[0] == ["rose", "tulip"]
+
+
+@pytest.mark.parametrize(
+    "splits", ["Train_Set Val_Set", "train_data valid_data", "1-train 2-val", "data/train data/dev"]
+)
+def test_split_folders_are_no_classes(tmp_path: Path, splits: str) -> None:
+    for split in splits.split():
+        pictures(tmp_path, f"{split}/cat", f"{split}/dog")
+    found = recognise(tmp_path)
+    assert (found.kind, found.classes, found.is_validated, found.samples) == ("images", 2, True, 8)
+    assert read(tmp_path, found)[0] == ["cat", "dog"]
+
+
 @pytest.mark.parametrize(
     "names", [("constrained", "straining"), ("bus", "car"), ("valley", "dawn"), ("device", "tester")]
 )

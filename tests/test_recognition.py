@@ -247,6 +247,22 @@ def test_damaged_rows_are_counted(tmp_path: Path) -> None:
     assert "1 row cannot be read, the first: " in found.description
 
 
+def test_parquet_shards_are_one_table(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = [f"train-{i:05}-of-00003" for i in range(3)] + ["validation-00000-of-00001"]
+    for start, name in enumerate(names):
+        rows = [{"text": TEXTS[i], "label": i % 2} for i in range(10 * start, 10 * start + 10)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    found = recognise(tmp_path)
+    assert (found.kind, found.is_validated, found.samples, found.classes) == ("sentences", True, 30, 2)
+    assert "(of 3 shards)" in found.description
+    data = DataSection("data", "text-classification", path=str(tmp_path))
+    tables = [own_texts.read_split_table(data, split, Faults()) for split in ("train", "validation")]
+    assert [list(table.lines) for table in tables] == [TEXTS[:30], TEXTS[30:]]
+
+
 def test_image_column_takes_any_name(tmp_path: Path) -> None:
     pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
     csv(tmp_path / "list.csv", "shot,kind", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
