@@ -162,11 +162,7 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     is_other = path.suffix != "" and path.suffix.lower() not in (*FASTTEXT, *FASTTEXT_SPLITS, *LISTS)
     if is_other or not path.is_file():
         return None
-    try:
-        with open_text(path, DataError, text_encoding(path, DataError), "ignore") as file:
-            lines = file.read(LONGEST_LINE).splitlines()[:MAX_LINES]
-    except DataError:  # zero bytes
-        return None
+    lines = _read_start(path).splitlines()[:MAX_LINES]
     rows = [line for line in lines if line.strip()]
     words = rows[0].split() if rows else []
     if any(word.startswith(FASTTEXT_MARK) for word in (*words[:1], *words[-1:])):
@@ -190,6 +186,15 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     mark = even_mark(rows, TEXT_MARKS)
     is_sure = mark is not None and (mark == "\t" or len(mark) > 1)
     return "cells" if is_sure or (mark is not None and _have_labels(rows, mark)) else None
+
+
+def _read_start(file: Path) -> str:
+    """The first characters of a text file; "" for one with zero bytes."""
+    try:
+        with open_text(file, DataError, text_encoding(file, DataError), "ignore") as text:
+            return text.read(LONGEST_LINE)
+    except DataError:
+        return ""
 
 
 def _have_labels(lines: Sequence[str], mark: str) -> bool:
@@ -283,11 +288,7 @@ def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
 
 def _has_objects(file: Path) -> bool:
     """Whether a .json, which may be anything, begins with a list of objects, or with two lines of an object each."""
-    try:
-        with open_text(file, DataError, text_encoding(file, DataError), "ignore") as text:
-            start = text.read(LONGEST_LINE).lstrip()
-    except DataError:  # zero bytes
-        return False
+    start = _read_start(file).lstrip()
     lines = start.splitlines()[:2]
     return re.match(r"\[\s*\{", start) is not None or (len(lines) > 1 and all(line.startswith('{"') for line in lines))
 
