@@ -19,7 +19,7 @@ from leanify.core.bounds import call
 from leanify.core.bounds import memory as memory_bound
 from leanify.core.errors import DataError, LeanifyError
 from leanify.data.images.decoding import Decoder, bytes_per_pixel, open_picture
-from leanify.data.images.processor import find_processor
+from leanify.data.images.folder import find_processor
 from leanify.data.texts import tokenizers
 from leanify.sources import names
 
