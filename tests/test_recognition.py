@@ -156,7 +156,10 @@ CASES: dict[str, tuple[Any, str]] = {
         """--set 'data.text=["story"]' --set data.label=stars""",
     ),
     "numbers": (lambda place: csv(place / "a.csv", "a,b", lambda i: f"{i / 3},{i % 2}"), "has texts of several words"),
-    "one folder": (lambda place: pictures(place, "a/0.png", "a/1.png"), "2 images are all in one folder, a"),
+    "one folder": (
+        lambda place: pictures(place, "a/0.png", "a/1.png"),
+        "has one class, a; with one folder per class",
+    ),
     "splits": (lambda place: pictures(place, "val/a/0.png", "test/a/1.png"), "val, are named as splits"),
     "tables": (lambda place: [labelled(place / f"{name}.csv") for name in "ab"], "a.csv, b.csv. Name one of them"),
     "inside": (

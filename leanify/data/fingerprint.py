@@ -44,7 +44,13 @@ def take_fingerprint(data: DataSection, splits: Splits) -> dict[str, Any]:
     contents = {}
     for place in spread_places(len(files), FILES):
         name, size = files[place]
-        contents[name] = _file_digest(top / name, size)
+        content = hashlib.sha256()
+        with open_file(top / name, DataError) as file:
+            pieces = spread_places(size - PIECE + 1, PIECES) if size > PIECES * PIECE else range(0, size, PIECE)
+            for start in pieces:
+                file.seek(start)
+                content.update(file.read(PIECE))
+        contents[name] = content.hexdigest()[:16]
     # number, bytes, and names and sizes of the files in each folder
     files_by_folder: dict[str, list[tuple[str, int]]] = {}
     for name, size in files:
@@ -98,18 +104,6 @@ def _data_files(root: Path) -> Iterator[tuple[str, int]]:
             is_of_data = path.suffix.lower() in SUFFIXES or name.isdigit()  # texts called by a number (20 newsgroups)
             if is_of_data and path.is_file():
                 yield path.relative_to(root).as_posix(), path.stat().st_size
-
-
-def _file_digest(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with open_file(path, DataError) as file:
-        if size <= PIECES * PIECE:
-            digest.update(file.read())
-        else:
-            for place in spread_places(size - PIECE + 1, PIECES):
-                file.seek(place)
-                digest.update(file.read(PIECE))
-    return digest.hexdigest()[:16]
 
 
 def _samples_digest(samples: Any) -> str:

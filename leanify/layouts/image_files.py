@@ -256,18 +256,15 @@ def find_split_folder(folder: Path, split: str) -> Path | None:
     if place is None and len(folders) <= FEW_FOLDERS and choose_split(folders, "train") is None:
         inner_folders = [inner for inner in map(class_folders, folders) if choose_split(inner, "train") is not None]
         place = choose_split(inner_folders[0], split) if len(inner_folders) == 1 else None
-    if place is None or (place in folders and _is_class(place, folders)):
+    if place is None:
+        return None
+    # a folder called train has pictures like its neighbours bus and car, and no table names them
+    classes = [folder for folder in folders if parse_split(folder.name) is None]
+    has_table = any(path.suffix.lower() in TABLES for path in folder.iterdir())
+    if place in folders and len(classes) > 1 and not has_table and all(map(has_picture, (place, *classes))):
         return None
     inner = class_folders(place)
     return inner[0] if len(inner) == 1 and parse_split(inner[0].name) == parse_split(place.name) is not None else place
-
-
-def _is_class(place: Path, folders: Sequence[Path]) -> bool:
-    """Whether a folder called train has pictures like its neighbours bus and car, and no table names them."""
-    others = [folder for folder in folders if parse_split(folder.name) is None]
-    if len(others) < 2 or any(path.suffix.lower() in TABLES for path in place.parent.iterdir()):
-        return False
-    return all(has_picture(folder) for folder in (place, *others))
 
 
 def has_picture(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from leanify.layouts import columns, hub, image_files, joining
 from leanify.layouts.faults import Faults
 from leanify.layouts.own_data import CUT, LAYOUTS, LISTS, NO_COLUMNS, NamedColumns, OwnData, nothing
 from leanify.layouts.rows import find_table, labels_pictures
-from leanify.layouts.split_names import FILLERS, are_split_names, has_filler, is_split, parse_split, synonyms
+from leanify.layouts.split_names import FILLERS, are_split_names, is_split, name_words, parse_split, synonyms
 from leanify.layouts.table_data import MAX_NAMES, NO_IMAGES, count_noun, describe_table
 from leanify.layouts.text_folders import describe_unlabelled, find_texts, list_texts
 
@@ -295,7 +295,7 @@ def _describe_classes(place: Path, train: Path) -> OwnData:
         if inner is not None:
             sets[name] = image_files.class_folders(inner)
     are_again = any({*names} - {name} <= {folder.name for folder in folders} for name, folders in sets.items())
-    are_named = any(parse_split(name) is not None or has_filler(name) for name in names)
+    are_named = any(parse_split(name) is not None or not FILLERS.isdisjoint(name_words(name)) for name in names)
     if 0 < len(sets) < len(names) and (are_again or are_named):
         faults.append(f"{preview([*sets])} has folders of classes, and pictures lie beside it: name one of them")
     # what may be meant otherwise
@@ -442,22 +442,19 @@ def _explain_files(
 
 def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
     others: Counter[str] = Counter()
-    image_counts = image_files.count_images(folders, others)
+    image_files.count_images(folders, others)
     if others:
         return nothing(f"it has {image_files.describe_unread(others)}")
-    pictures = [name for name in image_counts if image_counts[name]]
     image_count = sum(1 for _ in image_files.find_images(place))
+    if not image_count:
+        return None
+    train = image_files.find_split_folder(place, "train") or place
+    names = [folder.name for folder in image_files.picture_folders(train)]
+    if len(names) > 1 and are_split_names(names):
+        return nothing(f"its folders of images, {', '.join(names)}, are named as splits, and none of them is train")
+    hint = joining.hint_labels(place)
+    if len(names) == 1 and not is_split(names[0]):
+        return nothing(f"{train} has one class, {names[0]}; with one folder per class it takes two or more{hint}")
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"
-    # those of a split, folders of other splits, one folder with all
-    train = image_files.find_split_folder(place, "train")
-    if train is not None and image_files.has_images(train):
-        if classes := image_files.picture_folders(train):
-            return nothing(f"{train} has one class, {classes[0].name}; with one folder per class it takes two or more")
-        rest = joining.hint_labels(place) or f". It looks for {LAYOUTS}"
-        return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
-    if len(pictures) > 1 and are_split_names(pictures):
-        return nothing(f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train")
-    if image_count and len(pictures) == 1 and image_count == image_counts[pictures[0]] and not is_split(pictures[0]):
-        where = f"its {images} {'all ' * (image_count > 1)}in one folder, {pictures[0]}"
-        return nothing(f"{where}; with one folder per class it takes two or more{joining.hint_labels(place)}")
-    return nothing(f"its {images} not in folders of their classes. It looks for {LAYOUTS}") if image_count else None
+    rest = hint or f". It looks for {LAYOUTS}"
+    return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")

@@ -48,11 +48,6 @@ def name_words(name: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
-def has_filler(name: str) -> bool:
-    """Whether a word of a name says no more than data (simpsons_dataset, images)."""
-    return not FILLERS.isdisjoint(name_words(name))
-
-
 def is_split(name: str) -> bool:
     """Whether a name says nothing but a split."""
     parse = parse_split(name)

@@ -58,11 +58,6 @@ def find_texts(place: Path, split: str) -> Path | None:
     return folder if folder is not None and list_texts(folder) else find_class_texts(place, split)
 
 
-def all_texts(folder: Path) -> list[Path]:
-    """The texts of a folder, or of its classes."""
-    return list_texts(folder) or [*chain.from_iterable(class_texts(folder).values())]
-
-
 def describe_unlabelled(folder: Path) -> str:
     """A sentence about the folders whose texts have no label; "" without."""
     names = [place.name for place in class_folders(folder) if place.name.lower() in WITHOUT_LABELS]

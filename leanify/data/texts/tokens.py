@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from leanify.layouts import hub
 from leanify.layouts.columns import TABLES, find_shards, guess_texts, pick_columns
 from leanify.layouts.faults import Faults
 from leanify.layouts.rows import Row, number_rows, read_table
-from leanify.layouts.text_folders import all_texts
+from leanify.layouts.text_folders import class_texts, list_texts
 
 END = "<|endoftext|>"
 BLOCK = 2**22  # characters encoded at a time
@@ -61,7 +62,9 @@ class Text:
         assert isinstance(self.place, Path)
         if hub.is_saved(self.place):
             return sorted(self.place.glob("*.arrow"))
-        return all_texts(self.place) if self.place.is_dir() else find_shards(self.place)
+        if not self.place.is_dir():
+            return find_shards(self.place)
+        return list_texts(self.place) or [*chain.from_iterable(class_texts(self.place).values())]
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in pieces of any size, with end marks between a table's texts. Raises DataError."""
