@@ -143,14 +143,6 @@ CASES: dict[str, tuple[Any, str]] = {
     "json": (lambda place: (place / "train.json").write_text("[]"), "train.json has no rows"),
     "workbook": (lambda place: (place / "train.xlsx").touch(), "save it as .csv"),
     "no rows": (lambda place: csv(place / "train.csv", "text,label", str, 0), "train.csv has no rows"),
-    "UTF-32": (
-        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-32-le"),
-        "iconv -f UTF-16LE -t UTF-8 train.csv > new.csv",
-    ),
-    "Latin-1": (
-        lambda place: csv(place / "train.csv", "text,label", lambda i: "voilà,x", encoding="latin-1"),
-        "line 2 is not UTF-8 text (if it is WINDOWS-1252: iconv -f WINDOWS-1252 -t UTF-8 train.csv > new.csv)",
-    ),
     "columns": (
         lambda place: csv(place / "train.csv", "head,stars,story,end", lambda i: f"no {i},{i % 2},{TEXTS[i]},so {i}"),
         """--set 'data.text=["story"]' --set data.label=stars""",
@@ -161,21 +153,9 @@ CASES: dict[str, tuple[Any, str]] = {
         "has one class, a; with one folder per class",
     ),
     "splits": (lambda place: pictures(place, "val/a/0.png", "test/a/1.png"), "val, are named as splits"),
-    "tables": (lambda place: [labelled(place / f"{name}.csv") for name in "ab"], "a.csv, b.csv. Name one of them"),
-    "inside": (
-        lambda place: [labelled(place / "data" / "train.csv"), (place / "notes.html").touch()],
-        "data is data: name it",
-    ),
     "texts by year": (
         lambda place: [labelled(place / year / month / "a.txt") for year in ("2023", "2024") for month in ("a", "b")],
         "found 2023, 2024. It looks for images or texts in DIR/CLASS/ or DIR/train/CLASS/",
-    ),
-    "hub": (
-        lambda place: [
-            csv(place / "data" / "train.csv", "img,fine,coarse", lambda i: f"{i}.png,{i % 2},{i % 4}"),
-            (place / "README.md").touch(),
-        ],
-        "which column has the labels of the images (img) is not clear",
     ),
     "one class": (lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x"), "of one class: two or more"),
 }

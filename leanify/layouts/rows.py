@@ -292,26 +292,17 @@ def _has_quoted_cells(file: TextIO, tabs: int) -> bool:
     return not has_stray_quote
 
 
-class _Lines:
-    """The lines of a file, which can be put back to be read again. ``record``: those since it was cleared."""
+class _Lines(Iterator[str]):
+    """The lines of a file. Those that wait, the next one last, are read again; the record has those that were read."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file, self.number = file, 0
+        self.file = file
+        self.waiting: list[str] = []
         self.record: list[str] = []
-        self.waiting: list[str] = []  # lines that were put back, the next one last
-
-    def __iter__(self) -> _Lines:
-        return self
 
     def __next__(self) -> str:
-        line = self.waiting.pop() if self.waiting else next(self.file)
-        self.number += 1
-        self.record.append(line)
-        return line
-
-    def put_back(self, lines: list[str]) -> None:
-        self.waiting += reversed(lines)
-        self.number -= len(lines)
+        self.record.append(self.waiting.pop() if self.waiting else next(self.file))
+        return self.record[-1]
 
 
 def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> Iterator[tuple[int, list[str]]]:
@@ -320,20 +311,19 @@ def _read_quoted(path: Path, file: TextIO, delimiter: str, faults: Faults) -> It
     A quote that is never closed, or first by a quote of another row, would join all rows between: it is a fault, and
     the next line is read as a row of its own.
     """
-    lines = _Lines(file)
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    width = 0
-    for cells in reader:
+    lines, number, width = _Lines(file), 0, 0
+    for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True):
         # one row, or lines that a stray quote joined: those after the first are read again
-        joined_lines = lines.record
+        joined_lines, lines.record = lines.record, []
         width = width or len(cells)
         if (len(joined_lines) > 1 or len(cells) < width) and not _is_one_row(joined_lines, delimiter, width):
-            lines.put_back(joined_lines[1:])
+            lines.waiting += reversed(joined_lines[1:])
+            number += 1
             quotation = joined_lines[0].strip()[:40]
-            faults.record(f"{path}, line {lines.number} has a quote that does not enclose a cell ({quotation})")
+            faults.record(f"{path}, line {number} has a quote that does not enclose a cell ({quotation})")
         else:
-            yield lines.number, cells
-        lines.record = []
+            number += len(joined_lines)
+            yield number, cells
 
 
 def _is_one_row(lines: list[str], delimiter: str, width: int) -> bool:
