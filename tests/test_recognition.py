@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "numbers": (lambda place: csv(place / "a.csv", "a,b", lambda i: f"{i / 3},{i % 2}"), "has texts of several words"),
     "one folder": (
         lambda place: pictures(place, "a/0.png", "a/1.png"),
-        "has one class, a; with one folder per class",
+        "has one folder of images, a; with one folder",
     ),
     "splits": (lambda place: pictures(place, "val/a/0.png", "test/a/1.png"), "val, are named as splits"),
     "texts by year": (

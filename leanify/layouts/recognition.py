@@ -454,7 +454,8 @@ def _explain_images(place: Path, folders: Sequence[Path]) -> OwnData | None:
         return nothing(f"its folders of images, {', '.join(names)}, are named as splits, and none of them is train")
     hint = joining.hint_labels(place)
     if len(names) == 1 and not is_split(names[0]):
-        return nothing(f"{train} has one class, {names[0]}; with one folder per class it takes two or more{hint}")
+        one = f"{train} has one folder of images, {names[0]}; with one folder per class it takes two or more{hint}"
+        return nothing(one)
     images = "only image is" if image_count == 1 else f"{image_count:,} images are"
-    rest = hint or f". It looks for {LAYOUTS}"
-    return nothing(f"its {images} not in folders of their classes, nor named by a table{rest}")
+    rest = f", nor named by a table{hint}" if train != place and hint else f". It looks for {LAYOUTS}"
+    return nothing(f"its {images} not in folders of their classes{rest}")

@@ -73,11 +73,7 @@ def corpora(
     # token ids and samples of each split
     encodings, samples = [], []
     for source, what in zip(sources, ("train", "validate", "test"), strict=False):
-        part = (
-            tokens.encode_pieces(iter([source]), encode)
-            if isinstance(source, str)
-            else tokens.encode_cached(source, encode, by)
-        )
+        part = tokens.encode_cached(source, encode, by)
         encodings.append(part)
         if part.top >= vocabulary:
             raise DataError(

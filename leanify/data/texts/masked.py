@@ -122,11 +122,8 @@ def cache_key(text: str | Text) -> str:
 
 def encode_text(text: str | Text, tokenizer: Any) -> np.ndarray:
     """Token ids of a text's documents, a separator after each: uint16 if the vocabulary allows, or int32."""
-    encode = encoder(tokenizer)
-    if isinstance(text, str):
-        return tokens.encode_pieces(iter([text]), encode).ids
     identity = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    return tokens.encode_cached(text, encode, f"with separators by {identity}").ids
+    return tokens.encode_cached(text, encoder(tokenizer), f"with separators by {identity}").ids
 
 
 def encoder(tokenizer: Any) -> Encode:

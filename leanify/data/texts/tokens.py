@@ -186,8 +186,10 @@ def encode_pieces(pieces: Iterator[str], encode: Encode) -> Ids:
     return Ids(ids, size, int(ids.max(initial=0)))
 
 
-def encode_cached(source: Text, encode: Encode, by: str) -> Ids:
+def encode_cached(source: str | Text, encode: Encode, by: str) -> Ids:
     """Encode a text, through the memory-mapped cache if it is large; ``by`` is ``encode`` in the key."""
+    if isinstance(source, str):
+        return encode_pieces(iter([source]), encode)
     if not source.is_large:
         return encode_pieces(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
