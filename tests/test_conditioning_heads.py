@@ -156,12 +156,16 @@ def _maker_of_v(place) -> nn.Module:
 
 @torch.no_grad()
 def test_kappa_matches_reference(model):
-    """Hooks, float64 svdvals, one sample at a time."""
+    """Hooks, float64 svdvals, one sample at a time; the model is as it was."""
     places = list(sites.locate(model).layers)
     batch = batch_for(model)
     with watching(model, places) as (_, inputs):
         model(**batch)
+    before = {name: value.clone() for name, value in model.train().state_dict().items()}
     probe = condition(model, batch if len(batch) > 1 or "input_ids" in batch else next(iter(batch.values())))
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [layer.name for layer in probe.layers] == [place.attention.path for place in places]
     for layer, a in zip(probe.layers, inputs, strict=True):
         for kappa, one in zip(layer.kappas, a, strict=True):
@@ -185,12 +189,3 @@ def test_windows_average_per_sample():
     assert layer.kappas == pytest.approx(expected.tolist(), rel=1e-6)
     assert layer.object == "tokens × inner, in each of 16 windows"
     assert layer.tokens == 16
-
-
-def test_probing_leaves_model_unchanged():
-    model = build_model(FAMILIES["bert"]).train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    condition(model, batch_for(model))
-    assert all(module.training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -63,14 +63,6 @@ def test_markdown_plan_has_table_columns(capsys: Any) -> None:
     assert {row["budget"] for row in csv.DictReader(printed["csv"])} == {"0.5"}
 
 
-def test_two_formats_are_refused() -> None:
-    assert formats.output_kind("csv", False) == "csv"
-    assert formats.output_kind("json", True) == "json"
-    for asked in (("cvs", False), ("csv", True)):
-        with pytest.raises(leanify.LeanifyError, match="format"):
-            formats.output_kind(*asked)
-
-
 def test_amounts_are_not_shares() -> None:
     assert amount("--max-latency", "12ms") == 0.012
     assert amount("--max-params", "43M") == 43e6
@@ -94,9 +86,6 @@ def test_amounts_are_not_shares() -> None:
 def test_wrong_setting_names_right_one(setting: str, words: str) -> None:
     with pytest.raises(leanify.RecipeError, match=words):
         recipes.apply_settings(recipes.load("digits"), [setting])
-
-
-def test_suggested_names_are_keys() -> None:
     own = {key for key in ALIASES.values() if not key.startswith("model.override.")}  # the rest are the model's
     assert own <= set(recipes.all_keys())
 

@@ -58,7 +58,7 @@ MISTAKES = [
     misspelt("profile vit_tiny --no-measure --max-params 0.5", "is a share", "0.5", "43M"),
     Mistake("profile vit_tiny --no-measure --max-latency 9ms", "leave out --no-measure"),
     misspelt("recipes --format cvs", "must be one of table, json, csv, markdown", "cvs", "csv"),
-    Mistake("recipes --json --format csv", "contradict each other", "recipes --json", "--json"),
+    Mistake("recipes --json --format csv", "contradict each other", "recipes --json --format json", "--json"),
     misspelt("recipes digist", "nearest: digits", "digist", "digits"),
     misspelt("show vit_tniy", "did you mean vit_tiny", "vit_tniy", "vit_tiny"),
     Mistake("show vit_tiny --plot curve.png", "curves of a run"),

@@ -48,12 +48,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_next_line_keeps_the_design(
-    line: str,
-    data: str,
-    proposed: list[str],
-    here: Path,
-    monkeypatch: Any,
-    capsys: Any,
+    line: str, data: str, proposed: list[str], here: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(here)
     assert typed(f"redesign {line}") == 0
@@ -109,12 +104,7 @@ def test_proposed_study_trains_written_shape(here: Path, monkeypatch: Any, capsy
     ],
 )
 def test_proposed_study_trains_same_model(
-    recipe: str,
-    proposed: str | None,
-    here: Path,
-    tmp_path: Path,
-    monkeypatch: Any,
-    capsys: Any,
+    recipe: str, proposed: str | None, here: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     """After a run of a model typed alone, its run is the recipe; a lean directory is not made leaner once more."""
     monkeypatch.chdir(tmp_path)

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from runs import DIGITS, make_pictures
 
 import leanify
 from leanify.cli import app
+from leanify.cli.output import fit, table
 from leanify.cli.predict import _print
 from leanify.cli.show import _build, _read_shape
 from leanify.comparison import planning
@@ -157,10 +159,6 @@ def test_next_command_is_separate(capsys: Any) -> None:
 
 
 def test_narrow_terminal_drops_last_columns() -> None:
-    from rich.console import Console
-
-    from leanify.cli.output import fit, table
-
     made = table(("layer", "κ", "σ max", "σ min"), [("x" * 20, "1.0", "2.0", "3.0")])
     assert [column.header for column in fit(made, Console(width=30), ("σ min", "σ max")).columns] == ["layer", "κ"]
 

@@ -63,8 +63,7 @@ model_option = partial(typer.Option, rich_help_panel="Several")
 
 def condition(
     sources: Annotated[
-        list[str] | None,
-        sources_argument(help=f"models: names, directories, checkpoints; without one, {DEFAULT}"),
+        list[str] | None, sources_argument(help=f"models: names, directories, checkpoints; without one, {DEFAULT}")
     ] = None,
     data: Annotated[
         Path | None,

@@ -78,8 +78,7 @@ def redesign(
     control: Annotated[bool, output_option("--control", help="with -o: write DIR/lean and DIR/control")] = False,
     format: Annotated[str | None, typer.Option(metavar="table|json|csv|markdown", hidden=True)] = None,
     json: Annotated[
-        bool,
-        output_option("--json", help="print one JSON object and nothing else; --format csv|markdown prints rows"),
+        bool, output_option("--json", help="print one JSON object and nothing else; --format csv|markdown prints rows")
     ] = False,
     **typed: Any,
 ) -> None:

@@ -35,8 +35,7 @@ healing_option = partial(typer.Option, rich_help_panel="Healing")
 
 def shrink(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id", callback=check_names),
+        str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id", callback=check_names)
     ],
     data: Annotated[
         Path | None,
