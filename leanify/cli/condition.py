@@ -25,12 +25,12 @@ from leanify.cli.output import fit, output_kind, print_next, show, typed_without
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console, progress, say
 from leanify.spectra import plots, report
+from leanify.spectra.results import Probe
 
 if TYPE_CHECKING:
     from torch import nn
 
     from leanify.data.probe_inputs import Feed
-    from leanify.spectra.results import Probe
 
 
 LAST = ("heads, in order", "σ min", "σ max", "eff.", "stable", "25–75%")  # columns to drop on a narrow terminal

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leanify.cli.options import Format, Json
 from leanify.cli.output import GAP, fit, output_kind, print_next, print_table, shorten, show, table
+from leanify.comparison.folder import StudyOverview, find_studies
 from leanify.core.errors import DirectoryError
 from leanify.core.path_kinds import is_study
 from leanify.core.terminal import console, progress
 from leanify.core.units import format_metric
-
-if TYPE_CHECKING:
-    from leanify.comparison.folder import StudyOverview
-    from leanify.training.overview import RunOverview
+from leanify.training.overview import RunOverview, find_runs
 
 COLUMNS = ("run", "model", "data", "steps", "best", "state")
 MODEL = 16  # minimum columns of a model's name
@@ -39,9 +37,6 @@ def runs(
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
-        from leanify.comparison.folder import find_studies
-        from leanify.training.overview import find_runs
-
         run_list, studies = list(find_runs(folder, is_study)), list(find_studies(folder))
 
     # JSON keeps runs and studies apart; CSV and Markdown list both, with their kind

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanify.cli.output import print_next, print_table, table
+from leanify.core.architecture import Architecture
 from leanify.core.path_kinds import path_kind
+from leanify.core.recipe import DataSection
 from leanify.core.recipe_code import is_code
 from leanify.core.task_names import can_be_applied
 from leanify.core.terminal import bars, console, fold, progress
@@ -22,11 +24,8 @@ from leanify.core.units import (
     format_seconds,
     metric_heading,
 )
+from leanify.runs.run_directory import RunDirectory
 from leanify.training.callbacks import Callback
-
-if TYPE_CHECKING:
-    from leanify.core.recipe import DataSection
-    from leanify.runs.run_directory import RunDirectory
 
 NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
 NARROW = 60  # columns; narrower terminals get no bar
@@ -178,7 +177,6 @@ def print_end(run: RunDirectory, recipe: str | None, judgement: str | None = Non
 
 def _study_command(recipe: str | None, run: RunDirectory) -> list[str]:
     """The command that studies the same model on the same data; none for a lean directory, which has an original."""
-    from leanify.core.architecture import Architecture
     from leanify.search.rules import Rules
     from leanify.training.default_recipe import OWN_RECIPES, further_settings
 

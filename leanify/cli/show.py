@@ -15,17 +15,19 @@ import typer
 from leanify.cli.options import Format, Json, complete_source
 from leanify.cli.output import output_kind, print_next
 from leanify.cli.output import show as show_as
+from leanify.cli.screen import is_own
 from leanify.core import recipe as recipes
 from leanify.core.architecture import Architecture
 from leanify.core.errors import LeanifyError
 from leanify.core.path_kinds import is_run, is_study
 from leanify.core.terminal import console, progress, say
 from leanify.core.units import format_count, format_metric
+from leanify.runs.run_directory import RunDirectory
 from leanify.spectra import plots
 from leanify.training.curves import Curves, curves_figure, read_curves
+from leanify.training.overview import overview
 
 if TYPE_CHECKING:
-    from leanify.runs.run_directory import RunDirectory
     from leanify.sources.source import ModelSource
 
 LAYER_SIZES = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
@@ -93,10 +95,6 @@ def _check_is_model(what: str) -> None:
 
 
 def _run(what: str, plot: Path | None) -> Page:
-    from leanify.cli.screen import is_own
-    from leanify.runs.run_directory import RunDirectory
-    from leanify.training.overview import overview
-
     # the run's shape and its best evaluation
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()

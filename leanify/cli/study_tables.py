@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from shlex import join, quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -18,14 +18,12 @@ from leanify.cli.output import print_next, print_table, table
 from leanify.cli.screen import NARROW, format_value
 from leanify.comparison import tables
 from leanify.comparison.designs import design_argument
+from leanify.comparison.folder import StudyFolder
+from leanify.comparison.plan import Key
+from leanify.comparison.results import Study
 from leanify.core.terminal import GREEN, ORANGE, RED, SECONDS, bars, console
 from leanify.core.units import format_bytes, format_count, format_forecast, format_metric, format_sizes, macs_column
 from leanify.training.overview import data_name
-
-if TYPE_CHECKING:
-    from leanify.comparison.folder import StudyFolder
-    from leanify.comparison.plan import Key
-    from leanify.comparison.results import Study
 
 STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}
 

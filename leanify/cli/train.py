@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from leanify.cli import screen
 from leanify.cli.options import Format, Json, complete_recipe, spare_busy_cores
 from leanify.cli.output import output_kind, show, typed_without
+from leanify.core import recipe as recipes
 from leanify.core.errors import LeanifyError, raised_by_all
 from leanify.core.terminal import progress
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources.names import check_names
-
-if TYPE_CHECKING:
-    from leanify.core.recipe import Recipe
 
 run_option = partial(typer.Option, rich_help_panel="Run")
 recipe_option = partial(typer.Option, rich_help_panel="Recipe")
@@ -81,14 +81,11 @@ def train(
     kind = output_kind(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
     known_facts = _check(chosen, output, resume, settings or [], dry_run)
-    from leanify.cli import screen
-
     if device is not None:
         _choose(device)
     spare_busy_cores()
     with progress("loading PyTorch", None):
         from leanify.core import machine
-        from leanify.runs.run_directory import RunDirectory
         from leanify.training import start as training
         from leanify.training.reference import judge_run
 
@@ -145,10 +142,8 @@ def _choose(device: str) -> None:
 @raised_by_all()
 def _check(
     chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool
-) -> str | Recipe | None:
+) -> str | recipes.Recipe | None:
     """The request to train, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
-    from leanify.core import recipe as recipes
-
     # options that contradict each other
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
