@@ -297,7 +297,13 @@ class Architecture:
         return [value if i in self.variable_stages else None for i in range(len(self.stages))]
 
     def __str__(self) -> str:
-        return "; ".join(f"{stage.name}: {_describe(stage.blocks)}" for stage in self.stages)
+        stages = []
+        for stage in self.stages:
+            runs = []
+            for block, count in run_lengths(stage.blocks):
+                runs.append(f"{count} × [{', '.join(map(_describe_layer, block))}]")
+            stages.append(f"{stage.name}: {' + '.join(runs)}")
+        return "; ".join(stages)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; equal consecutive blocks are written once with their count."""
@@ -339,13 +345,6 @@ class Architecture:
 def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     """Group equal consecutive blocks: (block, count)."""
     return [(block, len([*run])) for block, run in groupby(blocks)]
-
-
-def _describe(blocks: tuple[Block, ...]) -> str:
-    texts = []
-    for block, count in run_lengths(blocks):
-        texts.append(f"{count} × [{', '.join(map(_describe_layer, block))}]")
-    return " + ".join(texts)
 
 
 def _describe_layer(layer: Layer) -> str:

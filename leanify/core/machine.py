@@ -90,7 +90,14 @@ def available_memory(device: torch.device) -> int | None:
 
 def free_memory() -> int | None:
     """Bytes of host memory left: the least of the machine, its containers and the process's own limit of data."""
-    limits = [memory("MemAvailable"), *map(_cgroup_free, _groups("memory")), _data_free()]
+    limits = [memory("MemAvailable"), *map(_cgroup_free, _groups("memory"))]
+    # the limit of data (ulimit -d)
+    if sys.platform != "win32":
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        used = None if limit == resource.RLIM_INFINITY else status("VmData")
+        limits.append(None if used is None else max(0, limit - used))
     return min((size for size in limits if size is not None), default=None)
 
 
@@ -106,17 +113,6 @@ def _groups(kind: str) -> Iterator[Path]:
             root = CGROUPS / kinds
             inner = root / path.lstrip("/")
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
-
-
-def _data_free() -> int | None:
-    """Bytes left to this process under its limit of data (ulimit -d)."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    used = None if limit == resource.RLIM_INFINITY else status("VmData")
-    return None if used is None else max(0, limit - used)
 
 
 def _cgroup_free(group: Path) -> int | None:

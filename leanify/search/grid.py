@@ -135,7 +135,17 @@ def _shapes(prices: PriceList, architecture: Architecture, request: Request, tow
     for i in tower.stages:
         mlp_ranges[i] = request.rules.mlp_range(architecture.stages[i], prices.is_gated(i))
     depths = _depths(architecture, tower, pins["depth"][tower.lead], request, row)
-    mlps = _mlps(lead, pins["mlp"][tower.lead], request, mlp_ranges[tower.lead])
+    # the hidden units of the leading stage, in ascending order
+    primary, step, pinned_mlp = primary_layer(lead), request.rules.mlp_step(lead), pins["mlp"][tower.lead]
+    units = [primary.mlp]
+    if pinned_mlp is not None:
+        _check_divisible(lead, "mlp", pinned_mlp, primary.mlp, lead.units)
+        units = [pinned_mlp]
+    elif request.is_limited and primary.mlp:
+        min_mlp, max_mlp = mlp_ranges[tower.lead]
+        steps = range(step * -(-min_mlp // step), max_mlp + 1, step)
+        units = sorted({*thin(steps, MOST_MLPS), primary.mlp})
+    mlps = np.array(units, np.int64)
     head_sizes = _heads(lead, pins["heads"][tower.lead], pins["head_dim"][tower.lead], request)
     if row is not None and row.is_split and request.wants_heads and request.options.heads_mode != "grow":
         head_sizes = list(dict.fromkeys([*head_sizes, (row.lean.heads, row.lean.head_dim)]))
@@ -187,19 +197,6 @@ def _depths(architecture: Architecture, tower: Tower, pin: int | None, request: 
         if row is not None:
             floor = min(floor, row.lean.depth)
     return thin(range(floor, stage.depth + 1), MOST_DEPTHS)
-
-
-def _mlps(stage: Stage, pin: int | None, request: Request, mlp_range: tuple[int, int]) -> NDArray[np.int64]:
-    """Return the hidden units of the leading stage, in ascending order."""
-    primary, step = primary_layer(stage), request.rules.mlp_step(stage)
-    if pin is not None:
-        _check_divisible(stage, "mlp", pin, primary.mlp, stage.units)
-        return np.array([pin], np.int64)
-    if not request.is_limited or primary.mlp == 0:
-        return np.array([primary.mlp], np.int64)
-    min_mlp, max_mlp = mlp_range
-    first = step * -(-min_mlp // step)
-    return np.array(sorted({*thin(range(first, max_mlp + 1, step), MOST_MLPS), primary.mlp}), np.int64)
 
 
 def _check_divisible(stage: Stage, what: str, value: int, old: int, step: int) -> None:

@@ -105,7 +105,12 @@ class Options:
         if unknown or self.axis_names <= {"width"}:
             raise LeanifyError(f"--axes {self.axes}: it takes {', '.join(AXES)}, at least one of the first three")
         for name, pin in self.pins.items():
-            _check_pin(name, pin)
+            numbers: Any = pin.values() if isinstance(pin, Mapping) else pin
+            if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+                numbers = [numbers]
+            for number in numbers:
+                if number is not None:
+                    check_size(name, number)
         for name in BUDGETS:
             check_budget(flag_name(name), getattr(self, name))
         if self.width is not None:
@@ -172,16 +177,6 @@ def spell_pin(pin: object) -> str:
     if isinstance(pin, Mapping):
         return ",".join(f"{name}={value:g}" for name, value in pin.items())
     return ",".join(f"{value:g}" for value in pin) if isinstance(pin, Sequence) else f"{pin:g}"
-
-
-def _check_pin(name: str, pin: Any) -> None:
-    """Raise ShapeError unless a pin is an integer, a list of integers, or one integer per tower."""
-    numbers = pin.values() if isinstance(pin, Mapping) else pin
-    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-        numbers = [numbers]
-    for number in numbers:
-        if number is not None:
-            check_size(name, number)
 
 
 def _defaults() -> dict[str, Any]:

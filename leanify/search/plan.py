@@ -167,23 +167,20 @@ class Plan(Tabular):
         return row_list
 
     def cells(self) -> list[dict[str, str]]:
+        changed_towers = towers(self.prices.architecture, self.prices.stage_indices)
         cell_list = []
-        for name, design in self.designs():
-            row = {"design": name}
+        for design_name, design in self.designs():
+            row = {"design": design_name}
             for key in ("depth", "width", "heads", "head_dim", "mlp"):
-                row[key] = self._sizes_by_tower(design, key) or format_sizes(design.sizes[key], ", ")
+                parts = {}
+                for tower in changed_towers:
+                    stage = design.architecture.stages[tower.lead]
+                    parts[tower.name] = stage.depth if key == "depth" else getattr(primary_layer(stage), key)
+                row[key] = format_sizes(design.sizes[key], ", ")
+                if len(set(parts.values())) > 1:  # encoder 6, decoder 4
+                    row[key] = ", ".join(f"{name} {size}" for name, size in parts.items())
             cell_list.append({**row, "params": format_count(design.params), "GMACs": format_gigas(design.macs)})
         return cell_list
-
-    def _sizes_by_tower(self, design: Design, key: str) -> str:
-        """One size of every tower with its name (``encoder 6, decoder 4``); empty for one tower, or equal sizes."""
-        parts = {}
-        for tower in towers(self.prices.architecture, self.prices.stage_indices):
-            stage = design.architecture.stages[tower.lead]
-            parts[tower.name] = stage.depth if key == "depth" else getattr(primary_layer(stage), key)
-        if len(set(parts.values())) < 2:
-            return ""
-        return ", ".join(f"{name} {size}" for name, size in parts.items())
 
     def build(
         self, weights: str | Path | None = None, seed: int = 0, pretrained: bool = False, design: Design | None = None

@@ -61,28 +61,26 @@ class Preference:
         mlp_change = _log_ratio(mlp, old.mlp)
         with_old_heads = np.abs(_log_ratio(np.multiply(heads, head_dim), old.inner)) + np.abs(mlp_change)
         has_old_heads = np.less_equal(heads, old.heads)
-        lean = self._lean_score(depth, heads, head_dim, mlp) + narrow
-        if self.causal:
-            return np.where(has_old_heads, with_old_heads, OTHER_CLASS + lean)
-        return np.where(has_old_heads, OTHER_CLASS + with_old_heads, lean)
-
-    def _lean_score(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Any:
-        """Return the scores among designs with more heads."""
-        old = self.old
+        # among designs with more heads
         few_heads = FEW_HEADS * np.less(heads, MORE_HEADS * old.heads)
         odd = ODD_HEADS * (np.mod(heads, 4) != 0)
         growth = _log_ratio(heads, old.heads)
         if self.row is None:
             # Depth decides: one layer outweighs the sum of all other terms.
             layers_lost = -_log_ratio(depth, self.old_depth)
-            return few_heads + layers_lost + 0.3 * odd + 0.003 * (np.abs(_log_ratio(mlp, old.mlp)) + growth)
-        before, after = self.row.baseline, self.row.lean
-        off = np.abs(_log_ratio(depth, self.old_depth * after.depth / before.depth))
-        off = off + np.abs(_log_ratio(mlp, old.mlp * after.mlp / before.mlp))
-        heads_off = HEADS_WEIGHT * np.abs(_log_ratio(heads, old.heads * after.heads / before.heads))
-        # A row that splits heads is matched by splits; grown heads only use up the budget.
-        follows_heads = np.less(head_dim, old.head_dim) if self.row.is_split else True
-        return few_heads + odd + off + np.where(follows_heads, heads_off, -0.1 * growth)
+            lean = few_heads + layers_lost + 0.3 * odd + 0.003 * (np.abs(mlp_change) + growth)
+        else:
+            before, after = self.row.baseline, self.row.lean
+            off = np.abs(_log_ratio(depth, self.old_depth * after.depth / before.depth))
+            off = off + np.abs(_log_ratio(mlp, old.mlp * after.mlp / before.mlp))
+            heads_off = HEADS_WEIGHT * np.abs(_log_ratio(heads, old.heads * after.heads / before.heads))
+            # A row that splits heads is matched by splits; grown heads only use up the budget.
+            follows_heads = np.less(head_dim, old.head_dim) if self.row.is_split else True
+            lean = few_heads + odd + off + np.where(follows_heads, heads_off, -0.1 * growth)
+        # the class that comes later
+        if self.causal:
+            return np.where(has_old_heads, with_old_heads, OTHER_CLASS + (lean + narrow))
+        return np.where(has_old_heads, OTHER_CLASS + with_old_heads, lean + narrow)
 
     @property
     def rule(self) -> str:
