@@ -20,8 +20,7 @@ from leanify.comparison import comparing as studies
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import PlannedDesign, StudyPlan, rank_designs
 from leanify.comparison.report import plot_differences
-from leanify.comparison.results import Study
-from leanify.comparison.values import Costs
+from leanify.comparison.values import Costs, Study
 from leanify.core import recipe as recipes
 from leanify.spectra.report import format_kappa
 

@@ -18,9 +18,9 @@ from studies import RECIPE
 from leanify.comparison import rates, report, statistics
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import Key, PlannedDesign, StudyPlan, rank_designs
-from leanify.comparison.results import Study, read_study
+from leanify.comparison.results import read_study
 from leanify.comparison.statistics import Estimate, Run, RunTable
-from leanify.comparison.values import Pair
+from leanify.comparison.values import Pair, Study
 from leanify.comparison.verdicts import describe_needed
 from leanify.core import recipe as recipes
 from leanify.core.units import format_digits

@@ -20,7 +20,7 @@ from leanify.comparison import tables
 from leanify.comparison.designs import design_argument
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
-from leanify.comparison.results import Study
+from leanify.comparison.values import Study
 from leanify.core.terminal import GREEN, ORANGE, RED, SECONDS, bars, console
 from leanify.core.units import format_bytes, format_count, format_forecast, format_metric, format_sizes, macs_column
 from leanify.training.overview import data_name

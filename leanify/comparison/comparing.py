@@ -12,8 +12,9 @@ from leanify.comparison import rates as learning_rates
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
 from leanify.comparison.planning import Request, open_folder
-from leanify.comparison.results import Study, read_study
+from leanify.comparison.results import read_study
 from leanify.comparison.runner import Engine, OnEnd
+from leanify.comparison.values import Study
 from leanify.core.errors import DirectoryError, TrainingError
 from leanify.core.recipe import Recipe
 from leanify.upstream.libraries import reraise_as

@@ -20,7 +20,6 @@ import numpy as np
 from leanify.comparison import tables
 from leanify.comparison.folder import StudyFolder
 from leanify.comparison.plan import Key
-from leanify.comparison.values import Findings
 from leanify.core.errors import DirectoryError, SourceError
 from leanify.core.files import writing
 from leanify.core.files.reading import read_json
@@ -30,6 +29,8 @@ from leanify.training.overview import data_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from leanify.comparison.values import Study
 
 TEMPLATE = "page.html.j2"
 HINT = "hint: "  # prefix for ids of figure elements with a tooltip
@@ -59,7 +60,7 @@ TERMS = (
 )
 
 
-def write(study: Findings, path: Path) -> Path:
+def write(study: Study, path: Path) -> Path:
     """Write the page. Raises DirectoryError if it cannot be written."""
     try:
         writing.write(path, render(study))
@@ -68,7 +69,7 @@ def write(study: Findings, path: Path) -> Path:
     return path
 
 
-def render(study: Findings) -> str:
+def render(study: Study) -> str:
     """The page as HTML. Each run's number links to the run's folder, relative to the study's folder."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -88,7 +89,7 @@ def render(study: Findings) -> str:
     )
 
 
-def about(study: Findings) -> str:
+def about(study: Study) -> str:
     """One line about the comparison: data, metric, budget, designs and seeds."""
     data = study.plan.recipe.data
     where = f"{data_name(data)}, {data.task}" if data else ""
@@ -100,7 +101,7 @@ def about(study: Findings) -> str:
     return f"{where} · {split} · budget {budget} · {designs}{missing}"
 
 
-def _notes(study: Findings) -> list[str]:
+def _notes(study: Study) -> list[str]:
     """The Pareto front of each cost, and runs that failed or diverged."""
     notes = []
     fronts = {tables.COSTS[cost]: ", ".join(names) for cost, names in tables.fronts(study).items() if names}
@@ -119,7 +120,7 @@ def _notes(study: Findings) -> list[str]:
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 
-def methods(study: Findings) -> list[tuple[str, str]]:
+def methods(study: Study) -> list[tuple[str, str]]:
     """Terms and texts of the methods section."""
     plan = study.plan
     settings = ", ".join(f"{key} {value}" for key, value in leaves(plan.recipe.to_dict()))
@@ -146,7 +147,7 @@ def methods(study: Findings) -> list[tuple[str, str]]:
     return [(term, text) for term, text in parts if text and (study.metric or term != "Samples")]
 
 
-def _run_facts(study: Findings, name: str) -> Any:
+def _run_facts(study: Study, name: str) -> Any:
     """A JSON file of the first finished run's folder; {} if there is none, or if it is damaged."""
     folder = StudyFolder(study.path)
     for result in study.results:
@@ -166,7 +167,7 @@ def _dict(value: Any) -> dict[str, Any]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def figures(study: Findings) -> list[tuple[str, str, str]]:
+def figures(study: Study) -> list[tuple[str, str, str]]:
     """Return (title, caption, SVG) of every figure with data."""
     # matplotlib settings, and (title, caption, function) of each figure
     style: dict[Any, Any] = {f"{name}color": INK for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")}
@@ -177,7 +178,7 @@ def figures(study: Findings) -> list[tuple[str, str, str]]:
     label = f"{study.metric} of the validation split"
     loss_curves = partial(_plot_curves, split="train", metric="loss", label="training loss")
     metric_curves = partial(_plot_curves, split="validation", metric=str(study.metric), label=label)
-    plots: list[tuple[str, str, Callable[[Axes, Findings], bool]]] = [
+    plots: list[tuple[str, str, Callable[[Axes, Study], bool]]] = [
         ("Paired differences", "A dot is a seed, the bar the mean with its 95% interval, the dotted line the margin.",
          plot_differences),
         ("Quality against parameters", f"{better} and left is better.", plot_quality),
@@ -208,7 +209,7 @@ def figures(study: Findings) -> list[tuple[str, str, str]]:
     return pages
 
 
-def _style(study: Findings, name: str) -> dict[str, Any]:
+def _style(study: Study, name: str) -> dict[str, Any]:
     place = [result.name for result in study.results].index(name)
     return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
 
@@ -219,7 +220,7 @@ def _add_hint(text: str, *artists: Any) -> None:
         artist.set_gid(HINT + text)
 
 
-def plot_quality(axes: Axes, study: Findings) -> bool:
+def plot_quality(axes: Axes, study: Study) -> bool:
     """Quality with its interval against the parameters, one point per design."""
     from matplotlib.ticker import EngFormatter
 
@@ -242,7 +243,7 @@ def _ends(mean: float, low: float | None, high: float | None) -> tuple[float, fl
     return mean if low is None else low, mean if high is None else high
 
 
-def plot_differences(axes: Axes, study: Findings) -> bool:
+def plot_differences(axes: Axes, study: Study) -> bool:
     """Paired differences: one dot per seed, the mean with its interval, and the margin."""
     # per pair: a dot per seed, and the mean with its interval above
     for place, pair in enumerate(reversed(study.pairs)):
@@ -268,7 +269,7 @@ def plot_differences(axes: Axes, study: Findings) -> bool:
     return bool(study.pairs)
 
 
-def _plot_curves(axes: Axes, study: Findings, split: str, metric: str, label: str) -> bool:
+def _plot_curves(axes: Axes, study: Study, split: str, metric: str, label: str) -> bool:
     """A metric over training: the mean over seeds, with their range as a band. False where no run has two values."""
     axes.set(xlabel="step", ylabel=label)
     folder = StudyFolder(study.path)
@@ -290,7 +291,7 @@ def _plot_curves(axes: Axes, study: Findings, split: str, metric: str, label: st
     return bool(axes.lines)
 
 
-def plot_costs(axes: Axes, study: Findings) -> bool:
+def plot_costs(axes: Axes, study: Study) -> bool:
     """Plot each cost relative to the first design's."""
     pairs = [(result, result.costs) for result in study.results if result.costs is not None]
     names = ("parameters", "multiply-adds", "latency", "training time", "training memory")

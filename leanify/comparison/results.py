@@ -7,93 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from leanify.comparison import learning, rates, report, tables, verdicts
+from leanify.comparison import learning, rates, verdicts
 from leanify.comparison.folder import Outcome, StudyFolder
 from leanify.comparison.plan import BASELINE, Key, PlannedDesign
 from leanify.comparison.statistics import MIN_SEEDS, Run, RunTable
-from leanify.comparison.values import Costs, DesignResult, Findings, Quality, RunResult
+from leanify.comparison.values import Costs, DesignResult, Quality, RunResult, Study
 from leanify.core.errors import DirectoryError
-from leanify.core.tabular import Tabular
-from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
-from leanify.training.overview import data_name
+from leanify.core.units import format_digits
 from leanify.upstream.libraries import reraise_as
-
-
-@dataclass(frozen=True, repr=False)
-class Study(Findings, Tabular):
-    """A study and its results so far, displayed as a table followed by the answers."""
-
-    def headline(self) -> str:
-        metric = f" · {metric_heading(self.metric)}" if self.metric else ""
-        return f"{self.plan.title} · {len(self.plan.seeds)} seeds{metric}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        table_rows = []
-        for result in self.results:
-            row = result.to_json()
-            for key in ("runs", "quality", "kappa_bounds"):
-                del row[key]
-            table_rows.append(row | asdict(result.quality))
-        return table_rows
-
-    def cells(self) -> list[dict[str, str]]:
-        table_cells = []
-        for result in self.results:
-            row = {"design": result.name}
-            for axis in ("depth", "heads", "mlp"):
-                row[axis] = format_sizes(getattr(result.plan, axis), ", ")
-            row["params"] = format_count(result.plan.params)
-            row[self.metric or "quality"] = _format_quality(result.quality)
-            table_cells.append(row)
-        return table_cells
-
-    def notes(self) -> list[str]:
-        notes = [] if self.learnt else [f"Not learnt: {self.learnt_why}."]
-        return notes + [verdict.words for verdict in self.verdicts]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that ``leanify compare --json`` prints and ``results.json`` stores."""
-        return {
-            "study": str(self.path),
-            "task": self.plan.recipe.data and self.plan.recipe.data.task,
-            "data": self.plan.recipe.data and data_name(self.plan.recipe.data),
-            "metric": self.metric,
-            "split": self.split,
-            "higher_is_better": self.higher_is_better,
-            "margin": self.margin,
-            "margin_words": self.margin_words,
-            "evaluated": self.evaluated,
-            "look": self.look,
-            "reference": self.reference and self.reference.to_json(),
-            "learnt": self.learnt,
-            "learnt_why": self.learnt_why,
-            "suggested_steps": self.suggested_steps,
-            "seeds": list(self.plan.seeds),
-            "missing": self.missing,
-            "designs": [result.to_json() for result in self.results],
-            "pairs": [pair.to_json() for pair in self.pairs],
-            "verdicts": [asdict(verdict) for verdict in self.verdicts],
-            "fronts": {cost: list(names) for cost, names in tables.fronts(self).items()},
-        }
-
-    def html(self, path: str | Path) -> Path:
-        """Write the study as one self-contained page. Raises DirectoryError."""
-        return report.write(self, Path(path))
-
-
-def _format_quality(quality: Quality) -> str:
-    if quality.mean is None:
-        return "–"
-    if quality.low is None or quality.high is None:
-        return format_digits(quality.mean)
-    return f"{format_digits(quality.mean)} ({format_digits(quality.low)} … {format_digits(quality.high)})"
-
-
-# -- from a folder ----------------------------------------------------------------------------------------------------
 
 
 def read_study(folder: StudyFolder) -> Study:
@@ -219,7 +143,7 @@ def _mean(values: Sequence[float]) -> float | None:
 # -- have the models learnt? ------------------------------------------------------------------------------------------
 
 
-def _learnt(folder: StudyFolder, study: Findings, table: RunTable, first: Outcome) -> dict[str, Any]:
+def _learnt(folder: StudyFolder, study: Study, table: RunTable, first: Outcome) -> dict[str, Any]:
     """Check whether the baseline (or the best design) beats the reference, and whether its loss has settled."""
     # the design to judge: the baseline, or the best one
     results = {result.name: result for result in study.results if result.quality.mean is not None}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
-from leanify.comparison.values import DesignResult, Findings, Pair, Range
 from leanify.core.units import (
     decimal_places,
     format_bytes,
@@ -20,6 +19,9 @@ from leanify.core.units import (
     metric_heading,
 )
 from leanify.spectra.report import figures, format_kappa
+
+if TYPE_CHECKING:
+    from leanify.comparison.values import DesignResult, Pair, Range, Study
 
 Row = TypeVar("Row")
 Detail = Literal["brief", "full", "page"]  # as it is printed, with --explain, and on the page
@@ -47,7 +49,7 @@ def _table(title: str, columns: Columns[Row], rows: Iterable[Row]) -> Table:
     return Table(title, head, tuple(tuple(cell(row) for _, cell in columns) for row in rows))
 
 
-def designs(study: Findings, detail: Detail = "brief") -> Table:
+def designs(study: Study, detail: Detail = "brief") -> Table:
     """Return shape and quality of every design, and the reference; ``--explain`` and the page have more columns."""
     columns: Columns[DesignResult] = [
         ("", lambda result: result.name),
@@ -80,7 +82,7 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
     return Table(table.title, table.head, (*table.rows, row))
 
 
-def costs(study: Findings, page: bool = False) -> Table:
+def costs(study: Study, page: bool = False) -> Table:
     """Return the measured costs of the designs; no rows if none was measured."""
     columns: Columns[Any] = [
         ("", lambda result: result.name),
@@ -95,7 +97,7 @@ def costs(study: Findings, page: bool = False) -> Table:
     return _table("Costs", columns, [result for result in study.results if result.costs is not None])
 
 
-def pairs(study: Findings) -> Table:
+def pairs(study: Study) -> Table:
     """Return the differences between designs, positive if better; * marks differences without a planned question."""
     better = "more" if study.higher_is_better else "less"
     columns: Columns[Pair] = [
@@ -114,18 +116,18 @@ def pairs(study: Findings) -> Table:
 # -- quality against cost ---------------------------------------------------------------------------------------------
 
 
-def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
+def fronts(study: Study) -> dict[str, tuple[str, ...]]:
     """The Pareto front of every cost, cheapest design first: designs that no other beats in both mean quality and cost.
 
     A design can win on one cost and lose on another. Measured costs have a range over their rounds: one that overlaps
     another is neither lower nor higher.
     """
-    sign = 1 if findings.higher_is_better else -1
+    sign = 1 if study.higher_is_better else -1
     all_fronts = {}
     for name in COSTS:
         candidates = []
-        for result in findings.results:
-            price = _cost(findings, result, name)
+        for result in study.results:
+            price = _cost(study, result, name)
             if result.quality.mean is not None and price is not None:
                 candidates.append((price, sign * result.quality.mean, result.name))
         front = []
@@ -136,7 +138,7 @@ def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
     return all_fronts
 
 
-def _cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
+def _cost(study: Study, result: DesignResult, name: str) -> Range | None:
     """The lowest and highest value of a cost, equal if exact, of one run for training; None if it was not measured."""
     if name in ("params", "macs"):
         exact = float(getattr(result.plan, name))
@@ -146,13 +148,13 @@ def _cost(findings: Findings, result: DesignResult, name: str) -> Range | None:
         return None
     if name == "latency_s":
         return costs.latency_range or (costs.latency_s, costs.latency_s)
-    if findings.samples is None:
+    if study.samples is None:
         return None
     slow, fast = costs.train_range or (costs.train_per_s, costs.train_per_s)
-    return findings.samples / fast, findings.samples / slow
+    return study.samples / fast, study.samples / slow
 
 
-def about_rates(study: Findings) -> str:
+def about_rates(study: Study) -> str:
     """Describe the tried rates, the cost of a bad one, and best rates at the edge; "" if none was tried."""
     costs = []
     for result in study.results:

@@ -1,4 +1,4 @@
-"""The findings of a study as frozen dataclasses: runs, designs with quality and costs, paired differences, verdicts.
+"""The results of a study as frozen dataclasses: runs, designs with quality and costs, paired differences, verdicts.
 
 Differences are signed so that positive is better, whatever the metric.
 """
@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanify.comparison import report, tables
 from leanify.comparison.plan import PlannedDesign, StudyPlan
 from leanify.comparison.statistics import Answer
+from leanify.core.tabular import Tabular
+from leanify.core.units import format_count, format_digits, format_sizes, metric_heading
+from leanify.training.overview import data_name
 
 if TYPE_CHECKING:
     from leanify.training.reference import ReferenceScore
@@ -146,8 +150,10 @@ class Verdict:
 
 
 @dataclass(frozen=True, repr=False)
-class Findings:
-    """A study's findings so far. Before the first run has finished, ``metric`` is None and the tuples are empty.
+class Study(Tabular):
+    """A study and its results so far, displayed as a table followed by the answers.
+
+    Before the first run has finished, ``metric`` is None and the tuples are empty.
 
     margin     the acceptable loss in the metric's unit; ``margin_words`` adds the unit and the meaning of its share
     evaluated  validation samples behind each quality, or blocks of them; 0 if the runs stored no outcomes
@@ -205,3 +211,68 @@ class Findings:
 
     def result(self, name: str) -> DesignResult:
         return next(result for result in self.results if result.name == name)
+
+    def headline(self) -> str:
+        metric = f" · {metric_heading(self.metric)}" if self.metric else ""
+        return f"{self.plan.title} · {len(self.plan.seeds)} seeds{metric}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        table_rows = []
+        for result in self.results:
+            row = result.to_json()
+            for key in ("runs", "quality", "kappa_bounds"):
+                del row[key]
+            table_rows.append(row | asdict(result.quality))
+        return table_rows
+
+    def cells(self) -> list[dict[str, str]]:
+        table_cells = []
+        for result in self.results:
+            row = {"design": result.name}
+            for axis in ("depth", "heads", "mlp"):
+                row[axis] = format_sizes(getattr(result.plan, axis), ", ")
+            row["params"] = format_count(result.plan.params)
+            row[self.metric or "quality"] = _format_quality(result.quality)
+            table_cells.append(row)
+        return table_cells
+
+    def notes(self) -> list[str]:
+        notes = [] if self.learnt else [f"Not learnt: {self.learnt_why}."]
+        return notes + [verdict.words for verdict in self.verdicts]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``leanify compare --json`` prints and ``results.json`` stores."""
+        return {
+            "study": str(self.path),
+            "task": self.plan.recipe.data and self.plan.recipe.data.task,
+            "data": self.plan.recipe.data and data_name(self.plan.recipe.data),
+            "metric": self.metric,
+            "split": self.split,
+            "higher_is_better": self.higher_is_better,
+            "margin": self.margin,
+            "margin_words": self.margin_words,
+            "evaluated": self.evaluated,
+            "look": self.look,
+            "reference": self.reference and self.reference.to_json(),
+            "learnt": self.learnt,
+            "learnt_why": self.learnt_why,
+            "suggested_steps": self.suggested_steps,
+            "seeds": list(self.plan.seeds),
+            "missing": self.missing,
+            "designs": [result.to_json() for result in self.results],
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "fronts": {cost: list(names) for cost, names in tables.fronts(self).items()},
+        }
+
+    def html(self, path: str | Path) -> Path:
+        """Write the study as one self-contained page. Raises DirectoryError."""
+        return report.write(self, Path(path))
+
+
+def _format_quality(quality: Quality) -> str:
+    if quality.mean is None:
+        return "–"
+    if quality.low is None or quality.high is None:
+        return format_digits(quality.mean)
+    return f"{format_digits(quality.mean)} ({format_digits(quality.low)} … {format_digits(quality.high)})"

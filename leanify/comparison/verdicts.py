@@ -18,7 +18,7 @@ from leanify.comparison import statistics
 from leanify.comparison.folder import Outcome
 from leanify.comparison.plan import BASELINE, NARROW, StudyPlan
 from leanify.comparison.statistics import MIN_SEEDS, Estimate, RunTable
-from leanify.comparison.values import DesignResult, Findings, Pair, Verdict
+from leanify.comparison.values import DesignResult, Pair, Study, Verdict
 from leanify.core.units import format_difference, format_share
 
 MARGIN = 0.05  # share of the baseline's error or loss
@@ -36,7 +36,7 @@ def question_margins(plan: StudyPlan, margin: float) -> dict[str, float]:
 # -- the margin -------------------------------------------------------------------------------------------------------
 
 
-def resolve_margin(study: Findings, first: Outcome) -> tuple[float, str]:
+def resolve_margin(study: Study, first: Outcome) -> tuple[float, str]:
     """The acceptable loss, set by the user or a share of the baseline's error or loss, and its description."""
     mean = study.result(BASELINE).quality.mean if study.plan.has(BASELINE) else None
     before = None if first.best is None or mean is None else abs(first.best - mean)
@@ -95,7 +95,7 @@ def make_pairs(plan: StudyPlan, table: RunTable, questions: Container[str], look
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def make_verdict(study: Findings, pair: Pair, estimate: Estimate, margin: float, unlearnt: Container[str]) -> Verdict:
+def make_verdict(study: Study, pair: Pair, estimate: Estimate, margin: float, unlearnt: Container[str]) -> Verdict:
     """Return the answer to a question; undecided if a run of either design is missing or has not learnt.
 
     ``unlearnt`` has the designs that do not beat the trivial reference.
@@ -147,7 +147,7 @@ def _missing_runs(result: DesignResult) -> Iterator[str]:
         )
 
 
-def _describe_size(study: Findings, pair: Pair, estimate: Estimate) -> str:
+def _describe_size(study: Study, pair: Pair, estimate: Estimate) -> str:
     mean, span = format_difference(pair.difference, pair.low, pair.high)
     seeds = f"{estimate.seeds} seed{'s' * (estimate.seeds != 1)}"
     if pair.low is None or pair.high is None:
