@@ -147,10 +147,8 @@ class StudyFolder:
         return self.path / STARTS / design
 
     def run_recipe(self, key: Key) -> Recipe:
-        """The recipe of a run."""
-        plan = self.plan
-        recipe = plan.run_recipe(key)
-        if plan.weights is None:
+        recipe = self.plan.run_recipe(key)
+        if self.plan.weights is None:
             return recipe
         return replace(recipe, model=ModelSection(str(self.start(key.design).absolute()), cls=recipe.model.cls))
 
@@ -176,8 +174,7 @@ class StudyFolder:
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of all ended runs, in the plan's order."""
-        per_run = [self.outcome(key) for key in self.plan.runs()]
-        return [outcome for outcome in per_run if outcome is not None]
+        return [outcome for outcome in map(self.outcome, self.plan.runs()) if outcome is not None]
 
     def missing(self) -> list[Key]:
         """The runs that have not ended."""

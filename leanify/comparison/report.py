@@ -239,7 +239,7 @@ def plot_quality(axes: Axes, study: Study) -> bool:
 
 
 def _ends(mean: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """The ends of an interval; the mean itself where it is unknown."""
+    """The ends of an interval; the mean itself where they are unknown."""
     return mean if low is None else low, mean if high is None else high
 
 

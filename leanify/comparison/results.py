@@ -84,7 +84,6 @@ def _design(
     table: RunTable,
     costs: Costs | None,
 ) -> DesignResult:
-    """The result of a design from the outcomes of its runs."""
     runs, trained_runs = [], []
     for outcome in outcomes:
         place = str(folder.run(outcome.key).relative_to(folder.path))

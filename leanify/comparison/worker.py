@@ -171,7 +171,6 @@ def _is_full_disk(error: BaseException | None) -> bool:
 
 
 def _train(folder: StudyFolder, key: Key, on_row: OnRow) -> Trainer:
-    """Train a run to its end, and return its trainer."""
     path = folder.run(key)
     # a new run, or the interrupted one from its checkpoint
     callback = RunCallback(on_row, probes=key.rate is None)

@@ -223,6 +223,5 @@ def _rows(output: Tensor, value: Tensor) -> tuple[slice, slice]:
 
 
 def _changes(before: Tensor, after: Tensor, rows: slice) -> bool:
-    """Whether outputs differ in these rows."""
     off = (before[rows] - after[rows]).abs().max()
     return bool(off > CHANGED * before.abs().max())

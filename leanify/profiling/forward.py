@@ -166,8 +166,9 @@ def drop_values(model: nn.Module, device: str | torch.device = "cpu") -> nn.Modu
 
 
 def observe_forward(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
-    """The result of ``observe`` in a forward pass on ``meta``, or, if upstream's code needs values (it branches on
-    them, or makes CPU tensors of its own), with zeros on the CPU. Raises UnsupportedModel if neither runs.
+    """The result of ``observe`` in a forward pass on ``meta``, or, if upstream's code needs values, of zeros in memory.
+
+    Raises UnsupportedModel if neither runs.
     """
     result = observe_on_meta(model, tokens, observe)
     return observe_on_cpu(model, tokens, observe) if result is None else result

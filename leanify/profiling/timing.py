@@ -112,7 +112,6 @@ class Clock:
         return Pair(min(times[0]), min(times[1]) / min(times[0]), noise)
 
     def _seconds(self, work: Work, count: int) -> float:
-        """Seconds of ``count`` calls."""
         # on a GPU its own events count, because calls return before the work is done
         if self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
