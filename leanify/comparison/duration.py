@@ -1,4 +1,4 @@
-"""Predict the duration of a study before it starts, and reduce the study to a limit in minutes.
+"""Predict the time and memory of a study before it starts, and reduce the study to a limit in minutes.
 
 The recipe determines the steps of a run, because models that have not learnt show nothing; the minutes of a study
 follow from its steps, by timing a few of them. A limit below these minutes removes, one after the other until the study
@@ -166,19 +166,17 @@ def fit_minutes(plan: StudyPlan, timings: dict[str, Timing], minutes: float, job
 
 def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str, Any]:
     """Return the object that ``leanify compare --dry-run --json`` prints."""
-    trials, runs = len(list(plan.trials())), len(list(plan.runs()))
-    runs += trials
-
     # checkpoints of all runs on disk, and memory of the runs at a time
+    runs = len([*plan.runs(), *plan.trials()])
     checkpoint_count = plan.recipe.run.keep + 1  # plus the best one
     mean_params = sum(design.params for design in plan.designs) // len(plan.designs)
     disk = mean_params * 4 * TENSORS * checkpoint_count * runs
-    needs = [timing.facts["memory_predicted_bytes"] or 0 for timing in timings.values()]
+    needs = {name: timing.facts["memory_predicted_bytes"] for name, timing in timings.items()}
+    largest_need = max(need or 0 for need in needs.values())
     designs = []
     for design in plan.designs:
-        timing = timings[design.name]
-        memory = timing.facts["memory_predicted_bytes"]
-        designs.append(design.to_json() | {"hours_a_run": timing.run / 3600, "memory_predicted_bytes": memory})
+        costs = {"hours_a_run": timings[design.name].run / 3600, "memory_predicted_bytes": needs[design.name]}
+        designs.append(design.to_json() | costs)
     return {
         "study": None,
         "task": plan.recipe.data and plan.recipe.data.task,
@@ -190,7 +188,7 @@ def forecast(plan: StudyPlan, timings: dict[str, Timing], jobs: int) -> dict[str
         "jobs": jobs,
         "hours_predicted": study_seconds(plan, timings, jobs) / 3600,
         "bytes_predicted": disk,
-        "memory_predicted_bytes": jobs * max(needs) if any(needs) else None,
+        "memory_predicted_bytes": jobs * largest_need or None,
         "designs": designs,
     }
 

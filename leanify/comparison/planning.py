@@ -74,8 +74,7 @@ def make_plan(request: Request, announces: bool = False) -> StudyPlan:
     """Resolve and price a study without writing anything; ``announces`` prints its duration. Raises LeanifyError."""
     plan = _price_plan(request)
     if request.study is None and (request.minutes is not None or request.has_default_schedule or announces):
-        plan, timings, cuts = _fit_duration(plan, request)
-        prediction = duration.forecast(plan, timings, request.jobs)
+        plan, prediction, cuts = _fit_duration(plan, request)
         time = format_forecast(3600 * prediction["hours_predicted"])
         line = f"the study takes {time} here: {prediction['runs']} runs, {prediction['steps']:,} steps each"
         note(". ".join(filter(None, (line, cuts))))
@@ -84,10 +83,10 @@ def make_plan(request: Request, announces: bool = False) -> StudyPlan:
 
 def forecast(request: Request) -> dict[str, Any]:
     """Predict the time, memory and disk of a study from a few steps of each design. Raises LeanifyError."""
-    plan, timings, cuts = _fit_duration(_price_plan(request), request)
+    _, prediction, cuts = _fit_duration(_price_plan(request), request)
     if cuts:
         note(cuts)
-    return duration.forecast(plan, timings, request.jobs)
+    return prediction
 
 
 def _price_plan(request: Request) -> StudyPlan:
@@ -143,8 +142,8 @@ def _price_plan(request: Request) -> StudyPlan:
     return plan if old is None else old.merge(plan)
 
 
-def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[str, duration.Timing], str]:
-    """Time the designs and apply the limit in minutes; also return a sentence about what was cut, or ""."""
+def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[str, Any], str]:
+    """Apply the limit in minutes; also return the prediction, and a sentence about what was cut, or ""."""
     # runs on the user's own data are evaluated and logged evenly over the recipe's steps
     evaluations = default_recipe.EVALUATIONS if request.has_default_schedule else None
     timings = duration.time_designs(plan, evaluations)
@@ -152,11 +151,12 @@ def _fit_duration(plan: StudyPlan, request: Request) -> tuple[StudyPlan, dict[st
         plan = replace(plan, recipe=default_recipe.set_steps(plan.recipe, timings[plan.designs[0].name].steps))
 
     # the limit removes rates, then seeds, then designs
-    if request.minutes is None:
-        return plan, timings, ""
-    plan, cuts = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
-    sentence = f"--minutes {request.minutes:g} leaves out {', '.join(cuts)}; no run is shortened"
-    return plan, timings, sentence if cuts else ""
+    sentence = ""
+    if request.minutes is not None:
+        plan, cuts = duration.fit_minutes(plan, timings, request.minutes, request.jobs)
+        if cuts:
+            sentence = f"--minutes {request.minutes:g} leaves out {', '.join(cuts)}; no run is shortened"
+    return plan, duration.forecast(plan, timings, request.jobs), sentence
 
 
 def _usual_designs(request: Request, designer: Designer, names: Sequence[str]) -> Sequence[str]:
