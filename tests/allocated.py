@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from leanify.profiling import profile as profiling
+from leanify.profiling import measuring
 from leanify.profiling import training_memory as peak
 from leanify.profiling.forward import call, unmasked_inputs
 
@@ -32,7 +32,7 @@ def peak_bytes(step: Callable[[], Any]) -> int:
 
 def training_peak(shell: nn.Module, batch: int, tokens: int | None, loss: peak.Loss = peak.squares) -> int:
     """Weights, moments and the most that the second of two AdamW steps holds, in float32 on the CPU."""
-    model = profiling.materialise(shell, torch.device("cpu")).train()
+    model = measuring.materialise(shell, torch.device("cpu")).train()
     inputs: dict[str, Tensor] = unmasked_inputs(model, tokens, "cpu", batch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 

@@ -31,7 +31,7 @@ from leanify.comparison.results import read_study
 from leanify.core import recipe as recipes
 from leanify.core.errors import DirectoryError, LeanifyError, RecipeError, ShapeError
 from leanify.core.recipe import ModelSection
-from leanify.profiling import counting, timing
+from leanify.profiling import counting, measuring
 from leanify.reshaping import surgery
 from leanify.runs.run_directory import RunDirectory
 from leanify.training.preparation import model_on_meta
@@ -59,11 +59,11 @@ def test_expensive_costs_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> No
         return float(len(calls))
 
     work = {name: [lambda name=name: timed(name)] * 3 for name in "ab"}
-    timing.time_rounds(work)
+    measuring.time_rounds(work)
     assert (len(calls), calls[:4]) == (2 * 3 * 7, ["a", "b", "a", "b"])
     calls.clear()
-    monkeypatch.setattr(timing, "MAX_SECONDS", -1)
-    found = timing.time_rounds(work)
+    monkeypatch.setattr(measuring, "MAX_SECONDS", -1)
+    found = measuring.time_rounds(work)
     assert [[time.median for time in times] for times in found.values()] == [[7, 9, 11], [8, 10, 12]]
     assert [(time.low, time.high) for time in found["a"]] == [(4, 10), (6, 12), (8, 14)]
     assert len(calls) == 2 * 3 * 3

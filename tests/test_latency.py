@@ -11,7 +11,7 @@ from torch import nn
 import leanify
 from leanify.cli import app
 from leanify.core.architecture import Architecture, primary_layer
-from leanify.profiling.timing import Clock, Pair
+from leanify.profiling.measuring import Clock, Pair
 from leanify.search import measured_limits as limits
 from leanify.search import search
 from leanify.search.options import Options

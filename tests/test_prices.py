@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.core import recipe
-from leanify.profiling import counting
-from leanify.profiling import profile as profiling
+from leanify.profiling import counting, measuring
 from leanify.profiling.cost_model import price_file
 from leanify.profiling.forward import Countable, call, disable_gradients, unmasked_inputs
 from leanify.search import redesign as planning
@@ -215,6 +214,6 @@ def test_shared_weights_stay_shared() -> None:
     """Where a model is brought into memory."""
     small = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8, "vocab_size": 50}
     model = leanify.load("hf/t5", overrides=small, device="meta")
-    real = profiling.materialise(model, torch.device("cpu"))
+    real = measuring.materialise(model, torch.device("cpu"))
     assert counting.parameters(real) == counting.parameters(model)
     assert len(list(real.named_parameters(remove_duplicate=False))) > len(list(real.parameters()))

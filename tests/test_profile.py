@@ -13,7 +13,7 @@ from cases import CASES, Case, batch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.profiling import counting
+from leanify.profiling import counting, measuring
 from leanify.profiling import profile as profiling
 from leanify.profiling import training_memory as peak
 from leanify.profiling.forward import call
@@ -132,7 +132,7 @@ def test_surgery_keeps_attention_kernels(case: Case) -> None:
     fewer = stage.reshape(stage.depth // 2, primary_layer(stage).heads + stage.group)
     shape = replace(old_shape, stages=(fewer, *others))
     lean = leanify.write(base, shape).eval()
-    old, new = (profiling.attention_kernels(model, batch(model)) for model in (base, lean))
+    old, new = (measuring.attention_kernels(model, batch(model)) for model in (base, lean))
     assert old
     assert old.keys() == new.keys()
 
@@ -140,9 +140,9 @@ def test_surgery_keeps_attention_kernels(case: Case) -> None:
 def test_plain_attention_is_detected() -> None:
     """It is told from a fused kernel."""
     model: Any = CASES["bert"].load().eval()
-    fused = profiling.attention_kernels(model, batch(model))
+    fused = measuring.attention_kernels(model, batch(model))
     model.set_attn_implementation("eager")
-    plain = profiling.attention_kernels(model, batch(model))
+    plain = measuring.attention_kernels(model, batch(model))
     assert "softmax" not in fused
     assert plain == {"softmax": sum(fused.values())} == {"softmax": 4}
 

@@ -15,10 +15,10 @@ from cases import CASES, IMAGE, price_list
 import leanify
 from leanify.lens import families
 from leanify.profiling import counting
-from leanify.profiling import profile as profiling
 from leanify.profiling.cost import StageShape
 from leanify.profiling.counting import count
 from leanify.profiling.price_list import PriceList
+from leanify.profiling.training_memory import predict_training_bytes
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
 from leanify.search import options, search
@@ -89,10 +89,10 @@ def test_limits_bind_macs_and_memory() -> None:
     plan = leanify.redesign("vit_base", max_macs="8G")
     assert plan.chosen.macs <= 8e9
     small = {"overrides": {**IMAGE, "depth": 9}}
-    baseline = profiling.predict_training_bytes(SMALL.load("meta", depth=9), 1, None, is_fused=False)
+    baseline = predict_training_bytes(SMALL.load("meta", depth=9), 1, None, is_fused=False)
     plan = leanify.redesign("vit_base", max_memory=0.6, **small)
     lean = surgery.write(SMALL.load("meta", depth=9), plan.chosen.architecture)
-    assert profiling.predict_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
+    assert predict_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from runs import Warnings, digits, final_state
 from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import RecipeError, TrainingError
-from leanify.profiling import profile as profiling
+from leanify.profiling import counting
 from leanify.profiling import training_memory as peak
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, loop, memory, preparation
@@ -166,7 +166,7 @@ def test_large_batch_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     whole = training.train(tiny("schedule.batch_size=64"), tmp_path / "whole")
     kept = memory.need(preparation.build_model(tiny()), None, keeps_gradients=True)
     monkeypatch.setattr(machine, "available_memory", lambda device: kept.of(20))
-    monkeypatch.setattr(profiling, "weights_bytes", lambda model: 0)
+    monkeypatch.setattr(counting, "weights_bytes", lambda model: 0)
     split = training.train(tiny("schedule.batch_size=64"), tmp_path / "split", callback=heard)
     assert RunDirectory.open(split).recipe.run.accumulate == 4
     assert any("in 4 passes" in words for words in heard.warnings)

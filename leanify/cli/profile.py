@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,10 @@ from leanify.cli.output import output_kind, print_next, show, table, typed_witho
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import console, progress, say, track
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
-from leanify.profiling.profile_result import COUNTERS_AGREE, Profile
+
+if TYPE_CHECKING:
+    from leanify.profiling.profile import Profile
+
 
 Limit = str | None
 UNITS: Mapping[str, Callable[[Any], str]] = {
@@ -99,6 +102,8 @@ def profile(
 
 
 def _render(profiles: Sequence[Profile], explain: bool) -> None:
+    from leanify.profiling.profile import COUNTERS_AGREE
+
     out = console()
     first = profiles[0]
     grid = table(("", *(profile.source for profile in profiles)), [])

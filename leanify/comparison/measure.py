@@ -12,8 +12,8 @@ from torch import nn
 from leanify.comparison.plan import StudyPlan
 from leanify.comparison.values import Costs
 from leanify.core import machine
-from leanify.profiling import profile as profiling
-from leanify.profiling.timing import time_rounds
+from leanify.profiling import measuring
+from leanify.profiling.training_memory import predict_training_bytes
 from leanify.training.preparation import model_on_meta
 from leanify.upstream.inputs import example_inputs
 
@@ -31,14 +31,14 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     try:
         shells = {design.name: model_on_meta(design.model) for design in plan.designs}
         # the first training step loads libraries that are not part of any design, so memory comes second
-        seconds = time_rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
+        seconds = measuring.time_rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
         memory = {}
         for name, shell in shells.items():
-            predicted_bytes = profiling.predict_training_bytes(shell, batch, tokens, is_fused=device.type == "cuda")
+            predicted_bytes = predict_training_bytes(shell, batch, tokens, is_fused=device.type == "cuda")
             before = machine.settled_resident_set()
-            real = profiling.materialise(shell, device)
+            real = measuring.materialise(shell, device)
             inputs = example_inputs(real, batch, tokens, device)
-            memory[name] = profiling.measure_memory(real, inputs, predicted_bytes, before)
+            memory[name] = measuring.measure_memory(real, inputs, predicted_bytes, before)
             del real, inputs  # before the next one is measured
     finally:
         torch.set_num_threads(threads)
@@ -61,17 +61,17 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
 
 def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> list[Callable[[], float]]:
     """The timed functions of a design: a forward of one sample, of a batch, and a training step; each in seconds."""
-    real: Any = profiling.materialise(shell, device)
+    real: Any = measuring.materialise(shell, device)
     sample_inputs, batch_inputs = (example_inputs(real, size, tokens, device) for size in (1, batch))
 
     def forward(inputs: Any) -> float:
         real.eval()
-        return profiling.median_seconds(real, inputs, 3)
+        return measuring.median_seconds(real, inputs, 3)
 
     def train() -> float:
         real.train()
         start = time.perf_counter()
-        profiling.training_steps(real, batch_inputs)
+        measuring.training_steps(real, batch_inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / 2

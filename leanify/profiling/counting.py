@@ -27,6 +27,12 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def weights_bytes(model: nn.Module) -> int:
+    """The size of the parameters and saved buffers, shared ones once."""
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def body_parameters(located_model: LocatedModel) -> int:
     """The parameters of the blocks: everything but embeddings, final norms and classifier."""
     return parameters(nn.ModuleList(located_model.blocks))

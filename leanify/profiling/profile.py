@@ -8,27 +8,25 @@ agree, and what neither counts (activations, softmax, additions) is named.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 from leanify.core import machine
 from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
-from leanify.core.units import format_bytes
+from leanify.core.tabular import Tabular
+from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
 from leanify.profiling import counting
-from leanify.profiling import training_memory as peak
-from leanify.profiling.forward import Positional, call, disable_gradients, zeros
-from leanify.profiling.profile_result import COUNTERS_AGREE, Memory, Profile
-from leanify.profiling.training_memory import flatten_tensors
+from leanify.profiling.counting import weights_bytes
+from leanify.profiling.forward import Positional, disable_gradients, zeros
+from leanify.profiling.measuring import Memory, attention_kernels, materialise, measure_memory, median_seconds
+from leanify.profiling.training_memory import flatten_tensors, predict_training_bytes
 from leanify.reshaping import surgery
 from leanify.sources import find
 from leanify.upstream.example_inputs import infer_batch_size
@@ -45,8 +43,76 @@ FUSED_KERNELS = (
     "aten::_scaled_dot_product_fused_attention_overrideable",
 )
 NOT_PRODUCTS = ("layer_norm", "batch_norm", "group_norm", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
-_ATTENTION = "_scaled_dot_product_"
+COUNTERS_AGREE = "torch's counter and fvcore agree"  # `Profile.cross_check`
 TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up to this size
+
+
+@dataclass(frozen=True, repr=False)
+class Profile(Tabular):
+    """One model's costs; shown as a table.
+
+    params_body        parameters in the blocks; None for a module that cannot be read
+    params_embeddings  parameters of tables with a row for each token, a tied one once; None without a vocabulary
+    macs               multiply-adds of one sample; ``flops`` are twice as many
+    attention_kernels  calls of each attention kernel in a forward pass, by name; None if unmeasured
+    not_measured       the measurement that was skipped because it does not fit into memory
+    as_given           whether ``macs`` and ``latency_s`` refer to the user's whole example
+    """
+
+    source: str
+    architecture: str
+    params: int
+    params_body: int | None
+    macs: int
+    flops: int
+    fvcore_macs: int | None
+    cross_check: str
+    uncounted: list[str]
+    weights_bytes: int
+    batch_size: int
+    dtype: str
+    device: str
+    latency_s: float | None
+    throughput_per_s: float | None
+    memory: Memory
+    attention_kernels: dict[str, int] | None = None
+    not_measured: str | None = None
+    as_given: bool = False
+    params_embeddings: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def headline(self) -> str:
+        return f"{self.source} · {self.architecture} · {self.dtype}, {self.device}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        plain = {name: value for name, value in self.to_json().items() if name != "memory"}
+        return [{**plain, **asdict(self.memory)}]
+
+    def cells(self) -> list[dict[str, str]]:
+        return [{"cost": label, self.source: unit(value)} for label, unit, value in self.costs() if value is not None]
+
+    def costs(self) -> list[tuple[str, Callable[[Any], str], Any]]:
+        """Every cost with its label, its unit as a function, and its value: None if it is unknown."""
+        memory = self.memory
+        return [
+            ("parameters", format_count, self.params),
+            ("  in the blocks", format_count, self.params_body),
+            ("  in embeddings", _count, self.params_embeddings),
+            ("MACs of the example" if self.as_given else "MACs a sample", format_operations, self.macs),
+            ("FLOPs (2 × MACs)", format_operations, self.flops),
+            ("weights", format_bytes, self.weights_bytes),
+            ("latency of the example" if self.as_given else "latency, batch 1", format_seconds, self.latency_s),
+            ("throughput", _rate, self.throughput_per_s),
+            ("attention kernels", _kernels, self.attention_kernels),
+            ("forward peak", format_bytes, memory.forward_peak_bytes),
+            ("  reserved", format_bytes, memory.forward_reserved_bytes),
+            ("training peak", format_bytes, memory.train_peak_bytes),
+            ("  reserved", format_bytes, memory.train_reserved_bytes),
+            ("training, predicted", format_bytes, memory.train_predicted_bytes),
+            ("device used (NVML)", format_bytes, memory.nvml_used_bytes),
+        ]
 
 
 def profile(
@@ -163,12 +229,6 @@ def _read(model: nn.Module, inputs: Any = None, rows: Any = None) -> str:
         return "not read"
 
 
-def weights_bytes(model: nn.Module) -> int:
-    """The size of the parameters and saved buffers, shared ones once."""
-    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 # -- counting by a second opinion -------------------------------------------------------------------------------------
 
 
@@ -209,125 +269,18 @@ def attention_macs(inputs: list[Any], outputs: list[Any]) -> int:
     return int(math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
+# -- units -------------------------------------------------------------------------------------------------------------
 
 
-def materialise(model: nn.Module, device: torch.device) -> nn.Module:
-    """The meta model with real tensors on ``device``, its weights small and random.
-
-    Time and memory do not depend on the values, as long as they are finite.
-    """
-    real = zeros(model, device)
-    for parameter in real.parameters():
-        parameter.data.uniform_(-0.02, 0.02)
-    return real
+def _count(value: int | None) -> str:
+    return "–" if value is None else format_count(value)
 
 
-class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of fused attention by kernel, and of softmax outside it."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name.startswith(_ATTENTION):
-            self.calls[name.removeprefix(_ATTENTION)] += 1
-        elif name in ("_softmax", "_safe_softmax"):
-            self.calls["softmax"] += 1
-        return func(*args, **(kwargs or {}))
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f} /s"
 
 
-@torch.no_grad()
-def attention_kernels(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
-    """Count the calls of attention kernels in a forward pass: ``flash_attention``, ``efficient_attention``, ….
-
-    ``softmax`` counts calls outside fused kernels: attention in plain products, or a choice of experts.
-    """
-    with _Kernels() as kernels:
-        call(model, inputs)
-    return dict(kernels.calls)
-
-
-@torch.no_grad()
-def median_seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) -> float:
-    """The median time of one forward pass, after two passes to warm up."""
-    device = next(model.parameters()).device
-    times = []
-    for i in range(repeats + 2):
-        start = time.perf_counter()
-        call(model, inputs)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if i >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
-    """Two AdamW steps on the mean squared outputs: in the second, moments and activations are both in memory."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    for _ in range(2):
-        peak.squares(call(model, inputs)).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        optimiser.zero_grad()
-
-
-def measure_memory(
-    model: nn.Module, inputs: dict[str, Tensor], predicted_bytes: int | None, before: int = 0, trains: bool = True
-) -> Memory:
-    """Peaks of a forward pass, and of a training step if ``trains``; on a CPU the process's, less ``before``."""
-    # the peak of a forward pass
-    device = next(model.parameters()).device
-    with torch.no_grad(), _peak(device, before) as forward:
-        call(model, inputs)
-    # the peak of a training step, if it was predicted to fit
-    train: dict[str, int] = {}
-    if predicted_bytes is not None and trains:
-        model.train()
-        with _peak(device, before) as train:
-            training_steps(model, inputs)
-        model.eval()
-    return Memory(
-        train_predicted_bytes=predicted_bytes,
-        forward_peak_bytes=forward.get("peak"),
-        train_peak_bytes=train.get("peak"),
-        forward_reserved_bytes=forward.get("reserved"),
-        train_reserved_bytes=train.get("reserved"),
-        nvml_used_bytes=machine.nvml_used(device),
-    )
-
-
-@contextmanager
-def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
-    """The highest memory within the block: torch's on CUDA, the process's resident set on a CPU."""
-    peak: dict[str, int] = {}
-    # a GPU counts its own allocations
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        yield peak
-        torch.cuda.synchronize(device)
-        peak["peak"] = torch.cuda.max_memory_allocated(device)
-        peak["reserved"] = torch.cuda.max_memory_reserved(device)
-        return
-    # on a CPU the kernel's high-water mark, above the resident set before the pass
-    resets = machine.reset_resident_peak()
-    yield peak
-    highest = machine.status("VmHWM") if resets else None
-    if highest:
-        peak["peak"] = highest - before
-
-
-# -- training memory, predicted ---------------------------------------------------------------------------------------
-
-
-def predict_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, is_fused: bool = True) -> int:
-    """The peak of an AdamW step: weights, two moments, and the largest sum of activations and gradients (see `peak`).
-
-    ``is_fused``: attention with dropout is fused too, as on a GPU. Raises UnsupportedModel if the model cannot
-    be trained on its example inputs.
-    """
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return 3 * weights + peak.trace_peak(model, batch, tokens, is_fused=is_fused)
+def _kernels(calls: Mapping[str, int] | None) -> str:
+    if calls is None:
+        return "–"
+    return ", ".join(f"{times} × {name.removesuffix('_attention')}" for name, times in calls.items()) or "none seen"

@@ -116,6 +116,16 @@ def trace_peak(model: nn.Module, batch: int, tokens: int | None = None, *, is_fu
     return int(series[0].max()) if series else MemoryNeed(0, fit_lines(model, tokens, is_fused=is_fused)).of(batch)
 
 
+def predict_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, is_fused: bool = True) -> int:
+    """The peak of an AdamW step: weights, two moments, and the largest sum of activations and gradients.
+
+    ``is_fused``: attention with dropout is fused too, as on a GPU. Raises UnsupportedModel if the model cannot
+    be trained on its example inputs.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return 3 * weights + trace_peak(model, batch, tokens, is_fused=is_fused)
+
+
 Step = Callable[[nn.Module, dict[str, Tensor]], np.ndarray]
 
 

@@ -17,9 +17,9 @@ from torch import nn
 from leanify.core.errors import BudgetError
 from leanify.core.terminal import track
 from leanify.core.units import format_bytes, format_seconds, format_share
-from leanify.profiling import profile as profiling
+from leanify.profiling.measuring import Clock, Pair
 from leanify.profiling.price_list import PriceList
-from leanify.profiling.timing import Clock, Pair
+from leanify.profiling.training_memory import predict_training_bytes
 from leanify.reshaping import surgery
 from leanify.search.design import Design
 from leanify.search.options import BYTES, TIMES, Options, parse_budget
@@ -149,7 +149,7 @@ class MemoryLimit:
         self.bytes = parse_budget("--max-memory", options.max_memory, self._training_bytes(self._model), BYTES)
 
     def _training_bytes(self, model: nn.Module) -> int:
-        return profiling.predict_training_bytes(model, 1, self._tokens, torch.cuda.is_available())
+        return predict_training_bytes(model, 1, self._tokens, torch.cuda.is_available())
 
     def share(self, design: Design) -> float:
         """Return the memory of a design as a multiple of the limit."""

@@ -25,7 +25,7 @@ from leanify.core.terminal import note, progress
 from leanify.core.units import format_bytes, format_damage, format_metric
 from leanify.data.samples import Splits
 from leanify.profiling import counting
-from leanify.profiling.timing import time_latencies
+from leanify.profiling.measuring import time_latencies
 from leanify.search.design import Design
 from leanify.search.options import Options
 from leanify.shrinking.candidates import Candidate, Prices, candidates

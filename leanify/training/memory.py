@@ -16,7 +16,7 @@ from leanify.core.errors import TrainingError, UnsupportedModel
 from leanify.core.recipe import TrainingRecipe
 from leanify.core.units import format_bytes
 from leanify.data.samples import Splits
-from leanify.profiling import profile as profiling
+from leanify.profiling import counting
 from leanify.profiling import training_memory as peak
 from leanify.profiling.training_memory import MemoryNeed as MemoryNeed
 from leanify.training import sharding
@@ -133,7 +133,7 @@ def split_to_fit(
     if step_need is None or available < 0:
         return recipe
     batch, accumulate = recipe.schedule.batch_size, recipe.run.accumulate
-    weights = profiling.weights_bytes(model) if engine.device.type == "cpu" else 0
+    weights = counting.weights_bytes(model) if engine.device.type == "cpu" else 0
     world, device = engine.num_processes, str(engine.device)
     passes = fitting_passes(step_need, available + weights, batch, world, accumulate, device)
     if passes == accumulate:
