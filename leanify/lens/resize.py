@@ -175,12 +175,17 @@ def resize(
         return
     # linear maps and norms
     for part, module in weighted_parts(site, {**reading.rows, **reading.columns}).items():
-        layouts = reading.rows.get(part), reading.columns.get(part)
-        _resize_linear(model, f"{path}.{part}", module, *layouts, old, sizes)
+        rows, columns = reading.rows.get(part), reading.columns.get(part)
+        _resize_linear(model, f"{path}.{part}", module, rows, columns, old, sizes)
     # bare parameters and buffers
     bare = {part: axes for part, axes in reading.tensors.items() if isinstance(get_attribute(site, part), Tensor)}
-    if bare.keys() & reading.columns.keys():  # matrices stored as bare parameters, such as fused experts
-        _resize_maps(model, path, site, reading, bare, old, sizes)
+    inputs = {part: axes.index(reading.columns[part]) for part, axes in bare.items() if part in reading.columns}
+    if inputs:  # matrices stored as bare parameters, such as fused experts
+        changed = {name for name, size in sizes.items() if old[name] != size}
+        layouts = {}
+        for part, axes in bare.items():
+            layouts[part] = {axis: how for axis, how in enumerate(axes) if notation.symbols(how) & changed}
+        _renew(model, path, site, layouts, inputs, old, sizes)
     else:
         for part, axes in reading.tensors.items():
             _resize_tensor(site, part, axes, old, sizes)
@@ -224,27 +229,15 @@ def _resize_linear(
         moves = (notation.positions(how, old, new) for how in (rows, columns) if how)
         if all(torch.equal(source, target) for source, target in moves):  # a split may reorder q, k and v
             return
-    # replace the tensors by noise in the new shapes
+    # numbers such as out_features, then the tensors
     layouts = map_axes(module, rows, columns)
-    old_tensors = {name: tensor.detach() for name, tensor in own_tensors(module) if name in layouts}
-    for name, tensor in old_tensors.items():
-        shape = list(tensor.shape)
-        for axis, how in layouts[name].items():
-            shape[axis] = int(notation.evaluate(how, new))
-        _replace(module, name, _like(tensor, shape))
-    # numbers such as out_features
     for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
         if hasattr(module, name):
             setattr(module, name, (size,) if name == "normalized_shape" else size)
     if is_depthwise:
         module.__dict__["groups"] = outputs
-    if next(iter(old_tensors.values())).is_meta:
-        return
-    # initialise, then copy the existing entries back
-    initialise_module(model, path, module)
-    for name, tensor in old_tensors.items():
-        zero_axis = features.input_axis if columns and tensor.dim() > 1 else -1
-        _copy_positions(tensor, getattr(module, name).data, layouts[name], zero_axis, old, new)
+    matrices = [name for name, tensor in own_tensors(module) if columns and tensor.dim() > 1]
+    _renew(model, path, module, layouts, dict.fromkeys(matrices, features.input_axis), old, new)
 
 
 def _resize_list(model: nn.Module, path: str, heads: nn.Module, length: int) -> None:
@@ -274,39 +267,35 @@ def repeat_rows(old: nn.Module, new: nn.Module, reading: Row, before: notation.S
                 getattr(target, name).copy_(value.index_select(axis, indices.to(value.device)))
 
 
-def _resize_maps(
+def _renew(
     model: nn.Module,
     path: str,
-    site: nn.Module,
-    reading: Row,
-    tensors: dict[str, tuple[str, ...]],
+    module: nn.Module,
+    layouts: Mapping[str, dict[int, str]],
+    input_axes: Mapping[str, int],
     old: notation.Sizes,
     new: notation.Sizes,
 ) -> None:
-    """Resize linear maps stored as bare parameters: existing entries are kept, new inputs are zero."""
+    """Resize tensors of a module: upstream initialises them, existing entries are kept, and new inputs are zero."""
     # the old values, and noise in the new shapes
     before = {}
-    for name, tensor in own_tensors(site):
-        if name not in tensors:  # upstream's initialiser works in place, on these tensors too
+    for name, tensor in own_tensors(module):
+        if name not in layouts:  # upstream's initialiser works in place, on these tensors too
             before[name] = tensor.detach().clone()
-    for part, layouts in tensors.items():
-        before[part] = get_attribute(site, part).detach()
-        shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
+    for part, axes in layouts.items():
+        before[part] = get_attribute(module, part).detach()
+        shape = list(before[part].shape)
+        for axis, how in axes.items():
+            shape[axis] = int(notation.evaluate(how, new))
         owner, _, name = part.rpartition(".")
-        _replace(get_attribute(site, owner), name, _like(before[part], shape))
+        _replace(get_attribute(module, owner), name, _like(before[part], shape))
     if next(iter(before.values())).is_meta:
         return
     # initialise, then copy the existing entries back
-    initialise_module(model, path, site)
+    initialise_module(model, path, module)
     for name, tensor in before.items():
-        layouts = tensors.get(name, ())
-        axes: dict[int, str] = {}
-        for axis, how in enumerate(layouts):
-            if any(old[one] != new[one] for one in notation.symbols(how)):
-                axes[axis] = how
-        inputs = reading.columns.get(name)
-        input_axis = layouts.index(inputs) if inputs else -1
-        _copy_positions(tensor, get_attribute(site, name).data, axes, input_axis, old, new)
+        target = get_attribute(module, name).data
+        _copy_positions(tensor, target, layouts.get(name, {}), input_axes.get(name, -1), old, new)
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
