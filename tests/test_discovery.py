@@ -123,10 +123,9 @@ def test_wrong_row_is_blamed() -> None:
 @pytest.mark.parametrize(("library", "name"), [("timm", "beit_base_patch16_224"), ("hf", "olmo2")])
 def test_unreadable_model_names_attempts(library: str, name: str) -> None:
     model, _ = tiny.build(library, name)
-    gone = forget(model)
+    forget(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings"):
         leanify.read(model)
-    assert not families.all_rows().keys() & set(gone)
 
 
 def test_attention_that_does_not_run_is_refused() -> None:

@@ -418,7 +418,6 @@ class _Guess:
 
 
 def _belongs_to(name: str, parts: Any) -> bool:
-    """Whether a path is inside one of these modules."""
     return name.startswith(tuple(f"{part}." for part in parts))
 
 

@@ -307,7 +307,6 @@ def _like(tensor: Tensor, shape: list[int]) -> Tensor:
 
 
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer by a tensor."""
     value = getattr(module, name)
     if isinstance(value, nn.Parameter):
         tensor = nn.Parameter(tensor, requires_grad=value.requires_grad)

@@ -13,7 +13,7 @@ that a class does not have are skipped, so similar classes can share a row:
     lists       lists with one module for each head: path → "h"
     sizes       values of symbols that no axis or attribute determines: a head_dim hard-coded in a forward
     clear       caches (dicts) that become stale when the number of heads changes
-    edits       replacements in the source of upstream's forward, if it assumes inner == width (see below)
+    edits       replacements in the source of upstream's forward, if it assumes inner == width
     methods     the methods to which ``edits`` apply; default: ``forward``
     forward     a function in `forwards` that replaces upstream's forward, if no edit suffices
     mixing      parts that mix all heads (a norm over inner): with one present, growth cannot keep the outputs
@@ -26,9 +26,8 @@ A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, on
 A row with neither is a table (per head or per block) outside the attentions, which must follow them, or it only
 edits a submodule. Lists of blocks need no table: `sites` finds them.
 
-``edits`` exist because about thirty upstream forwards assume that the concatenated heads are as wide as the input, as
-in ``C // self.num_heads`` and ``reshape(B, N, C)``, which is right only if inner == width (`forwards`). They should be
-as short as possible and unambiguous. docs/internals/extending.md explains the steps to add a family.
+``edits`` should be as short as possible and unambiguous (`forwards`). docs/internals/extending.md explains the steps to
+add a family.
 """
 
 from __future__ import annotations
