@@ -30,7 +30,7 @@ def write_config(folder: Path, kind: str, cls: str, **keys: Any) -> Path:
 @pytest.mark.parametrize(
     ("kind", "cls"), [("Bert", "BertForMaskedLM"), ("Llama", "LlamaForCausalLM"), ("ViT", "ViTForImageClassification")]
 )
-@pytest.mark.filterwarnings("ignore::leanify.sources.weights.NewTensors")
+@pytest.mark.filterwarnings("ignore:.*re-initialised:UserWarning")
 def test_code_of_its_own_is_said(kind: str, cls: str, tmp_path: Path) -> None:
     """Of a type that transformers knows; with tensors that its model has not, the weights are refused."""
     write_config(tmp_path, f"{kind}Config", cls, **SIZES)

@@ -259,6 +259,7 @@ def test_free_shapes_keep_the_budget() -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*re-initialised:UserWarning")
 def test_missing_layer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 96}
     broken, text = tmp_path / "broken", tmp_path / "text.txt"

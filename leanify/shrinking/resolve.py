@@ -29,7 +29,6 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.shrinking.original import Original
 from leanify.sources import find, heads, side_files, weights
 from leanify.sources.source import build_on_meta
-from leanify.sources.weights import require_all_layers
 from leanify.training import start
 from leanify.training.master_weights import to_master_weights
 from leanify.training.preparation import data_section, trainable
@@ -96,7 +95,7 @@ def resolve(checkpoint: str | Path, data: str | Path | None, settings: Sequence[
 
     def load() -> tuple[nn.Module, torch.dtype]:
         """Moments and least squares need more precision than 16-bit activations."""
-        model = require_all_layers(lambda: weights.load(source), name)
+        model = weights.load_complete(source, name)
         return in_mode(model), to_master_weights(model)
 
     reshape = cache(partial(surgery.write, shell))

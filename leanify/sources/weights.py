@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,6 @@ UNREAD = {
 }
 
 
-class NewTensors(UserWarning):
-    """Warns of tensors that the weights lacked, now freshly initialised; ``names`` lists all of them."""
-
-    def __init__(self, message: str, names: list[str]) -> None:
-        super().__init__(message)
-        self.names = names
-
-
 def is_headless(model: nn.Module) -> bool:
     """Whether a part of the model that makes its outputs was initialised when it was loaded, so that they say nothing.
 
@@ -68,24 +59,18 @@ def is_headless(model: nn.Module) -> bool:
     return base is not model and any(not name.startswith(prefix) for name in new_tensors)
 
 
-def require_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
-    """Return ``load()``, but raise SourceError if tensors of its layers were missing and therefore initialised.
+def load_complete(source: ModelSource, name: str | Path) -> nn.Module:
+    """`load`, but raise SourceError if tensors of layers were missing and therefore initialised.
 
     A new head or pooler is acceptable; a layer with random weights is not part of the trained model.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = load()
-    # warnings of upstream's loader pass through; of layers that it had to draw one is an error
-    for warning in caught:
-        names = warning.message.names if isinstance(warning.message, NewTensors) else []
-        lost = [name for name in names if re.search(r"\.\d+\.", name)]
-        if lost:
-            raise SourceError(
-                f"{source} lacks {len(lost)} tensors of layers in its configuration ({preview(lost)}), which would be "
-                "random; check that the checkpoint is complete"
-            )
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    model = load(source)
+    lost = [tensor for tensor in get_record(model).new_tensors if re.search(r"\.\d+\.", tensor)]
+    if lost:
+        raise SourceError(
+            f"{name} lacks {len(lost)} tensors of layers in its configuration ({preview(lost)}), which would be "
+            "random; check that the checkpoint is complete"
+        )
     return model
 
 
@@ -172,13 +157,13 @@ def _others(directory: Path) -> list[Path]:
     return sorted(path for path in checkpoints if not path.name.startswith(LITTER) and path.name not in UPSTREAM)
 
 
-def describe_unread(directory: Path) -> str:
-    """Files of weights in a directory, or a file, that are not read, and what makes others of them; "" without."""
+def describe_unread(place: Path) -> str:
+    """What makes others of a file of weights that is not read, or of such files in a directory; "" for others."""
     for pattern, remedy in UNREAD.items():
-        files = sorted(str(path.relative_to(directory)) for path in directory.glob(pattern))
-        if files or directory.match(pattern):
+        files = sorted(str(path.relative_to(place)) for path in place.glob(pattern))
+        if files or (place.is_file() and place.match(pattern)):
             what = f" ({preview(files)})" if files else ""
-            return f"{directory} has weights in a form that is not read{what}: {remedy}"
+            return f"{place} has weights in a form that is not read{what}: {remedy}"
     return ""
 
 
@@ -337,11 +322,11 @@ def _warn_about_names(model: Any, info: dict[str, Any], weights: Path | str) -> 
         raise SourceError(f"{weights} has no tensor of {name}; the first missing ones: {preview(new)}")
     if new:
         rest = f", {len(left_over)} unused ({preview(left_over)})" if left_over else ""
-        message = (
+        warnings.warn(
             f"{weights} as {name}: {len(model_names) - len(new)} tensors carried over, {len(new)} re-initialised "
-            f"({preview(new)}){rest}"
+            f"({preview(new)}){rest}",
+            stacklevel=4,
         )
-        warnings.warn(NewTensors(message, new), stacklevel=4)
     elif lost := [name for name in left_over if re.search(r"\.\d+\.", name)]:
         message = f"{weights} has {len(lost)} tensors of layers that {name} has not ({preview(lost)})"
         warnings.warn(message, stacklevel=4)

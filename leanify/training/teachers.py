@@ -81,7 +81,7 @@ def load_teacher(section: DistillSection, embeds: bool = False) -> nn.Module:
             f"distill.teacher {section.teacher!r} names a model without weights; give a run, a lean directory, a "
             "Hugging Face directory, a checkpoint or a hub id"
         )
-    teacher = weights.require_all_layers(lambda: weights.load(source), section.teacher)
+    teacher = weights.load_complete(source, section.teacher)
     if not torch.cuda.is_available():  # a CPU computes in 16 bits slowly, and other answers than in 32
         to_master_weights(teacher)
     return teacher
