@@ -31,7 +31,7 @@ CODE_KEYS = ("auto_map", "lean")  # for transformers without leanify: the modell
 
 def stored_shape(config: PretrainedConfig) -> Architecture | None:
     """The lean shape in a configuration, or None."""
-    shape = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
+    shape = getattr(config, KEY, None)
     return Architecture.from_json(shape["architecture"]) if isinstance(shape, dict) else None
 
 

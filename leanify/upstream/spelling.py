@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,9 +31,6 @@ HEAD_DIMS = range(1, 257)
 
 def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin]:
     """Origins that might build ``new`` from upstream's options alone, best first; the caller builds to verify."""
-    if origin.library == "hf":
-        config = copy.deepcopy(origin.options)
-        return [Origin("hf", origin.name, config | hf_config_keys(config, old, new), origin.cls)]
     make_options = _timm_options if origin.library == "timm" else _own_model_options
     return [replace(origin, options={**origin.options, **keys}) for keys in make_options(old, new)]
 
@@ -113,12 +109,7 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
                 return {}
     if not pairs:
         return {}
-    is_dict = isinstance(config, dict)
-    keys = set(config) if is_dict else set(dir(config))
-
-    def get(key: str) -> Any:
-        return config.get(key) if is_dict else getattr(config, key, None)
-
+    keys = set(dir(config))
     config_keys: dict[str, Any] = {}
 
     # set the first key of these names if the stages with its value all change to one other value
@@ -126,7 +117,7 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
         names: tuple[str, ...], measure: Callable[[Stage], int | None], pairs: list[tuple[Stage, Stage]] = pairs
     ) -> None:
         key = next((name for name in names if name in keys), None)
-        current = get(key) if key else 0
+        current = getattr(config, key, None) if key else 0
         news = {measure(after) for before, after in pairs if current is None or measure(before) == current} - {None}
         if key and len(news) == 1 and news != {current} and any(measure(a) != measure(b) for a, b in pairs):
             config_keys[key] = news.pop()
@@ -147,12 +138,12 @@ def hf_config_keys(config: PretrainedConfig, old: Architecture, new: Architectur
     before, after = pairs[0]
     layer_before, layer = primary_layer(before), primary_layer(after)
     differs = layer.inner != layer.width or layer.head_dim != layer_before.head_dim
-    if differs and get("head_dim") in (None, layer_before.head_dim):
+    if differs and getattr(config, "head_dim", None) in (None, layer_before.head_dim):
         config_keys["head_dim"] = layer.head_dim
 
     # a value for each layer: new layers repeat the last one
     for key in LAYER_LISTS if len(pairs) == 1 else ():
-        values = get(key)
+        values = getattr(config, key, None)
         if not isinstance(values, list) or len(values) != before.depth:
             continue
         measure = _SIZE_LISTS.get(key)
