@@ -50,17 +50,6 @@ def test_gram_kappa_equals_svd(rows, columns, shape):
         torch.testing.assert_close(found.values[0], reference, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_gram_error_bound_holds(rows, columns, shape):
-    for seed, kappa in enumerate((10.0, 1e3, 1e4, 1e5, 1e6)):
-        a = with_kappa(rows, columns, shape, kappa, seed)
-        reference = torch.linalg.svdvals(a)
-        values, error = _solve_gram(a[None])
-        true = (values[0, 0] / values[0, -1]) / (reference[0] / reference[-1]) - 1
-        assert not abs(true.item()) > error.item() + 1e-15
-
-
 def test_float64_reaches_kappa_1e8():
     """Beyond, the answer says where double precision ends."""
     a = torch.stack([with_kappa(40, 60, "log", kappa) for kappa in (1e4, 1e8, 1e12)])
@@ -71,7 +60,7 @@ def test_float64_reaches_kappa_1e8():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bounds_hold_at_40_digits(shape):
-    for seed, kappa in enumerate((3.0, 1e2, 1e4, 1e6)):
+    for seed, kappa in enumerate((3.0, 1e2, 1e3, 1e4, 1e5, 1e6)):
         a = with_kappa(9, 14, shape, kappa, seed)
         with mpmath.workdps(40):
             exact = mpmath.svd_r(mpmath.matrix(a.tolist()), compute_uv=False)

@@ -117,9 +117,9 @@ def condition(
         {"data": data, "samples": samples, "batch_size": batch_size, "tokens": tokens, "seed": seed, "device": device},
         {"theory": theory, "per_head": per_head, "weights": weights},
     )
-    several = "--heads" if heads is not None else "--checkpoints" if checkpoints is not None else None
-    if several is not None and sources is not None and len(sources) > 1:
-        raise SourceError(f"{several} takes one SOURCE; {len(sources)} were given")
+    for option, value in (("--heads", heads), ("--checkpoints", checkpoints)):
+        if value is not None and sources is not None and len(sources) > 1:
+            raise SourceError(f"{option} takes one SOURCE; {len(sources)} were given")
     if heads is not None:
         parts = [part.strip() for part in heads.split(",")]
         if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
