@@ -83,7 +83,7 @@ MISTAKES = {
     "train no_such_thing": "is not a timm model, transformers model type, recipe, hub id or path",
     "shrink vit_b --data .": "is ambiguous: timm has vit_base",
     "train --set learning_rate=1": "it is optim.lr",
-    "redesign vit_base --max-latency 12": "has no unit",
+    "redesign vit_base --max-latency 12": "or an amount (12ms)",
     "redesign vit_base --target-params 43MB": "is not a valid budget",
     "profile vit_base --max-params 0.5": "is a share",
 }

@@ -81,13 +81,10 @@ def test_peers_are_compared_at_their_better() -> None:
     assert sentence.endswith("): **worse**.")
 
 
-def test_blocks_run_or_give_reason() -> None:
+def test_checker_finds_missing_output(tmp_path: Path) -> None:
     blocks = [block for page in documents.pages() for block in documents.parse_blocks(page.read_text(encoding="utf-8"))]
     assert sum(block.not_run is None for block in blocks) > 20
     assert all(block.not_run != "" for block in blocks)
-
-
-def test_checker_finds_missing_output(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```console\n$ echo one 0.2 s\none 0.1 s\n```\n\n```console\n$ echo two\nthree\n```\n\n```sh\nfalse\n```\n"

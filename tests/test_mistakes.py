@@ -41,7 +41,6 @@ MISTAKES = [
     misspelt("redesign vit_tiny --target-param 0.5", "No such option: --target-param ", "-param", "-params"),
     misspelt("redesign vit_tiny --target-params 4MB", "'4MB' is not a valid budget", "4MB", "50%"),
     misspelt("redesign vit_tiny --target-params 1.5", "above 1 and has no unit", "1.5", "0.5"),
-    Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
     Mistake("profile --no-measure", "Missing argument 'SOURCE…'", says="For example: leanify profile vit_base lean"),
     Mistake("shrink", "Missing argument 'CHECKPOINT'", says="For example: leanify shrink "),
     Mistake("profile vit_tiny --max-latency 5", "--max-latency 5 has no unit; say an amount (12ms)"),

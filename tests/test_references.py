@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_compare_page import study as study  # a study that is trained by nobody
 
 from leanify.comparison import learning
 from leanify.core import recipe as recipes

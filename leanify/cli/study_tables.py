@@ -12,6 +12,7 @@ from shlex import join, quote
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from leanify.cli.output import print_next, print_table, table
@@ -32,8 +33,6 @@ class Board:
     """On a terminal, a bar for the study and one per run; otherwise a line per finished run, and every half minute."""
 
     def __init__(self, folder: StudyFolder) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
-
         self.folder = folder
         self.console = console(stderr=True)
 
