@@ -68,10 +68,10 @@ def replace_blocks(located_model: LocatedModel, blocks: Mapping[str, Sequence[Pl
     return new_located
 
 
-def configurations(model: nn.Module) -> list[Any]:
-    """Return the configurations of a model and its modules, each once."""
+def configurations(model: nn.Module, key: str = "num_hidden_layers") -> list[Any]:
+    """Return the configurations of a model and its modules that have a key, each once."""
     configs = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(config): config for config in configs if hasattr(config, "num_hidden_layers")}.values())
+    return list({id(config): config for config in configs if hasattr(config, key)}.values())
 
 
 def layer_kinds(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Module]) -> dict[str, list[Any]]:
@@ -143,14 +143,13 @@ def copy_block(block: nn.Module) -> nn.Module:
 @contextmanager
 def disable_cache(model: nn.Module) -> Iterator[None]:
     """Disable key/value caches of decoders: a block called twice would attend to its first call."""
-    candidates = (getattr(module, "config", None) for module in model.modules())
-    configs: dict[int, Any] = {id(config): config for config in candidates if getattr(config, "use_cache", False)}
-    for config in configs.values():
+    configs = [config for config in configurations(model, "use_cache") if config.use_cache]
+    for config in configs:
         config.use_cache = False
     try:
         yield
     finally:
-        for config in configs.values():
+        for config in configs:
             config.use_cache = True
 
 

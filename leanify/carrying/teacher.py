@@ -107,34 +107,35 @@ class CalibratedTeacher:
 
         ``paired`` are the shapes whose blocks may be paired, by default all.
         """
-        # the layers of each shape at the old depth, and the layers before two are paired
-        target_layers = [list(keep_depth(self.architecture, shape).layers()) for shape in shapes]
-        pair_layers = [self._intermediate_layers(shape) for shape in (shapes if paired is None else paired)]
-        place = block_count = 0
-        for stage in self.located_model.stages:
-            for block, layers in enumerate(stage.blocks):
-                several = [[shape[place + i] for shape in target_layers] for i in range(len(layers))]
-                halves = [[shape[place + i] for shape in pair_layers] for i in range(len(layers))]
-                self._measure_block(stage, block, _counts(layers, several), _counts(layers, halves))
-                place, block_count = place + len(layers), block_count + 1
+        # each shape at the old depth, and its blocks before two of them are paired
+        targets = [keep_depth(self.architecture, shape) for shape in shapes]
+        halves = [self._before_pairing(shape) for shape in (shapes if paired is None else paired)]
+        block_count = 0
+        for i, stage in enumerate(self.located_model.stages):
+            for block in range(len(stage.blocks)):
+                several, plain = ([shape.stages[i].blocks[block] for shape in some] for some in (targets, halves))
+                self.measure_block(stage, block, several, plain)
+                block_count += 1
                 on_block(block_count)
 
-    def measure_block(self, stage: LocatedStage, block: int, shapes: Sequence[Block]) -> None:
-        """Select the heads and units of a block for several shapes."""
+    def measure_block(
+        self, stage: LocatedStage, block: int, shapes: Sequence[Block], plain: Sequence[Block] = ()
+    ) -> None:
+        """Select the heads and units of a block for several shapes; for ``plain`` see `_measure_block`."""
         layers = stage.blocks[block]
-        self._measure_block(stage, block, _counts(layers, [[shape[i] for shape in shapes] for i in range(len(layers))]))
+        self._measure_block(stage, block, _counts(layers, shapes), _counts(layers, plain))
 
-    def _intermediate_layers(self, shape: Architecture) -> list[Layer]:
-        """Return the layers before pairing, in stages that lose blocks; otherwise the target's layers."""
-        layers: list[Layer] = []
-        for old, new in zip(self.architecture.stages, shape.stages, strict=True):
-            for i, block in enumerate(old.blocks):
-                if new.depth >= old.depth:
-                    layers += block
-                    continue
-                new_block = new.blocks[min(i, new.depth - 1)]
-                layers += [self.intermediate_layer(layer, other) for layer, other in zip(block, new_block, strict=True)]
-        return layers
+    def _before_pairing(self, shape: Architecture) -> Architecture:
+        """Return the blocks before pairing in stages that lose blocks; elsewhere the old ones."""
+        stages = []
+        target = keep_depth(self.architecture, shape)
+        for old, wide, new in zip(self.architecture.stages, target.stages, shape.stages, strict=True):
+            blocks = old.blocks
+            if new.depth < old.depth:
+                pairs = zip(old.blocks, wide.blocks, strict=True)
+                blocks = tuple(tuple(map(self.intermediate_layer, block, other)) for block, other in pairs)
+            stages.append(replace(old, blocks=blocks))
+        return replace(shape, stages=tuple(stages))
 
     def intermediate_layer(self, old: Layer, target: Layer) -> Layer:
         """Return the shape of a layer before pairing: at least half of the target, all of it if the tokens allow it.
@@ -262,13 +263,14 @@ def loses_units(site: Site, symbol: str, target: Layer) -> bool:
     return site.sizes.get(symbol, 0) > (target.mlp if symbol == "m" else target.heads)
 
 
-def _counts(layers: Sequence[LocatedLayer], targets: Sequence[Sequence[Layer]]) -> dict[tuple[str, str], set[int]]:
+def _counts(layers: Sequence[LocatedLayer], shapes: Sequence[Block]) -> dict[tuple[str, str], set[int]]:
     """Return {(path, symbol): target counts} for a block's heads and units."""
     counts_by_site: dict[tuple[str, str], set[int]] = {}
-    for layer, several in zip(layers, targets, strict=True):
+    for i, layer in enumerate(layers):
+        targets = [shape[i] for shape in shapes]
         for site in layer.sites:
             for symbol in ("h", "m"):
-                counts = {target_count(site, symbol, shape) for shape in several if loses_units(site, symbol, shape)}
+                counts = {target_count(site, symbol, target) for target in targets if loses_units(site, symbol, target)}
                 if counts:
                     counts_by_site[site.path, symbol] = counts
     return counts_by_site

@@ -1,12 +1,12 @@
 """Transfer weights to a given shape: narrow, then drop or pair blocks one by one, each time with the smallest damage.
 
 Every block is first brought to the new heads and hidden units (`narrow`). Then, until the depth is right, the block
-is dropped or the two neighbours are paired whose loss changes the outputs least on held-out data. The candidates are
-selected from the blocks alone: by how far a block moves its input, and how far two neighbours side by side are from
-running one after the other. A trial begins at the changed block, because earlier blocks do not change
-(`calibration`). A pair is joined from narrowed layers and narrowed again, so that its heads and units are the best of
-both; post-norm layers, which no single layer equals side by side, are fitted by least squares (`fit`). Damage is
-measured against the trained model after every step (`calibration.RunningDivergence`).
+is dropped or the two neighbours are paired whose loss changes the outputs least on held-out data. Trials are selected
+from the blocks alone: by how far a block moves its input, and how far two neighbours side by side are from running one
+after the other. A trial begins at the changed block, because earlier blocks do not change (`calibration`). A pair is
+joined from narrowed layers and narrowed again, so that its heads and units are the best of both; post-norm layers,
+which no single layer equals side by side, are fitted by least squares (`fit`). Damage is measured against the trained
+model after every step (`calibration.RunningDivergence`).
 """
 
 from __future__ import annotations

@@ -158,7 +158,11 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
             several.append(Candidate(name, design, moves.get(name, BOTH)))
 
     # shapes that the model's own library cannot build; free shapes are always such
-    needs_more = {one.name for one in several if one.shape and not _opens_alone(original, one.shape)}
+    needs_more = set()
+    for one in several:
+        description = describe(original.reshape(one.shape), one.shape) if one.shape else None
+        if description and (description.architecture is not None or "attn_layer" in description.origin.options):
+            needs_more.add(one.name)
     if kind == "plain":
         several = [one for one in several if one.name not in needs_more]
     elif "free" in candidate_names:
@@ -203,9 +207,3 @@ def _designs(prices: Prices, names: Sequence[str]) -> Iterator[tuple[str, Design
     for name, design in designs.items():
         if design is not None and name in names:
             yield name, design
-
-
-def _opens_alone(original: Original, shape: Architecture) -> bool:
-    """Whether the model's own library builds the shape, without leanify and without code stored with the weights."""
-    description = describe(original.reshape(shape), shape)
-    return description.architecture is None and "attn_layer" not in description.origin.options
