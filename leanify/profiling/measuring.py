@@ -67,7 +67,7 @@ def median_seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) ->
     return statistics.median(times)
 
 
-# -- turns -------------------------------------------------------------------------------------------------------------
+# -- turns ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def time_latencies(shells: Mapping[str, nn.Module], tokens: int | None) -> dict[
     return {name: timing for name, (timing,) in timings.items()}
 
 
-# -- memory and kernels ------------------------------------------------------------------------------------------------
+# -- memory and kernels -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
