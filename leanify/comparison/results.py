@@ -148,43 +148,37 @@ def _learnt(folder: StudyFolder, study: Study, table: RunTable, first: Outcome) 
     results = {result.name: result for result in study.results if result.quality.mean is not None}
     best = max(results.values(), key=lambda result: first.sign * float(result.quality.mean or 0))
     main_result = results.get(BASELINE, best)
-    mean = float(main_result.quality.mean or 0)
     name = f"the {main_result.name}" if main_result.name == BASELINE else main_result.name
+    quality = f"{name} ({format_digits(float(main_result.quality.mean or 0))})"
 
-    # the suggested length of the runs if they have not learnt
+    # its logs, and the reference, if the task has one
     keys = [Key(main_result.name, run.seed) for run in main_result.runs if run.status == "finished"]
     rows = [folder.rows(key) for key in keys]
     steps = study.steps or 0
-
-    # compare with the trivial reference, if the task has one
+    falling = sum(learning.still_falls(run_rows, steps) for run_rows in rows)
     trivial = learning.stored_reference(folder)
-    words = ""
+    reference = ""
     if trivial is None or trivial.value is None:
         trivial = None
     else:
-        reference_text = f"{trivial.name} ({format_digits(trivial.value)})"
-        if not learning.beats_reference(table, main_result.name, trivial, first.sign):
-            more_steps = learning.suggested_steps(steps, False, rows)
-            help_text = (
-                "more steps do not help, since its validation loss rises while its training loss falls; what helps: "
-                "more data"
-            )
-            if more_steps:
-                help_text = f"what helps: about {more_steps:,} steps instead of {steps:,}"
-            why = (
-                f"{name} ({format_digits(mean)}) does not beat {reference_text} by more than the noise; {help_text}, "
-                "or pretrained weights (--weights)"
-            )
-            return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": more_steps}
-        words = f"{name} ({format_digits(mean)}) beats {reference_text}"
+        reference = f"{trivial.name} ({format_digits(trivial.value)})"
 
-    # the losses of most of its runs must have settled
-    falling = sum(learning.still_falls(run_rows, steps) for run_rows in rows)
-    if 2 * falling > len(keys):
-        more_steps = learning.suggested_steps(steps, True, rows)
+    # it must beat the reference, and the losses of most of its runs must have settled
+    has_learnt, why, more_steps = True, f"{quality} beats {reference}" if trivial else "", None
+    if trivial is not None and not learning.beats_reference(table, main_result.name, trivial, first.sign):
+        has_learnt, more_steps = False, learning.suggested_steps(steps, False, rows)
+        help_text = (
+            "more steps do not help, since its validation loss rises while its training loss falls; what helps: more "
+            "data"
+        )
+        if more_steps:
+            help_text = f"what helps: about {more_steps:,} steps instead of {steps:,}"
+        why = f"{quality} does not beat {reference} by more than the noise"
+        why = f"{why}; {help_text}, or pretrained weights (--weights)"
+    elif 2 * falling > len(keys):
+        has_learnt, more_steps = False, learning.suggested_steps(steps, True, rows)
         why = (
             f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can; "
             f"what helps: about {more_steps or 2 * steps:,} steps instead of {steps:,}"
         )
-        return {"reference": trivial, "learnt": False, "learnt_why": why, "suggested_steps": more_steps}
-    return {"reference": trivial, "learnt": True, "learnt_why": words}
+    return {"reference": trivial, "learnt": has_learnt, "learnt_why": why, "suggested_steps": more_steps}
