@@ -170,7 +170,8 @@ def text_table(path: Path) -> Literal["fasttext", "cells", "pictures", "tags", "
     if len(rows) < MIN_LINES:
         return None
     cells = [line.split() for line in rows]
-    if all(len(row) > 1 and row[0].lower().endswith(IMAGES) for row in (PATH_LABEL.split(row) for row in rows)):
+    paths = [PATH_LABEL.split(row) for row in rows]
+    if all(len(path) > 1 and path[0].lower().endswith(IMAGES) for path in paths):
         return "pictures"
     are_tags = all(len(row) == len(cells[0]) > 1 and TAG.fullmatch(row[-1]) for row in cells)
     if are_tags and (len(rows) < len(lines) or path.suffix.lower() != ".txt"):
@@ -199,8 +200,9 @@ def _read_start(file: Path) -> str:
 
 def _have_labels(lines: Sequence[str], mark: str) -> bool:
     """Whether lines begin or end with one of a few cells."""
-    sides = zip(*((line.partition(mark)[0].strip(), line.rpartition(mark)[2].strip()) for line in lines), strict=True)
-    return any(2 <= len({*cells}) <= len(lines) / MIN_LINES for cells in sides)
+    firsts = {line.partition(mark)[0].strip() for line in lines}
+    lasts = {line.rpartition(mark)[2].strip() for line in lines}
+    return any(2 <= len(cells) <= len(lines) / MIN_LINES for cells in (firsts, lasts))
 
 
 def even_mark(lines: Sequence[str], marks: Sequence[str] = FEW_MARKS) -> str | None:

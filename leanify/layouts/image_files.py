@@ -169,8 +169,9 @@ class PictureFolder:
             path = self.place / Path(f"{cell}{self.ending}").expanduser()
             if "\\" in cell and not is_file(path):  # as Windows writes it
                 path = self.place / cell.replace("\\", "/")
-            inner = (part / path.relative_to(self.place) for part in self.parts)
-            path = path if not self.parts or is_file(path) else next(filter(is_file, inner), path)
+            if self.parts and not is_file(path):
+                inner = [part / path.relative_to(self.place) for part in self.parts]
+                path = next(filter(is_file, inner), path)
             return path if cell else None
         is_stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in IMAGE_KEYS)
         return cell if is_stored or (isinstance(cell, bytes) and cell) else None
@@ -194,15 +195,16 @@ def find_picture_folder(file: Path, cells: Sequence[Any]) -> PictureFolder | Non
     outer = [file.absolute().parent.parent] if is_below or has_tables(file.parent.name) else []
     neighbours = [*class_folders(file.parent), *chain(*map(class_folders, () if is_below else outer))]
     split = parse_split(file.stem) or parse_split(file.parent.name)
-    neighbours.sort(
-        key=lambda folder: split is None or parse_split(folder.name) is None or parse_split(folder.name) != split
-    )
+    neighbours.sort(key=lambda folder: split is None or parse_split(folder.name) != split)
     folders = [file.parent, *outer, *neighbours]
     for folder in neighbours:
         folders += class_folders(folder)[:MAX_BESIDE]
-    few = neighbours[:MAX_BESIDE]
-    parts = [folder for folder in few if any(are_parts([folder.name, other.name]) for other in few if other != folder)]
-    parts = [next(iter(class_folders(part)), part) for part in parts]
+    # folders that are parts of one, with their pictures inside or in a folder of their own
+    parts = []
+    for folder in neighbours[:MAX_BESIDE]:
+        others = [other.name for other in neighbours[:MAX_BESIDE] if other != folder]
+        if any(are_parts([folder.name, other]) for other in others):
+            parts.append(next(iter(class_folders(folder)), folder))
     has_suffix = all(str(name).lower().endswith(IMAGES) for name in names)
     for folder in folders[:MAX_BESIDE]:
         for ending in ("",) if has_suffix else (*IMAGES, *(suffix.upper() for suffix in IMAGES)):
