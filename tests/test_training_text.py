@@ -219,7 +219,7 @@ def test_paper_gpt2_recipe_runs(stories: Path) -> None:
         (["data.path="], DataError, "--set data.path=PATH"),
         (["data.tokenizer=nobody/nothing"], DataError, "is not a directory here, and the hub did not provide it"),
         (["data.mixup=0.8"], RecipeError, "mixes images"),
-        (["data.img_size=32"], RecipeError, "is for images"),
+        (["data.img_size=32"], RecipeError, "does not apply to .* for causal-lm"),
         (["model.class=AutoModel"], RecipeError, "AutoModelForCausalLM"),
         (["model.source=vit_tiny_patch16_224", "model.override=", "model.class="], DataError, "takes images"),
     ],

@@ -90,7 +90,7 @@ def refuse_keys(data: DataSection, *keys: str) -> None:
     plain = DataSection(data.name, data.task)
     for key in keys:
         if getattr(data, key) != getattr(plain, key):
-            raise RecipeError(f"data.{key} does not apply to {data.name}; remove it")
+            raise RecipeError(f"data.{key} does not apply to {data.name} for {data.task}; remove it")
 
 
 def vocabulary_size(model: nn.Module, task: str) -> tuple[int, int | None]:
@@ -127,9 +127,7 @@ def max_length(data: DataSection, model: nn.Module) -> int | None:
 
 def max_text_length(data: DataSection, model: nn.Module) -> int:
     """`max_length` for text that is cut into pieces, so that it must be finite."""
-    for key in ("img_size", "rand_augment"):
-        if getattr(data, key) is not None:
-            raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
+    refuse_keys(data, "img_size", "rand_augment")
     length = max_length(data, model)
     if length is None:
         raise RecipeError("the model has no maximum length; add --set data.length=256, the tokens of a sample")

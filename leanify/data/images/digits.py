@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leanify.core.errors import DataError, RecipeError
 from leanify.core.recipe import DataSection
-from leanify.data.common import hold_out, subset
+from leanify.data.common import hold_out, refuse_keys, subset
 from leanify.data.samples import Splits
 from leanify.upstream.inputs import example_inputs
 
@@ -43,8 +43,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     # keys that have no meaning for these pictures
     if data.task != "classification":
         raise RecipeError(f"the digits are for classification, not for {data.task}")
-    if data.img_size is not None or data.rand_augment is not None:
-        raise RecipeError("img_size and rand_augment do not apply to the digits, which are tensors of 8 × 8 pixels")
+    refuse_keys(data, "img_size", "rand_augment")
     if data.path is not None:
         raise RecipeError(
             f"data.path is {data.path}, but this recipe trains on the digits of scikit-learn, which are no folder; "

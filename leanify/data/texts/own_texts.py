@@ -105,7 +105,7 @@ def find_classes(data: DataSection) -> list[str]:
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """The samples, for a text model with a head; validation is sorted by length, to minimise padding."""
     # the training table, whose labels are the classes and whose words train the tokenizer
-    refuse_keys(data, "img_size", "rand_augment", "image")
+    refuse_keys(data, "image")
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
     faults = Faults(skip=data.on_error == "skip")

@@ -31,7 +31,7 @@ HOLDOUT = 0.1  # share held out without a validation file and data.holdout
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation sentences, sorted by length; their targets come from a teacher."""
-    refuse_keys(data, "img_size", "rand_augment", "label", "mask")
+    refuse_keys(data, "label", "mask")
     # a tokenizer that fits the model
     length = max_text_length(data, model)
     size, _ = vocabulary_size(model, data.task)
