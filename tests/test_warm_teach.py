@@ -158,7 +158,8 @@ def test_teacher_runs_once_and_resumes(home: Path, tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
     assert len(train(home, tmp_path / "other", "optim.lr=1e-3").rows()) == len(run.rows())
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
-    train(home, tmp_path / "taught", teacher="student")  # other weights, other files
+    other = encoder(tmp_path / "weights", seed=2)  # of the same shape: other files
+    train(home, tmp_path / "taught", teacher=str(other))
     assert len(list((cache.home() / "teachers").iterdir())) > len(kept)
 
 
