@@ -11,6 +11,7 @@ import pytest
 from commands import run_here
 from runs import make_pictures
 
+from leanify.cli.usage import REMOVED_OPTIONS
 from leanify.training import start as training
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
@@ -150,3 +151,13 @@ def test_mistake_names_what_works(mistake: Mistake, here: Path, monkeypatch: Any
         assert out
         WORKED.add(mistake.instead)
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(name, option) for name in REMOVED_OPTIONS for option in REMOVED_OPTIONS[name]]
+)
+def test_removed_option_names_alternative(command: str, option: str, capsys: Any) -> None:
+    code, out, err = run_here(f"{command} vit_tiny --{option} 1", capsys)
+    assert (code, out) == (2, "")
+    assert f"No such option: --{option}" in err
+    assert " ".join(REMOVED_OPTIONS[command][option].split()) in err

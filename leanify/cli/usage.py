@@ -12,6 +12,16 @@ from typer.core import TyperCommand
 
 from leanify.core.errors import LeanifyError
 
+# options that the last version had, by command, and what to use instead
+REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "redesign": dict.fromkeys(
+        ("data", "samples"), "leanify shrink CHECKPOINT --data DATA --minutes 0 carries weights by data"
+    ),
+    "shrink": {"device-memory": "leanify profile CHECKPOINT --no-measure predicts the memory"},
+    "compare": {
+        "tournament": "its winners beat no design that was named; compare the first of the order: baseline,front:6"
+    },
+}
 HUB_ID = re.compile(r"(?!timm/|hf/|diffusers/)[\w.-]+/[\w.-]+")
 
 
@@ -57,13 +67,15 @@ def usage_message(error: Any, command: Any, name: str) -> str:
     if not hasattr(error, "possibilities"):
         return message
 
-    # an unknown option: a key of the recipe, or the list of options if click suggests none
+    # an unknown option: a former option, a key of the recipe, or the list of options if click suggests none
+    option = error.option_name.lstrip("-")
     hint = None if error.possibilities else f"{f'leanify {name}'.strip()} -h lists the options"
     if any("--set" in param.opts for param in command.params):
         from leanify.core.recipe import nearest_key
 
-        key = nearest_key(error.option_name.lstrip("-"))
+        key = nearest_key(option)
         hint = hint if key is None else f"--set {key}=VALUE sets a key of the recipe"
+    hint = REMOVED_OPTIONS.get(name, {}).get(option, hint)
     return message if hint is None else f"{message}; {hint}"
 
 
