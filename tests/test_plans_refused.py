@@ -16,7 +16,7 @@ import leanify
 from leanify.profiling.counting import count, idle_parameters, parameters
 from leanify.profiling.forward import unmasked_inputs
 from leanify.reshaping.sites import locate
-from leanify.sources import find
+from leanify.sources import find, names
 from leanify.upstream.inputs import describe_inputs
 
 SMALL_LLAMA = " ".join(f"--override {key}={value}" for key, value in LLAMA.items())
@@ -114,7 +114,7 @@ def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "gpt2-large"])
 def test_hub_ids_need_no_slash(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "hub_answers", lambda: False)
+    monkeypatch.setattr(names, "hub_answers", lambda: False)
     with pytest.raises(leanify.SourceError, match="Hugging Face hub") as refused:
         find.find(name)
     assert "nearest" not in str(refused.value)
