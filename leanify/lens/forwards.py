@@ -148,14 +148,17 @@ def make_freed_class(upstream: type[nn.Module], reading: Row) -> type[nn.Module]
                 raise UnsupportedModel(
                     f"a row edits {name} of {upstream.__qualname__}, which has no such method or function"
                 )
-            filename = f"<{function.__module__}.{function.__qualname__}, freed>"
-            namespace = _compile_source(_source(function, reading.edits), filename, function.__globals__)
-            scope[name] = namespace[function.__name__]
+            scope[name] = _compile(function, f"{function.__module__}.{name}", reading.edits, {})
             sources.append(function)
     # methods of the class, edited
     method_names = [name for name in reading.methods if name not in scope] or ["forward"]
-    methods = {name: _compile_method(upstream, name, reading.edits, scope) for name in method_names}
-    sources += [getattr(upstream, name) for name in methods]
+    methods = {}
+    for name in method_names:
+        method = getattr(upstream, name)
+        methods[name] = _compile(method, f"{full_name(upstream)}.{name}", reading.edits, scope)
+        methods[name].__qualname__ = f"{upstream.__qualname__}.{name}"
+        methods[name].__module__ = upstream.__module__
+        sources.append(method)
     # every edit must apply to the installed source
     installed_sources = "\0".join(inspect.getsource(source) for source in sources)
     unmet = [old for old in reading.edits if old not in installed_sources]
@@ -172,42 +175,28 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
     return type(upstream.__name__, (upstream,), {**methods, "freed": True, "__reduce__": _reduce})
 
 
-def _compile_method(
-    upstream: type[nn.Module], name: str, edits: Mapping[str, str], scope: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Compile one method of ``upstream`` with the edits applied, in the original's namespace and closure.
+def _compile(function: Any, label: str, edits: Mapping[str, str], scope: Mapping[str, Any]) -> Callable[..., Any]:
+    """Compile a function of an installed library with the edits applied, in its own namespace and closure.
 
-    ``scope`` maps function names to the functions that replace them in the namespace.
+    ``label`` is its dotted path, and ``scope`` maps names to what replaces them in the namespace. No file is changed.
     """
-    method: Any = inspect.unwrap(getattr(upstream, name))
-    source = _source(method, edits)
-    cells = zip(method.__code__.co_freevars, method.__closure__ or (), strict=True)
-    bound = {word: cell.cell_contents for word, cell in cells}
-    if bound:  # variables of the enclosing function, and the class itself for super()
-        source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
-    filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
-    names = {**method.__globals__, **scope} if scope else method.__globals__
-    namespace = _compile_source(source, filename, names)
-    method_freed: Callable[..., Any] = namespace["around"](**bound) if bound else namespace[name]
-    method_freed.__qualname__ = f"{upstream.__qualname__}.{name}"
-    method_freed.__module__ = upstream.__module__
-    return method_freed
-
-
-def _source(function: Any, edits: Mapping[str, str]) -> str:
-    """Return the source of a function in the installed library with the edits applied; the file is not changed."""
+    function = inspect.unwrap(function)
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in edits.items():
         source = source.replace(old, new)
-    return source
-
-
-def _compile_source(source: str, filename: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Execute a source with these global names and return its definitions; tracebacks show its lines."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    bound = {word: cell.cell_contents for word, cell in cells}
+    name = function.__name__
+    if bound:  # variables of the enclosing function, and the class itself for super()
+        source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
+    # tracebacks show the edited lines
+    filename = f"<{label}, freed>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    names = {**function.__globals__, **scope} if scope else function.__globals__
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), names, namespace)  # noqa: S102  upstream's own source, edited
-    return namespace
+    freed: Callable[..., Any] = namespace["around"](**bound) if bound else namespace[name]
+    return freed
 
 
 def _reduce(self: nn.Module) -> tuple[object, ...]:
