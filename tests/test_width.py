@@ -86,6 +86,12 @@ def test_first_channels_are_kept() -> None:
     old, new = model.state_dict(), narrow.state_dict()
     assert torch.equal(new["pos_embed"], old["pos_embed"][..., :96])
     assert torch.equal(new["blocks.1.norm1.weight"], old["blocks.1.norm1.weight"][:96])
+    # where an axis holds the width several times, as of four merged pixels: the first of each
+    swin = leanify.load("swin_tiny_patch4_window7_224", overrides={"img_size": 56, "depths": (1, 1, 1, 1)})
+    name = "layers.1.downsample.reduction.weight"
+    before, after = swin.state_dict()[name], leanify.write(swin, narrowed(leanify.read(swin), 0.5)).state_dict()[name]
+    kept = torch.arange(384).view(4, 96)[:, :48].flatten()
+    assert torch.equal(after, before[kept[:96]][:, kept])
 
 
 def test_new_width_keeps_runtime_settings() -> None:
