@@ -30,7 +30,7 @@ from leanify.shrinking.judging import compare_embeddings, judge
 from leanify.shrinking.original import Original
 from leanify.shrinking.resolve import resolve
 from leanify.shrinking.shrink import is_late
-from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time, sample_macs
+from leanify.shrinking.time_plan import PRIORITY, Clock, limit_samples, plan_time
 from leanify.sources.source import describe
 from leanify.training.engine import build_accelerator
 from leanify.training.memory import longest_sample, split_batch
@@ -56,7 +56,7 @@ def test_candidates_are_left_out_by_rule(here: Path) -> None:
     several = candidates(Prices(original, Options(target_params=0.7)), kind="free")
     counts = []
     for minutes in (1000.0, 1.0, 0.1):
-        time_plan = plan_time(original, several, ["free"], Clock(minutes), sample_macs(original) / 2e8, None)
+        time_plan = plan_time(original, several, ["free"], Clock(minutes), original.sample_macs / 2e8, None)
         names = [one.name for one in time_plan.candidates]
         assert "free" in names
         assert set(names) | set(time_plan.left_out) == {one.name for one in several}
@@ -134,7 +134,7 @@ def test_minutes_too_few_are_refused(here: Path) -> None:
     """In one sentence, which names minutes that are enough, also for the data that more minutes allow."""
     original = prepared(here)
     several = candidates(Prices(original, Options(target_params=0.7)))
-    forward = sample_macs(original) / 3e6
+    forward = original.sample_macs / 3e6
 
     def check_minutes(minutes: float) -> None:
         some = replace(original, splits=limit_samples(original, minutes, forward))

@@ -17,7 +17,7 @@ from leanify.core.recipe import TrainingRecipe
 from leanify.data.samples import Selection, Splits
 from leanify.lens.located import LocatedModel
 from leanify.profiling.cost_model import ModelCosts
-from leanify.profiling.counting import token_counts
+from leanify.profiling.counting import count_located, token_counts
 from leanify.profiling.live_model import LiveModel
 from leanify.reshaping import surgery
 from leanify.reshaping.sites import locate
@@ -162,6 +162,11 @@ class Original:
     def sample_tokens(self) -> int:
         """Mean tokens of a sample, or the patches of a picture in the stage that has the fewest."""
         return self.mean_length or min(token_counts(self.located))
+
+    @cached_property
+    def sample_macs(self) -> float:
+        """Multiplications of one forward pass of a sample."""
+        return float(count_located(self.located, self.mean_length).macs)
 
     @property
     def length(self) -> int | None:

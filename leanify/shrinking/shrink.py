@@ -44,7 +44,6 @@ from leanify.shrinking.time_plan import (
     limit_samples,
     measure_speed,
     plan_time,
-    sample_macs,
 )
 from leanify.shrinking.tokens import check_vocabulary_option, fewer_tokens, vocabulary_costs
 from leanify.sources import find
@@ -174,7 +173,7 @@ def _limit_samples(folder: ShrinkFolder, original: Original) -> tuple[Splits, fl
     if "speed" not in folder.findings:
         with progress(f"timing {original.name}", None):
             folder.findings["speed"] = {"macs_per_second": measure_speed(original)}
-    forward = sample_macs(original) / folder.findings["speed"]["macs_per_second"]
+    forward = original.sample_macs / folder.findings["speed"]["macs_per_second"]
     return limit_samples(original, folder.clock.minutes, forward), forward
 
 

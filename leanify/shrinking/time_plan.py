@@ -23,7 +23,6 @@ from leanify.core.terminal import note
 from leanify.core.units import format_bytes
 from leanify.data.common import choose_indices
 from leanify.data.samples import Selection, Splits
-from leanify.profiling import counting
 from leanify.shrinking.candidates import Candidate
 from leanify.shrinking.carry import MIN_TOKENS, calibration_samples, max_calibration_tokens
 from leanify.shrinking.judging import CROWD
@@ -109,11 +108,6 @@ def describe_seconds(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items() if value >= 1)
 
 
-def sample_macs(original: Original) -> float:
-    """Return the multiplications of one forward pass of a sample of the data."""
-    return float(counting.count_located(original.located, original.mean_length).macs)
-
-
 def measure_speed(original: Original) -> float:
     """Measure the original's multiplications per second here. Raises DataError if it does not run on the data."""
     # a sample of the data, before any work: a model of pictures and texts does not run on texts alone
@@ -139,7 +133,7 @@ def measure_speed(original: Original) -> float:
             count += 1
     seconds = time.perf_counter() - began
     model.to("cpu")
-    return count * TIMED_BATCH * sample_macs(original) / max(seconds, 1e-6)
+    return count * TIMED_BATCH * original.sample_macs / max(seconds, 1e-6)
 
 
 def limit_samples(original: Original, minutes: float, forward: float) -> Splits:
