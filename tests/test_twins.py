@@ -42,6 +42,7 @@ def without_clock(value: Any) -> Any:
         ("teacher", "teacher"),
         pytest.param("photos", "teacher", marks=pytest.mark.slow),
         pytest.param("teacher", None, marks=pytest.mark.slow),
+        ("own-images", "teacher"),
         pytest.param("own-images", None, marks=pytest.mark.slow),
     ],
 )
@@ -49,6 +50,7 @@ def test_train_is_one_request(here: Path, source: str, teacher: str | None, monk
     """A folder of data, a model with weights, a built-in recipe; with and without a teacher."""
     monkeypatch.chdir(here)
     settings = [*STEPS, "data.path=photos"] if source != "photos" else SMALL
+    settings += ["distill.temperature=2"] if teacher else []  # known only beside a teacher
     words = [word for setting in settings for word in ("--set", setting)]
     words += ["--teacher", teacher] if teacher else []
     name = f"{source}-{teacher}"

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import partial
+from json import dumps
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -80,7 +81,7 @@ def train(
     # mistakes that need no torch to be found
     kind = output_kind(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
-    known_facts = _check(chosen, output, resume, settings or [], dry_run)
+    known_facts = _check(chosen, output, resume, settings or [], teacher, dry_run)
     if device is not None:
         _choose(device)
     spare_busy_cores()
@@ -141,7 +142,12 @@ def _choose(device: str) -> None:
 
 @raised_by_all()
 def _check(
-    chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool
+    chosen: str | None,
+    output: Path | None,
+    resume: Path | None,
+    settings: list[str],
+    teacher: str | None,
+    dry_run: bool,
 ) -> str | recipes.Recipe | None:
     """The request to train, a recipe read already. Raises LeanifyError for mistakes that are found without torch."""
     # options that contradict each other
@@ -160,7 +166,9 @@ def _check(
     file = recipes.find(chosen)
     if file is not None or chosen.endswith(".toml"):
         recipe = recipes.load(file or Path(chosen))
-        recipes.apply_settings(recipe, settings)
+        # what is set of [distill] needs its teacher
+        taught = [] if teacher is None else [f"distill.teacher={dumps(teacher)}"]
+        recipes.apply_settings(recipe, [*taught, *settings])
         return chosen if recipe.data is not None and recipe.data.name == "data" else recipe  # made for the data
     if Path(chosen).exists():
         from leanify.layouts.recognition import find_own_data
