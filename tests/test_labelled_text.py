@@ -37,7 +37,7 @@ ROWS: list[dict[str, Any]] = [
     {"review": f"{(GOOD, BAD)[i % 2]} {i}", "stars": ("pos", "neg")[i % 2]} for i in range(64)
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
+pytestmark = pytest.mark.filterwarnings("ignore:(hf/)?bert has no weights")
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> Path:

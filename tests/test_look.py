@@ -27,7 +27,7 @@ from leanify.training.preparation import build_data, build_model
 from leanify.training.start import resolve
 from leanify.upstream.libraries import import_transformers
 
-pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
+pytestmark = pytest.mark.filterwarnings("ignore:(hf/)?bert has no weights")
 
 RNG = np.random.default_rng(5)
 SMALL = ["data.workers=0", "model.override.depth=1"]

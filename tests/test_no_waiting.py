@@ -25,7 +25,7 @@ from leanify.training import preparation
 from leanify.training import start as training
 from leanify.training.loop import Trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
+pytestmark = pytest.mark.filterwarnings("ignore:(hf/)?bert has no weights")
 
 
 class Apart(TorchDispatchMode):

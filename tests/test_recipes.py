@@ -7,6 +7,7 @@ import math
 import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,17 @@ def test_recipe_round_trips(name: str) -> None:
     command = re.compile(rf"leanify train {path.stem} (--set [\w.]+=\w+ )*-o runs/{path.stem}$")
     assert any(command.search(line) for line in comments[:4])
     assert None not in (value.data, value.optim, value.schedule)
+
+
+@pytest.mark.parametrize("name", ["own-text", "own-sentences", "chars", "enwik8"])
+def test_folder_named_like_a_kind_is_not_taken(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A built-in recipe means transformers' kind of model, whatever lies in the folder that one stands in."""
+    monkeypatch.chdir(tmp_path)
+    for kind in ("bert", "gpt2"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text('{"model_type": "llama"}')
+    section = recipe.load(name).model
+    assert section.source == f"hf/{find.section_source(section).origin.name}"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not any(w in name for w in ("bert", "gpt2", "lra"))])
