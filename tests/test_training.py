@@ -110,7 +110,7 @@ def test_bare_loop_finds_same_weights() -> None:
          r"run\.gradient_checkpointing: Gpt2 has none"),
         (["data.holdout=1.5"], RecipeError, "a share"),
         (["data.samples=1"], DataError, "would be empty"),
-        (["data.img_size=16"], RecipeError, "do not apply"),
+        (["data.img_size=16"], RecipeError, "does not apply"),
         (["model.override.num_classes=9"], DataError, "9 outputs; --set model.override.num_classes=10"),
         (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
     ],
