@@ -302,6 +302,7 @@ def test_run_is_shrunk_on_its_own_data(tmp_path: Path, capsys: pytest.CaptureFix
         ("old", "reviews", {"minutes": -1}, ("-1",)),
         ("old", "reviews", {"shape": "round"}, ("'round' is not free or plain",)),
         ("pictures", "flat", {}, ("flat has no folder train",)),
+        ("old", "reviews", {"designs": ["free"], "shape": "plain"}, ("free has a separate shape", "shape free")),
     ],
 )
 def test_unsupported_requests_write_nothing(

@@ -170,9 +170,10 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
         needs_more.add("free")
     original.costs.keep()
     if not several:
+        free = "--designs free with --shape free" if kind == "plain" else "--designs free"
         raise BudgetError(
-            f"no shape of {', '.join(candidate_names)} is separate and has at most {format_count(prices.max_params)} "
-            "parameters. A larger budget helps, and so does --designs free"
+            f"no candidate of {', '.join(candidate_names)} has a separate shape of at most "
+            f"{format_count(prices.max_params)} parameters. A larger budget helps, and so does {free}"
         )
     how = OPENERS.get(original.source.origin.library)
     openers = [one.name for one in several if one.name in needs_more]
