@@ -113,7 +113,8 @@ class CalibratedTeacher:
         block_count = 0
         for i, stage in enumerate(self.located_model.stages):
             for block in range(len(stage.blocks)):
-                several, plain = ([shape.stages[i].blocks[block] for shape in some] for some in (targets, halves))
+                several = [shape.stages[i].blocks[block] for shape in targets]
+                plain = [shape.stages[i].blocks[block] for shape in halves]
                 self.measure_block(stage, block, several, plain)
                 block_count += 1
                 on_block(block_count)

@@ -20,6 +20,7 @@ from torch import nn
 from leanify.carrying.blocks import copy_modules, replace_blocks, stage_blocks
 from leanify.carrying.calibration import (
     Call,
+    CallTrace,
     RunningDivergence,
     drop_padding,
     model_divergence,
@@ -37,7 +38,6 @@ from leanify.lens.located import LocatedModel
 from leanify.reshaping import surgery
 from leanify.upstream.on_disk import deep_copy, place_weights
 
-StageCalls = list[list[Call]]  # of a stage's blocks on the held-out batches, by batch
 TRIALS_PER_STEP = {"drop": 3, "pair": 2}  # moves to measure per step: the most promising of each kind
 
 
@@ -138,7 +138,7 @@ class _TransferState:
     @torch.no_grad()
     def _measure(
         self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Call]], limit: float = float("inf")
-    ) -> tuple[float, StageCalls] | None:
+    ) -> tuple[float, CallTrace] | None:
         """Return the damage and the calls of a stage at these slots; None above ``limit``.
 
         ``before`` are the calls up to ``place``, which are not made again.
@@ -147,7 +147,7 @@ class _TransferState:
         model: nn.Module = self._assemble({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         # batch by batch, until the damage is above the limit
-        calls: StageCalls = []
+        calls: CallTrace = []
         tally = RunningDivergence(self.teacher.outputs)
         for index, batch in enumerate(self.teacher.held_out):
             recorded_calls = before[index][:place] if before else []
@@ -180,13 +180,13 @@ class _TransferState:
         while len(self.slots[stage]) > new.depth:
             calls = self._best_move(stage, new, calls)
 
-    def _best_move(self, stage: str, new: Stage, calls: StageCalls) -> StageCalls:
+    def _best_move(self, stage: str, new: Stage, calls: CallTrace) -> CallTrace:
         """Take the step with the smallest damage among the most promising ones that allow the target depth.
 
         Returns the calls of the stage's blocks after it. A trial stops when its damage exceeds the best one so far;
         pairs come first, because they usually cost less.
         """
-        best: tuple[float, StageCalls, _Move] | None = None
+        best: tuple[float, CallTrace, _Move] | None = None
         for kind in ("pair", "drop"):
             trial_count = 0
             for move in self._moves(stage, kind, calls) if kind in self.moves else ():
@@ -226,7 +226,7 @@ class _TransferState:
         pairs: set[Slot] = {(i, i + 1) for i in range(depth - 1)}
         return pairs - {slot for name, slot in self.refused_pairs if name == stage}
 
-    def _moves(self, stage: str, kind: str, calls: StageCalls) -> list[_Move]:
+    def _moves(self, stage: str, kind: str, calls: CallTrace) -> list[_Move]:
         """Return the moves of a kind, the most promising first."""
         slots, moves = self.slots[stage], []
         for place, slot in enumerate(slots):
