@@ -180,6 +180,30 @@ def test_equal_pictures_of_tables_are_named(tmp_path: Path, kind: str) -> None:
     assert warning.startswith("2 of 4 validation samples are among the training samples, too")
 
 
+class Sized:
+    """Pictures of which only the sizes may be asked, as if reading one took long."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.files, self.sizes = self, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def size(self, index: int) -> int:
+        return self.sizes[index]
+
+    def filename(self, index: int, absolute: bool) -> str:
+        raise AssertionError(f"picture {index} is read")
+
+    __getitem__ = filename
+
+
+def test_pictures_of_other_sizes_are_not_read() -> None:
+    """Not even for their names: in a data set on disk these take reading the row."""
+    splits = Splits(Sized(10, 11, -1), Sized(12, -1), "")
+    assert inspect_splits(splits).warnings == []
+
+
 @pytest.mark.parametrize("start", [0, 333])
 def test_equal_texts_are_named(tmp_path: Path, start: int) -> None:
     """A validation text that is cut from the training text, anywhere."""

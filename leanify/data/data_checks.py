@@ -220,15 +220,19 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
         if max(len(training), len(parts[name])) > MAX_COMPARED:
             continue
         contents = [list(_contents(samples)) for samples in (training, parts[name])]
-        sizes, other_sizes = ({size for size, _, _ in samples} for samples in contents)
+        sizes, other_sizes = ({size for size, _ in samples} for samples in contents)
         shared_sizes = (sizes & other_sizes) - {-1}
         training_names, pairs = {}, []
-        for size, sample, read in contents[0]:
+        for size, read in contents[0]:
             if size in shared_sizes:
-                training_names[hashlib.sha256(read()).digest()] = sample
-        for size, sample, read in contents[1]:
-            if size in shared_sizes and (digest := hashlib.sha256(read()).digest()) in training_names:
-                pairs.append((sample, training_names[digest]))
+                content, sample = read()
+                training_names[hashlib.sha256(content).digest()] = sample
+        for size, read in contents[1]:
+            if size in shared_sizes:
+                content, sample = read()
+                digest = hashlib.sha256(content).digest()
+                if digest in training_names:
+                    pairs.append((sample, training_names[digest]))
         if pairs:
             look.warnings.append(
                 f"{len(pairs):,} of {len(parts[name]):,} {name} samples are among the training samples, too: "
@@ -236,22 +240,27 @@ def _look_for_equal_samples(look: Look, parts: dict[str, Any]) -> None:
             )
 
 
-def _contents(samples: Any) -> Iterator[tuple[int, str, Callable[[], bytes]]]:
-    """The size of each sample (tokens of a text, bytes of a picture), its name, and how to read it."""
+def _contents(samples: Any) -> Iterator[tuple[int, Callable[[], tuple[bytes, str]]]]:
+    """The size of each sample (tokens of a text, bytes of a picture), and how to read its content and its name.
+
+    A name waits, too: that of a picture in a data set on disk takes reading the picture.
+    """
     base, indices = _unwrap(samples)
     files: Any = getattr(base, "files", None)
 
-    def read_picture(index: int) -> bytes:
+    def read_text(index: int) -> tuple[bytes, str]:
+        start, length = base.starts[index], base.lengths[index]
+        return base.flat["input_ids"][0][start : start + length].tobytes(), f"sample {index + 1}"
+
+    def read_picture(index: int) -> tuple[bytes, str]:
         with files[index][0] as file:
-            content: bytes = file.read()
-            return content
+            return file.read(), str(files.filename(index, absolute=True))
 
     for index in indices.tolist():
         if getattr(base, "flat", None):
-            start, length = base.starts[index], int(base.lengths[index])
-            yield length, f"sample {index + 1}", base.flat["input_ids"][0][start : start + length].tobytes
+            yield int(base.lengths[index]), partial(read_text, index)
         elif hasattr(files, "size"):
-            yield files.size(index), str(files.filename(index, absolute=True)), partial(read_picture, index)
+            yield files.size(index), partial(read_picture, index)
 
 
 def _look_for_equal_text(look: Look, parts: dict[str, Any]) -> None:
