@@ -123,6 +123,15 @@ def test_misread_rows_are_named_or_skipped(tmp_path: Path, name: str) -> None:
     assert recognise(file) is not None
 
 
+@pytest.mark.parametrize("content", ["5", '"words"', '{"text": "a b"}\n5\nnot JSON'])
+def test_first_value_without_columns_is_named(tmp_path: Path, content: str) -> None:
+    """A number or a string instead of rows, and the first of several faults."""
+    file = tmp_path / "train.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r'line [12] is (5|"words"), not a table of columns'):
+        list(read_table(file, Faults()))
+
+
 def test_spreadsheet_tables_are_read(tmp_path: Path) -> None:
     data, whole = DataSection("x", "text-classification"), [((text,), str(label)) for text, label in ROWS]
     file = tmp_path / "a.csv"

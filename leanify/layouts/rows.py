@@ -175,15 +175,21 @@ def _read_json(path: Path, file: TextIO, faults: Faults) -> Iterator[tuple[str, 
     content = read_json(path, DataError) if is_whole else None
     if isinstance(content, dict):
         content = _rows_of_object(content)
-    values = _read_json_lines(path, file, faults) if content is None else number_rows(content)
-    first_values = list(islice(values, HEADER_ROWS))
-    missing = dict.fromkeys(chain(*(value for _, value in first_values if isinstance(value, dict))))
-    for place, value in chain(first_values, values):
-        if isinstance(value, dict):
-            yield place, missing | value
-            missing = {}
-        else:
-            faults.record(f"{path}, {place} is {json.dumps(value)[:40]}, not a table of columns")
+    values = number_rows(content) if isinstance(content, list) else _read_json_lines(path, file, faults)
+
+    def read_objects() -> Iterator[tuple[str, Row]]:
+        for place, value in values:
+            if isinstance(value, dict):
+                yield place, value
+            else:
+                faults.record(f"{path}, {place} is {json.dumps(value)[:40]}, not a table of columns")
+
+    rows = read_objects()
+    first_rows = list(islice(rows, HEADER_ROWS))
+    missing = dict.fromkeys(chain(*(row for _, row in first_rows)))
+    for place, row in chain(first_rows, rows):
+        yield place, missing | row
+        missing = {}
 
 
 def _rows_of_object(content: dict[str, Any]) -> list[Any]:
