@@ -86,6 +86,8 @@ MISTAKES = {
     "redesign vit_base --max-latency 12": "or an amount (12ms)",
     "redesign vit_base --target-params 43MB": "is not a valid budget",
     "profile vit_base --max-params 0.5": "is a share",
+    "condition vit_base --heads 2,x": "whole numbers with commas",
+    "condition vit_base --plot kappa.pdf": ".svg",
 }
 
 

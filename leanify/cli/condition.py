@@ -105,26 +105,28 @@ def condition(
       leanify condition RUN --plot kappa.svg
     """
     kind = output_kind(format, as_json)
-    with progress("loading PyTorch", None):
-        from leanify.sources.overrides import parse_overrides
 
-    # refuse contradictions, then probe
+    # mistakes that need no torch to be found
     plots.check_plot(plot)
     if heads is not None and checkpoints is not None:
         raise SourceError("--heads initialises new models and --checkpoints reads trained ones; use only one of them")
+    for option, value in (("--heads", heads), ("--checkpoints", checkpoints)):
+        if value is not None and sources is not None and len(sources) > 1:
+            raise SourceError(f"{option} takes one SOURCE; {len(sources)} were given")
+    counts = [] if heads is None else [part.strip() for part in heads.split(",")]
+    if heads is not None and not all(re.fullmatch("-?[0-9]{1,9}", count) for count in counts):
+        raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {heads[:80]!r} was given")
+
+    # probe
+    with progress("loading PyTorch", None):
+        from leanify.sources.overrides import parse_overrides
     probe_options = ProbeOptions(
         {"overrides": parse_overrides(override or []), "cls": model_class, "pretrained": pretrained},
         {"data": data, "samples": samples, "batch_size": batch_size, "tokens": tokens, "seed": seed, "device": device},
         {"theory": theory, "per_head": per_head, "weights": weights},
     )
-    for option, value in (("--heads", heads), ("--checkpoints", checkpoints)):
-        if value is not None and sources is not None and len(sources) > 1:
-            raise SourceError(f"{option} takes one SOURCE; {len(sources)} were given")
     if heads is not None:
-        parts = [part.strip() for part in heads.split(",")]
-        if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
-            raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {heads[:80]!r} was given")
-        result = _probe_heads(sources[0] if sources else DEFAULT, list(map(int, parts)), seeds, probe_options)
+        result = _probe_heads(sources[0] if sources else DEFAULT, list(map(int, counts)), seeds, probe_options)
     elif checkpoints is not None:
         result = _probe_training(sources[0] if sources else str(checkpoints), checkpoints, probe_options)
     else:
