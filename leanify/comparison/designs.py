@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanify.comparison.plan import BASELINE, LEAN, RIVALS, PlannedDesign, check_names, rank_designs
 from leanify.core.architecture import Architecture, Stage
@@ -39,9 +39,6 @@ from leanify.search.redesign import redesign
 from leanify.sources import find
 from leanify.sources.find import ModelSource
 from leanify.training.preparation import model_on_meta
-
-if TYPE_CHECKING:
-    pass
 
 # bounds of a lean that a study trains all the same, the nearest first
 BEYOND_BOUNDS = ({"min_depth": 1}, {"min_depth": 1, "min_mlp": 1.0}, {"min_depth": 1, "min_mlp": 0.5})
@@ -141,9 +138,15 @@ class Designer:
             if beyond.lean is not None:
                 note(f"no lean: {plan.needs}. This study trains one beyond the bounds: {'; '.join(beyond.warnings)}")
                 return beyond
+        # suggest an explicit shape, or a deeper baseline
+        stage, *others = surgery.read(model_on_meta(self.recipe.model)).stages
+        shape, deeper = "depth:N/N/…,heads:N/N/…", ""
+        if not others and stage.primary is not None:
+            shape = f"depth:{max(1, stage.depth // 2)},heads:{2 * stage.primary.heads}"
+            deeper = f"; or compare a deeper model: --set model.depth={3 * stage.depth}"
         raise BudgetError(
-            f"no lean design: {plan.needs}. Explicit shapes are not limited by rules: --designs "
-            "baseline,small=depth:N,heads:N; or compare a deeper model: --set model.depth=N"
+            f"no lean design: {plan.needs}. Explicit shapes are not limited by rules: --designs baseline,small={shape}"
+            f"{deeper}"
         )
 
     @cached_property
