@@ -59,6 +59,19 @@ def test_counters_agree_on_every_family(case: Case) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_disagreement_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fvcore counts otherwise, and where it does not run."""
+    model = CASES["gpt2"].load("meta")
+    macs = counting.count(model).macs
+    counts = {
+        f"torch's counter says {macs:,} MACs, fvcore {2 * macs:,} (+100.00%)": (2 * macs, [], ""),
+        "fvcore did not run": (None, [], "fvcore did not run"),
+    }
+    for words, found in counts.items():
+        monkeypatch.setattr(profiling, "fvcore_macs", lambda *_, found=found: found)
+        assert leanify.profile(model, measure=False).cross_check == words
+
+
 @pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "xcit"])
 def test_meta_count_equals_plain_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle: attention written out as two matrix products, counted on a CPU."""

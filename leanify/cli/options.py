@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -73,7 +74,7 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
     if "=" in text:
         for part in parts:
             tower, _, value = part.partition("=")
-            if not value.isdigit() or int(value) < 1:
+            if not re.fullmatch("[0-9]{1,18}", value) or int(value) < 1:
                 raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {value!r}")
             towers[tower] = int(value)
     try:

@@ -180,11 +180,13 @@ def _study_command(recipe: str | None, run: RunDirectory) -> list[str]:
     from leanify.search.rules import Rules
     from leanify.training.default_recipe import OWN_RECIPES, further_settings
 
-    # compare takes a model that the rules of redesign allow fewer layers
     data = run.recipe.data
-    stages = Architecture.from_json(run.card()["architecture"]).stages
-    can_be_leaner = any(stage.primary is not None and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)
-    if recipe is None or path_kind(recipe) == "lean directory" or not can_be_leaner:
+    can_be_leaner = False
+    if recipe is not None and path_kind(recipe) != "lean directory":
+        # compare takes a model that the rules of redesign allow fewer layers
+        stages = Architecture.from_json(run.card()["architecture"]).stages
+        can_be_leaner = any(stage.primary and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)
+    if recipe is None or not can_be_leaner:
         is_digits = data is not None and data.name == "digits"  # whose own study has a model that is deep enough
         return ["leanify compare"] if is_digits else []
 
