@@ -24,7 +24,7 @@ from leanify.upstream.libraries import import_transformers
 from leanify.upstream.on_disk import on_disk
 from leanify.vocabulary.closure import KeptTokens, RankedTokens
 from leanify.vocabulary.cut_model import cut_model, named_ids, vocabulary_rows
-from leanify.vocabulary.cut_tokenizer import cut_state
+from leanify.vocabulary.cut_tokenizer import cut_state, cut_tokenizer
 from leanify.vocabulary.kinds import Vocabulary, read_vocabulary
 from leanify.vocabulary.ranking import prior_probabilities, rank_by_damage, rank_tokens, split_into_pieces
 from recipes.research.vocabulary_law import save_cut
@@ -263,6 +263,24 @@ def test_folders_without_tokenizer_json(family: str, name: str, tmp_path: Path) 
         (new / gone).rename(tmp_path / gone)
         check_splits(words, library.AutoTokenizer.from_pretrained(new), kept)
         (tmp_path / gone).rename(new / gone)
+
+
+def test_lists_of_added_tokens_follow(tmp_path: Path) -> None:
+    """Beside tokenizer.json, their ids stand in two more files."""
+    words = vocabularies.tokenizer("byte-level BPE")
+    words.add_tokens(["<mark>"])
+    words.save_pretrained(tmp_path)
+    added, config = words.get_added_vocab(), read_json(tmp_path / "tokenizer_config.json")
+    config["added_tokens_decoder"] = {str(number): {"content": word} for word, number in added.items()}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    vocabulary, kept = choose(words, tmp_path)
+    cut_tokenizer(tmp_path, vocabulary, kept)
+    expected = {token["content"]: token["id"] for token in read_json(tmp_path / "tokenizer.json")["added_tokens"]}
+    assert expected["<mark>"] < added["<mark>"]
+    assert read_json(tmp_path / "added_tokens.json") == expected
+    decoder = read_json(tmp_path / "tokenizer_config.json")["added_tokens_decoder"]
+    assert {token["content"]: int(number) for number, token in decoder.items()} == expected
 
 
 @pytest.mark.parametrize("ids", [{"a": {}}, {"a": "0"}, {"a": -1}, {"a": 10**12}])
