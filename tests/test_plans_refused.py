@@ -13,6 +13,7 @@ from runs import refused
 from test_plans import LLAMA, SMALL_VIT
 
 import leanify
+from leanify.core import machine
 from leanify.profiling.counting import count, idle_parameters, parameters
 from leanify.profiling.forward import unmasked_inputs
 from leanify.reshaping.sites import locate
@@ -107,6 +108,17 @@ def test_directory_weights_are_its_own(tmp_path: Path, capsys: Any) -> None:
     assert code == 0, err
     old, new = leanify.load(source), leanify.load(tmp_path / "lean")
     assert new.bert.embeddings.word_embeddings.weight.equal(old.bert.embeddings.word_embeddings.weight)
+
+
+def test_design_above_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins may ask for more than the original, which alone is built by its library."""
+    plan = leanify.redesign("bert", heads=64, overrides={"num_hidden_layers": 1, "vocab_size": 99})
+    assert plan.chosen.params > 2 * plan.baseline.params
+    free = 4 * plan.baseline.params
+    monkeypatch.setattr(machine, "free_memory", lambda: free)
+    with pytest.raises(leanify.SourceError, match="of memory are free here"):
+        plan.save(tmp_path / "lean")
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- names --------------------------------------------------------------------------------------------------------

@@ -240,6 +240,7 @@ class Plan(Tabular):
         """
         from leanify.core.files.writing import check_new_directory, new_directory
         from leanify.sources import lean_directory
+        from leanify.upstream.build import check_memory
 
         check_new_directory(directory, force)
         design = self.pick_design("lean" if control else choose)
@@ -251,6 +252,7 @@ class Plan(Tabular):
             origin, is_fresh = "Weights of the original in new shapes; it has not been trained since.", False
 
         def write(one: Design, folder: str | Path, force: bool, title: str) -> None:
+            check_memory(self.source, 4 * one.params)  # building checks the original's size, and pins may ask for more
             built = self.build(weights, seed, pretrained, one)
             params = f"{format_count(one.params)} of {format_count(self.baseline.params)} parameters"
             macs = f"{format_gigas(one.macs)} of {format_gigas(self.baseline.macs)} GMACs"
