@@ -15,6 +15,7 @@ from leanify.core import recipe as recipes
 from leanify.core import recipe_code as code
 from leanify.core.errors import DataError, RecipeError, SourceError
 from leanify.runs.run_directory import RunDirectory
+from leanify.sources.names import check_names
 from leanify.training import start as training
 from leanify.upstream import user_modules
 
@@ -205,5 +206,7 @@ def test_wheel_recipes_find_code(folder: Path, monkeypatch: Any) -> None:
         assert code.resolve_code(name, folder) == "mine/stripes.py:splits"
     assert code.find_shipped("stripes.py:splits") == "mine/stripes.py:splits"
     assert code.resolve_code("stripes.py:pair", folder) == f"{folder}/stripes.py:pair"
+    for name in ("~no-such-user/stripes.py:pair", f"{'a' * 300}.py:pair"):  # no file has such a name
+        assert code.resolve_code(name, folder) == check_names(name) == name
     origin = user_modules.origin_of_code("stripes.py:splits")
     assert user_modules.load_function(origin, user_modules.DATA).__name__ == "splits"

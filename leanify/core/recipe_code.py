@@ -86,9 +86,10 @@ def resolve_code(text: str, folder: Path) -> str:
     if parts is None or not parts[0].endswith(".py") or text in SHIPPED_CODE:
         return text
     place, name = parts
-    # absolute and without "..", but through links, so that a user's file keeps its name
-    file = Path(os.path.abspath(folder / Path(place).expanduser()))  # noqa: PTH100
-    if not file.is_file():
+    # absolute and without "..", but through links, so that a user's file keeps its name; os.path takes names that are
+    # too long for a file, or begin with the home of nobody
+    file = Path(os.path.abspath(folder / os.path.expanduser(place)))  # noqa: PTH100, PTH111
+    if not os.path.isfile(file):  # noqa: PTH113
         return text
     # inside the folder of recipes the name is relative, so that the recipe works after a move
     if (

@@ -38,7 +38,7 @@ KINDS = "timm model, transformers model type, recipe, hub id or path"
 def check_names(texts: str | list[str] | None) -> str | list[str] | None:
     """Return a command's SOURCE. Raises SourceError for a name that can only be a mistake."""
     for text in [texts] if isinstance(texts, str) else texts or []:
-        is_path = os.path.exists(Path(text).expanduser())  # noqa: PTH110  False for one that is too long or has a NUL
+        is_path = os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111  False for one too long or with a NUL
         is_word = re.fullmatch(r"[A-Za-z][\w.-]*", text) is not None and not Path(text).suffix
         if is_path or not is_word or is_code(text) or recipe.find(text) is not None:
             continue
