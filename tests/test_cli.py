@@ -88,6 +88,9 @@ MISTAKES = {
     "profile vit_base --max-params 0.5": "is a share",
     "condition vit_base --heads 2,x": "whole numbers with commas",
     "condition vit_base --plot kappa.pdf": ".svg",
+    "redesign vit_base --override img_size": "takes key=value",
+    "profile vit_base --override img_size": "takes key=value",
+    "condition vit_base --override img_size": "takes key=value",
 }
 
 

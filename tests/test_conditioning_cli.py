@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from leanify import condition
 from leanify.sources.find import load
-from leanify.sources.overrides import parse_overrides
+from leanify.sources.names import parse_overrides
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 

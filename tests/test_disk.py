@@ -16,7 +16,7 @@ from flows import missing_schemas
 from safetensors.torch import load_file, save_file
 
 import leanify
-from leanify.sources import find, lean_directory, overrides
+from leanify.sources import find, lean_directory, names
 from leanify.upstream.libraries import import_timm, import_transformers
 
 timm, transformers = import_timm(), import_transformers()
@@ -101,11 +101,11 @@ def test_model_types_take_overrides() -> None:
     assert find.find("llama", cls="AutoModelForCausalLM").origin.cls == "LlamaForCausalLM"
     wider = find.find("llama", overrides={"hidden_size": 8192, "num_attention_heads": 64})
     assert wider.origin.options["head_dim"] == 128
-    assert overrides.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
+    assert names.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
         "a": 1, "b": "x", "c": [1, 2], "d": True, "e": None, "f": 1e-3,
     }  # fmt: skip
     with pytest.raises(leanify.SourceError, match="takes key=value"):
-        overrides.parse_overrides(["img_size"])
+        names.parse_overrides(["img_size"])
 
 
 @pytest.mark.parametrize(

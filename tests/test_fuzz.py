@@ -20,7 +20,7 @@ from leanify.cli import options
 from leanify.core import machine
 from leanify.core import recipe as recipes
 from leanify.core.errors import LeanifyError
-from leanify.sources import find, overrides
+from leanify.sources import find, names
 
 SEEDS, MORE_SEEDS = range(18), range(18, 626)  # of a kind, in the slow run and in the long one
 
@@ -128,8 +128,8 @@ def test_any_recipe_reads_back(override: dict[str, Any]) -> None:
 @PLAIN
 @given(WORDS)
 def test_options_are_values_or_message(word: str) -> None:
-    refused_or(overrides.parse_overrides, [word])
-    refused_or(overrides.parse_overrides, [f"key={word}"])
+    refused_or(names.parse_overrides, [word])
+    refused_or(names.parse_overrides, [f"key={word}"])
     refused_or(options.pin, "--depth", word)
     refused_or(machine.parse_device, word)
     refused_or(recipes.parse, word)

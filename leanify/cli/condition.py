@@ -24,6 +24,7 @@ from leanify.cli.options import (
 from leanify.cli.output import fit, output_kind, print_next, show, typed_without
 from leanify.core.errors import SourceError
 from leanify.core.terminal import console, progress, say
+from leanify.sources.names import parse_overrides
 from leanify.spectra import plots, report
 from leanify.spectra.results import Probe
 
@@ -116,15 +117,15 @@ def condition(
     counts = [] if heads is None else [part.strip() for part in heads.split(",")]
     if heads is not None and not all(re.fullmatch("-?[0-9]{1,9}", count) for count in counts):
         raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {heads[:80]!r} was given")
-
-    # probe
-    with progress("loading PyTorch", None):
-        from leanify.sources.overrides import parse_overrides
     probe_options = ProbeOptions(
         {"overrides": parse_overrides(override or []), "cls": model_class, "pretrained": pretrained},
         {"data": data, "samples": samples, "batch_size": batch_size, "tokens": tokens, "seed": seed, "device": device},
         {"theory": theory, "per_head": per_head, "weights": weights},
     )
+
+    # probe
+    with progress("loading PyTorch", None):
+        import torch  # noqa: F401
     if heads is not None:
         result = _probe_heads(sources[0] if sources else DEFAULT, list(map(int, counts)), seeds, probe_options)
     elif checkpoints is not None:

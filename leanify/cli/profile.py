@@ -14,6 +14,7 @@ from leanify.cli.output import output_kind, print_next, show, table, typed_witho
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import console, progress, say, track
 from leanify.core.units import format_bytes, format_count, format_operations, format_seconds
+from leanify.sources.names import parse_overrides
 
 if TYPE_CHECKING:
     from leanify.profiling.profile import Profile
@@ -65,14 +66,13 @@ def profile(
     limits = {name: amount(name, value) for name, value in limit_texts.items() if value is not None}
     if "--max-latency" in limits and not measure:
         raise LeanifyError("--max-latency is about what is measured: leave out --no-measure")
-    with progress("loading PyTorch", None):
-        from leanify.profiling import profile as profiling
-    from leanify.sources.overrides import parse_overrides
-
-    # profile each source
     overrides = parse_overrides(override or [])
     if img_size is not None:
         overrides |= {"img_size": img_size}
+    with progress("loading PyTorch", None):
+        from leanify.profiling import profile as profiling
+
+    # profile each source
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": dtype, "tokens": tokens}
     options |= {"repeats": repeats, "measure": measure, "overrides": overrides, "cls": model_class}
     profiles = [profiling.profile(source, **options) for source in track(sources, "profiling")]

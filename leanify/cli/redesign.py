@@ -16,6 +16,7 @@ from leanify.cli.output import output_kind, show
 from leanify.core.errors import LeanifyError
 from leanify.core.terminal import progress
 from leanify.search.options import BUDGETS, PINS, Options, flag_name, flags
+from leanify.sources.names import parse_overrides
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
 DEFAULT = "vit_base"
@@ -144,10 +145,4 @@ def parse_options(typed_values: Mapping[str, Any]) -> Options:
     for name in PINS:
         values[name] = pin(flag_name(name), values[name])
     options = Options(**values)
-    if not overrides:
-        return options
-
-    # what imports torch comes after the checks of Options
-    from leanify.sources.overrides import parse_overrides
-
-    return replace(options, overrides=parse_overrides(overrides))
+    return replace(options, overrides=parse_overrides(overrides)) if overrides else options

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -150,6 +151,20 @@ def similar_paths(name: str) -> list[str]:
     except OSError:
         return []
     return [str(place.parent / match) for match in difflib.get_close_matches(place.name, siblings, n=3, cutoff=0.6)]
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """Parse ``key=value`` pairs; a value that is not JSON is a string. Raises SourceError for a malformed pair."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SourceError(f"--override takes key=value, not {pair!r}")
+        try:
+            overrides[key] = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            overrides[key] = {"True": True, "False": False, "None": None}.get(value, value)
+    return overrides
 
 
 # -- the hub -------------

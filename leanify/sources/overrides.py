@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 import warnings
@@ -270,17 +269,3 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
         similar = nearest(key, [*config, *cls.attribute_map])
         raise SourceError(f"the configuration of {model_type!r} has no {key!r}{similar}")
     return {**config, key: value}
-
-
-def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``key=value`` pairs; a value that is not JSON is a string. Raises SourceError for a malformed pair."""
-    overrides = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise SourceError(f"--override takes key=value, not {pair!r}")
-        try:
-            overrides[key] = json.loads(value)
-        except (json.JSONDecodeError, RecursionError):
-            overrides[key] = {"True": True, "False": False, "None": None}.get(value, value)
-    return overrides
