@@ -114,6 +114,7 @@ def test_lists_have_paths_and_classes(tmp_path: Path, mark: str) -> None:
 def test_split_folders_are_no_classes(tmp_path: Path, splits: str) -> None:
     for split in splits.split():
         pictures(tmp_path, f"{split}/cat", f"{split}/dog")
+    (tmp_path / "notes").mkdir()  # beside the folder of the splits, which is not the only one
     found = recognise(tmp_path)
     assert (found.kind, found.classes, found.is_validated, found.samples) == ("images", 2, True, 8)
     assert read(tmp_path, found)[0] == ["cat", "dog"]
