@@ -36,6 +36,7 @@ from leanify.core.errors import DirectoryError, LeanifyError, RecipeError, Sourc
 from leanify.core.files.reading import checksum, resolve_inside
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, names
+from leanify.sources.heads import read_pooling
 from leanify.sources.tensors import read_tensors
 from leanify.spectra.plots import check_plot
 from leanify.training.loop import Trainer
@@ -84,6 +85,16 @@ def test_modules_name_own_folders_only(bert: Path, tmp_path: Path, name: str) ->
     with pytest.raises(SourceError, match="which leads out of it"):
         leanify.save(model, tmp_path / "work" / "lean")
     assert [path.name for path in (tmp_path / "work").rglob("*")] == ["src", "1_Pooling"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("../other", "outside its folder"), ("a\0b", "cannot be followed"), ("1_Pooling", "does not exist")],
+)
+def test_pooling_lies_in_own_folder(tmp_path: Path, place: str, words: str) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "models.Pooling", "path": place}]))
+    with pytest.raises(SourceError, match=words):
+        read_pooling(tmp_path)
 
 
 def test_way_back_is_no_way_out(tmp_path: Path) -> None:

@@ -154,7 +154,10 @@ def read_pooling(folder: Path) -> Pooling:
     layers, is_normalised = [], False
     for kind, place in modules:
         file = folder / place / "config.json"
-        inside = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
+        try:
+            inside = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
+        except (OSError, RuntimeError, ValueError) as caught:  # links in a circle, a NUL
+            raise SourceError(f"{folder / MODULES} names {place!r}, which cannot be followed: {caught}") from caught
         if folder.resolve() not in (inside, *inside.parents):
             raise SourceError(f"{folder / MODULES} names {place!r}, which is outside its folder")
         if kind == "Pooling" and not modes:
@@ -168,7 +171,9 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def _read_modes(file: Path) -> tuple[str, ...]:
-    config = read_object(file)
+    config = read_json(file)
+    if not isinstance(config, dict):
+        raise SourceError(f"{file} is damaged: expected a JSON object")
     # the mode's name (newer), or a flag for each mode (older)
     mode_name = config.get("pooling_mode")
     modes = tuple(mode for key, mode in MODES.items() if config.get(key))
