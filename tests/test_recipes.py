@@ -137,6 +137,26 @@ def test_lra_follows_its_table(task: str, length: int, batch: int, steps: int, w
     assert value.data.length == value.model.override["length"] == length
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("volo-d3-lean", ["4 × [16×16, mlp 768", "4 × [32×16, mlp 1536", "8 × [32×16", "2 × [32×16", "2 × [16×32"]),
+        ("xcit-large-lean", ["12 × [24×32, mlp 3072", "2 × [16×48, mlp 3072"]),
+        ("tnt-base-lean", ["8 × [4×10, mlp 160, width 40, 16×40, mlp 1280, width 640]"]),
+        ("davit-base-lean", ["1 × [4×32", "1 × [8×32", "5 × [32×16, mlp 2048", "1 × [32×32, mlp 4096"]),
+        ("volo-d4-lean", ["4 × [24×16, mlp 1152", "4 × [32×24, mlp 2304", "8 × [32×24", "2 × [32×24", "2 × [16×48"]),
+        ("davit-large-lean", ["1 × [6×32", "1 × [12×32", "5 × [48×16, mlp 3072", "1 × [48×32, mlp 6144"]),
+        ("crammed-bert-lean", ["10 × [24×32, mlp 1536, width 768]"]),
+        ("gpt2-tinystories-lean", ["4 × [16×32, mlp 2048, width 512]"]),
+    ],
+)
+def test_lean_splits_keep_count(name: str, words: list[str]) -> None:
+    """Lean shapes where a split leaves the count as it is."""
+    text = str(leanify.read(leanify.load(name, device="meta")))
+    for word in words:
+        assert word in text, text
+
+
 # -- a recipe is a SOURCE -----------------------------------------------------------------------------------------
 
 
