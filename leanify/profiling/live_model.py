@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from leanify.core.architecture import Architecture
-from leanify.core.errors import ShapeError, UnsupportedModel
+from leanify.core.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens.blocks import container_prefix
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
@@ -86,7 +87,30 @@ class LiveModel:
             if differs_in_width(self.located_model.architecture, shape):
                 source = self.located_model.architecture.source
                 raise UnsupportedModel(f"{source} does not run at this width: {format_error(cause, 160)}") from error
-            raise UnsupportedModel(_describe_failure(self.located_model, shape, cause)) from error
+            reason = self._describe_lost_blocks(shape) or _describe_wrong_rows(self.located_model, shape, cause)
+            raise UnsupportedModel(reason) from error
+
+    def _describe_lost_blocks(self, shape: Architecture) -> str:
+        """An error message if the model does not run with fewer of its own blocks in a stage; else ""."""
+        # one stage after the other loses a block, as far as the shape asks
+        architecture = self.located_model.architecture
+        for index, (old, new) in enumerate(zip(architecture.stages, shape.stages, strict=True)):
+            if new.depth >= old.depth:
+                continue
+            cut = replace(old, blocks=old.blocks[: new.depth])
+            trial = replace(architecture, stages=(*architecture.stages[:index], cut, *architecture.stages[index + 1 :]))
+            try:
+                counting.count_located(write_located(self.located_model, trial), self._length)
+            except LeanifyError as error:
+                cause = error.__cause__ or error
+                if isinstance(cause, MemoryError):
+                    return ""
+                return (
+                    f"{architecture.source} cannot lose blocks in {old.name}: with {new.depth} of {old.depth} its "
+                    f"forward fails with {type(cause).__name__} ({' '.join(str(cause).split())[:120]}), as if a module "
+                    "outside takes the states after certain blocks. leanify.read, write and grow work at its depth"
+                )
+        return ""
 
     def tokens(self, shape: Architecture) -> list[int]:
         """The number of tokens N of A in each stage."""
@@ -114,7 +138,7 @@ class LiveModel:
         return counting.parameters(nn.ModuleList(modules))
 
 
-def _describe_failure(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:
+def _describe_wrong_rows(located_model: LocatedModel, shape: Architecture, error: BaseException) -> str:
     """An error message for a model that runs in its own shape only, with the rows of `families` that may be wrong."""
     # the rows whose sizes the shape changed, in this order of suspicion
     size_rows, head_rows, all_rows = [], [], []
@@ -131,8 +155,8 @@ def _describe_failure(located_model: LocatedModel, shape: Architecture, error: B
     hint = '; if upstream makes a part for one head_dim, it needs constant = ["d"]' if size_rows else ""
     return (
         f"{located_model.architecture.source} runs as it stands, but not in another shape "
-        f"({format_error(error, 120)}): its code holds numbers that leanify does not follow, or a module outside of "
-        f"its blocks takes the states after certain ones. The row to correct is that of {names}{hint}"
+        f"({format_error(error, 120)}): its code holds numbers that leanify does not follow. The row to correct is "
+        f"that of {names}{hint}"
     )
 
 
