@@ -248,6 +248,15 @@ def test_methods_compete_without_more_heads(here: Path, capsys: pytest.CaptureFi
     assert "more heads" in capsys.readouterr().err
 
 
+def test_share_of_embeddings_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where what stays takes most of the budget; not where it hardly counts."""
+    original = resolve(str(here / "old"), here / "reviews", [])
+    for share in (0.5, 0.09):
+        candidates(Prices(original, Options(target_params=share)), ("free",))
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("so the blocks keep 4.1% of theirs; --count body" in said) == (share == 0.09), said
+
+
 def test_sample_counts_fit_the_time(here: Path, tmp_path: Path) -> None:
     """As many samples choose and judge as the time allows."""
     (tmp_path / "text.txt").write_text("".join(f"a warm film about dog {i}\n" for i in range(50_000)))

@@ -12,7 +12,7 @@ from leanify.carrying.rotation import widest_rotation
 from leanify.core.architecture import Architecture
 from leanify.core.errors import BudgetError, LeanifyError, ShapeError
 from leanify.core.terminal import note
-from leanify.core.units import format_count
+from leanify.core.units import format_count, format_share
 from leanify.profiling.price_list import PriceList
 from leanify.search import search
 from leanify.search.control import control
@@ -175,6 +175,17 @@ def candidates(prices: Prices, names: Sequence[str] = (), kind: str = "free") ->
             f"no candidate of {', '.join(candidate_names)} has a separate shape of at most "
             f"{format_count(prices.max_params)} parameters. A larger budget helps, and so does {free}"
         )
+
+    # of a small encoder most is embeddings: a share of all leaves its blocks less than half of that share
+    all_share = prices.limit / prices.baseline.params
+    block_share = (prices.limit - outside_params) / prices.baseline.params_body
+    if prices.options.count == "all" and original.fewer is None and block_share < all_share / 2:
+        note(
+            f"{format_count(outside_params)} of the {format_count(prices.baseline.params)} parameters are embeddings "
+            f"and heads and stay, so the blocks keep {format_share(block_share)} of theirs; --count body applies the "
+            "budget to the blocks alone"
+        )
+    # folders that the model's own library does not open by itself
     how = OPENERS.get(original.source.origin.library)
     openers = [one.name for one in several if one.name in needs_more]
     if openers and how is not None:
